@@ -95,7 +95,7 @@ class ExpectedUpdates:
         expected = self._newest.get((instruction.client_id, instruction.run_id))
         if expected is not None:
             self.arrived([expected.update_id])
-        # Its instruction may have passed before this process began.
+        # The update's instruction may have passed before this process began.
         self._settled(instruction.settle.update_id)
 
     def awaited(self, run_id: str) -> bool:

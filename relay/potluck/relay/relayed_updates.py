@@ -161,8 +161,8 @@ class RelayedUpdates:
         here = held_bytes(self._held.path(header.update_id))
         if expected is not None and header.offset <= here:
             return expected.expires
-        # Either its instruction passed before this process started, or it was delivered after its
-        # host asked for the received bytes. The coordinator can tell.
+        # Either the update's instruction passed before this process started, or the update was
+        # delivered after its host asked for the received bytes. The coordinator knows which.
         located = await self._upstream.locate(
             rpc.LocateUploadRequest(
                 update_id=header.update_id,

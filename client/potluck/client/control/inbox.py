@@ -148,7 +148,7 @@ class Instructions:
             self._stop(instruction_id)
         self._updates.drop_rounds(run_id=run_id, client_id=client_id, through=instruction.round)
         settle = instruction.settle
-        # If it can't be written now, the instruction for the next training reports it again.
+        # If the outcome can't be written now, the next training's instruction reports it again.
         with contextlib.suppress(StorageError):
             self._states.settle(run_id, client_id, settle.update_id, included=settle.included)
 
@@ -198,7 +198,7 @@ class Instructions:
             answer = self._failed(
                 instruction, storage_error(Path(error.filename or "a file"), error)
             )
-        except Exception as error:  # a plug-in may raise anything, and the host must live on
+        except Exception as error:  # a plug-in may raise anything, and the host must continue
             answer = self._failed(instruction, crashed(error))
             bound.debug("traceback", traceback="".join(traceback.format_exception(error)))
         finally:

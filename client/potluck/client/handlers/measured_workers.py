@@ -92,7 +92,7 @@ class MeasuredWorkers:
             memory = await self._trainers.run(measure)
         except RoundClosedError:
             raise
-        except PotluckError as error:  # the training itself reports it; don't store it
+        except PotluckError as error:  # don't store a choice; the training itself reports the error
             log.warning("what a training takes of a GPU is not measured", why=error.message)
             return chosen_workers(subject, None, lanes=lanes, most=self._most)
         choice = chosen_workers(subject, memory, lanes=lanes, most=self._most)

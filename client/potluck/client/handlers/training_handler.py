@@ -88,7 +88,7 @@ async def train(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
             kept = await _make_update(context, active)
         if instruction.train.HasField("before_upload"):
             return _offer(context, instruction, kept)
-        if kept.offer:  # without an offer, it was already logged
+        if kept.offer:  # without an offer, the update has already been logged
             _note(context, instruction, kept)
         context.log.move(update_id, InstructionStage.UPLOADING)
         if kept.encoding == SUM:
@@ -185,7 +185,8 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
     outcome = trained.outcome
     if outcome.kept:
         context.states.pend(instruction.run_id, instruction.client_id, instruction.id)
-    # Speed discloses the number of samples, so no metrics for masked or inexact trainings.
+    # Speed would disclose the number of samples: no metrics unless that number is disclosed
+    # exactly.
     if trained.file is not None and weighting is Weighting.EXACT:
         context.metrics.trained(outcome.seen, outcome.seconds, outcome.loss)
     report = trained.report(weighting)
@@ -350,7 +351,7 @@ def _begin_keeping(context: HandlerContext, instruction: rpc.Instruction) -> Map
     unknown = sorted(set(work.kept.purposes) - PURPOSES)
     if unknown:
         raise ProtocolVersionError(
-            f"this host's software keeps nothing for '{unknown[0][:40]}'; update it"
+            f"this host's potluck can't keep a state for '{unknown[0][:40]}'; upgrade potluck"
         )
     return context.states.begin(
         instruction.run_id,

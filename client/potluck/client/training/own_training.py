@@ -422,7 +422,7 @@ def _reporter(
             samples=weighting.disclosed(contribution.samples),
             steps=contribution.steps if exact else 0,
             seconds=seconds,
-            loss=0.0 if loss is None and masked else loss,  # a masked sum needs a value
+            loss=0.0 if loss is None and masked else loss,  # a masked sum needs a number here
             reports=contribution.reports,
             measures=contribution.measures if exact else {},
         )

@@ -109,7 +109,7 @@ class _Adding(_Running):
 
     def __init__(self, context: CorrectionContext) -> None:
         super().__init__(context)
-        self._received = []  # not needed
+        self._received = []  # this variant does not need the received tensors
         self._sums, self._steps = self._zeros(), 0
 
     def correct(self) -> None:

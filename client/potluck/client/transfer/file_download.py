@@ -111,7 +111,7 @@ class FileDownloads:
             return self._receiver(path, header)
 
         held = held_bytes(path)
-        offset = held if held < size else 0  # nothing is left to request at the end
+        offset = held if held < size else 0  # if no bytes are left to request, begin at 0
         await self._link.stores.fetch(url, begin, offset=offset)
         route.worked()
 

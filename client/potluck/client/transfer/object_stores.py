@@ -148,7 +148,7 @@ class FileRoute:
         self._straight = False
         self._may_be_straight = False
         self._failures = 0
-        self._asked = ""  # the store that the attempt under way goes through
+        self._asked = ""  # address of the store that the current attempt uses
         self.distrust = False
         """True if a store has sent bytes that don't match the file's digest."""
 

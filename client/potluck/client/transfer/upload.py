@@ -40,8 +40,8 @@ def may_help_to_retry(error: PotluckError) -> bool:
     """
     if isinstance(error, TooLargeError):
         return False
-    # NotFoundError: a coordinator that was restarted may know the run only a moment later. The
-    # base class: the coordinator failed unexpectedly.
+    # NotFoundError: a restarted coordinator may know the run only a moment later. PotluckError
+    # itself: the coordinator failed unexpectedly.
     passing = (UnreachableError, TransferError, StorageError, NotFoundError)
     return isinstance(error, passing) or type(error) is PotluckError
 

@@ -348,7 +348,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
 
     def _observe(self, phase: str, seconds: float, dropped: int) -> None:
         sums = self._run.services.sums
-        if sums is not None and phase != "uploading":  # mostly training, measured by rounds
+        if sums is not None and phase != "uploading":  # mostly training, which rounds measure
             sums.observe(phase, seconds, dropped)
 
     def _left(self, client: str, why: str) -> None:

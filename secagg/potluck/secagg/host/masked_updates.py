@@ -119,7 +119,7 @@ def write_noisy(
     names = {BODY, HEAD} | ({WITHIN} if noise.counts else set())
     plain = header.weight_bound == 1 and {each.name for each in header.lanes} == names
     require(plain, Rule.POLICY, "updates with noise have equal weights and no auxiliaries")
-    if noise.counts:  # one vector with one kind of noise
+    if noise.counts:  # the count gets the same noise as the parameters
         alike = replace(header.lane(WITHIN), name=BODY, length=lane.length) == lane
         require(alike, Rule.POLICY, "the count is not on the grid of the update")
     vector = np.zeros(lane.length, np.float32) if update is None else update.body

@@ -177,7 +177,7 @@ class SumSessions:
             step = client.refuse(live.session, broken)
             await self._take(name, live, step)
             self.appointments.close(update_id, step.replies)
-            await appointment.said.wait()  # send the reason before the failure
+            await appointment.said.wait()  # first send the coordinator the reason, then raise
             raise
         if live.session.masking is not masking:
             raise RoundClosedError("the secure sum that the update was for has been given up")
@@ -209,7 +209,7 @@ class SumSessions:
         return Expectation(
             within=within,
             purpose=Purpose.HISTOGRAM,
-            # Without the task's name: the same data under another name is the same input.
+            # Omit the task's name: the same data under another name is the same input.
             input_id=f"labels/epoch {self.policy.data_epoch}",
             lengths={COUNTS: len(counts)},
         )

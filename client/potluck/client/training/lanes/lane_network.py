@@ -131,7 +131,7 @@ class LaneNetwork:
             if layer.bias is not None:
                 self.names.append(f"{name}bias")
         self._places.append(_LanePlace(make, begin, len(self.names), by_lane))
-        if type(layer) is not nn.Flatten:  # it passes on what it gets
+        if type(layer) is not nn.Flatten:  # Flatten returns a view of its inputs
             self._fresh = type(layer) in _FRESH
 
     def _maker(self, layer: nn.Module) -> _Maker:

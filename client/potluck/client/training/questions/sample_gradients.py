@@ -25,7 +25,7 @@ def sample_gradients(model: nn.Module) -> tuple[Rows, int]:
     numbers = max(1, sum(each.numel() for each in trained.values()))
 
     def rows(inputs: Tensor, labels: Tensor) -> Tensor:
-        # Read again: the caller moves the model to its device in between.
+        # Read the parameters at each call: the caller moves the model to its device before.
         moved = {name: p.detach() for name, p in model.named_parameters()}
         fixed = {name: each for name, each in moved.items() if name not in trained}
         fixed |= {name: each.detach() for name, each in model.named_buffers()}

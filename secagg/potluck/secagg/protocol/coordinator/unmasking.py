@@ -166,7 +166,7 @@ def _rebuild(
     secret. The secret is None if no choice of shares gives one.
     """
     threshold = roster.header.threshold
-    # Use the shares of holders that are already suspects last.
+    # Use shares of holders that are already suspects only after all others.
     holders = sorted(shares, key=lambda number: (number in suspects, number))
     for attempt, chosen in enumerate(_choices(holders, threshold)):
         used = {number: shares[number] for number in chosen}

@@ -76,7 +76,7 @@ def superseded(
         alike = other.purpose is header.purpose and other.model_digest == header.model_digest
         if not alike or not keeps_to_one_set(other, policy):
             continue
-        # A coordinator has one sum of counts at a time, over all its runs.
+        # A coordinator runs only one sum of counts at a time, for all its runs together.
         ends = other.run == header.run or header.purpose is Purpose.HISTOGRAM
         require(
             ends or other.expires_at <= now.timestamp(),

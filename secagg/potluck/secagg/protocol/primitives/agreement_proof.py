@@ -64,7 +64,7 @@ def prove_agreement(
     scalar = _clamped(private.private_bytes_raw()) % _ORDER
     if not _equal(_times(scalar, _GENERATOR), mine):
         scalar = _ORDER - scalar
-    # Compute in the subgroup of prime order, where X25519's clamped numbers lead anyway.
+    # Compute in the subgroup of prime order: X25519's clamped numbers lead to it in any case.
     agreed = _times(scalar * pow(_COFACTOR, -1, _ORDER), base)
     point = _compressed(agreed)
     nonce = int.from_bytes(random(_NONCE_BYTES), "little") % _ORDER

@@ -96,7 +96,7 @@ def circulant_is_safe(clients: int, colluding: int, degree: int, threshold: int)
     The second bound has not been reviewed by others.
     """
     least = _least_safe_threshold(clients, colluding, degree)
-    # A higher threshold keeps both conditions.
+    # If both conditions hold for a threshold, they hold for any higher one.
     return least is not None and least <= threshold <= degree + 1
 
 
