@@ -113,7 +113,7 @@ class OpenPages:
         await self._read(f"/api/events?run={self._run_id}")
 
     async def _ask(self) -> None:
-        """Request the disclosures, as often as `refresh.js` does while rounds are committed."""
+        """Request the disclosed label counts in a loop, at the interval of `refresh.js`."""
         while True:
             await self._read(f"/api/runs/{self._run_id}/disclosed")
             await asyncio.sleep(_REFRESH_SECONDS)
@@ -220,7 +220,9 @@ def cost(blocks: Sequence[Sequence[float]]) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the page costs.")
+    parser = argparse.ArgumentParser(
+        description="Measure the first paint, and rounds with and without open pages."
+    )
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--clients-per-round", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=60)

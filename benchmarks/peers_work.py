@@ -50,7 +50,8 @@ class Measurement:
 
 
 class Notes:
-    """Notes that a system's apps write: one JSON object per line, with a monotonic time."""
+    """The log written by the apps of a compared framework: one JSON object per line, with a time
+    of the monotonic clock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -283,7 +283,7 @@ def arguments() -> argparse.Namespace:
         "--environments",
         type=Path,
         default=Path("~/.cache/potluck-peers"),
-        help="folder of the peers' virtual environments (default: %(default)s)",
+        help="folder of the other frameworks' virtual environments (default: %(default)s)",
     )
     parser.add_argument("--timeout", type=float, default=900.0, help="maximum seconds per turn")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

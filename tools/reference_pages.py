@@ -266,9 +266,8 @@ def _accepted(strategy: str, parts: Mapping[str, str]) -> bool:
 def _masked(group: str, name: str) -> str:
     if group == plugins.STRATEGIES:
         return _compatibility()[name][-1]
-    added = (
-        "added = 2\n" if name == "dc-exhaustive" else ""
-    )  # with more, there are too many subsets
+    # With more than 2 added clients, `dc-exhaustive` would have too many subsets to try.
+    added = "added = 2\n" if name == "dc-exhaustive" else ""
     try:
         draw_up(f'{_MASKED}[selector]\nname = "{name}"\n{added}', source="run file")
     except ConfigurationError as error:

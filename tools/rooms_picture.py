@@ -56,7 +56,7 @@ class Package:
 
 
 def package_folders() -> list[Path]:
-    """Return the packages with subpackages; generated stubs are excluded."""
+    """Return the folders of packages that contain subpackages, without the generated stubs."""
     return sorted({room.parents[1] for room in HOUSE.glob("*/potluck/*/*/__init__.py")})
 
 

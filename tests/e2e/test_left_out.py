@@ -156,7 +156,7 @@ async def test_a_policy_that_refuses(federation: Federation) -> None:
         path.write_text(before)
 
 
-async def test_too_few_that_are_left_end_the_run_and_a_resume_goes_on(
+async def test_too_few_remaining_clients_fail_the_run_and_it_can_be_resumed(
     federation: Federation,
 ) -> None:
     async with odd_host(federation, PYTHONPATH=""):

@@ -161,8 +161,8 @@ def _options_of(plugin: object) -> dict[str, object]:
                 break
         else:
             raise PluginError(
-                f"{type(plugin).__name__} does not store its option '{name}'; give a table "
-                '{"name": ..., OPTION: VALUE} instead of the object',
+                f"{type(plugin).__name__} has no attribute '{name}' with its option's value; pass "
+                'a table {"name": PLUG-IN, OPTION: VALUE} instead of the object',
                 name=name,
             )
         if parameter.default is parameter.empty or value != parameter.default:

@@ -202,15 +202,15 @@ class EvaluationSettings(_Place):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings(_Place):
-    """The circumstances of a training.
+    """The settings of one training of a trainer.
 
     training: the run's `[training]` table; a trainer uses the settings that apply to it. round:
     number of the round, from 1. seed: seed of everything random in the training; the global
     generators of `random`, numpy and torch were also seeded with it. client: client on whose data
     the model is trained. device: "cpu" or "cuda:N". reports: the numbers that the run's selector
-    requests. privacy: settings of a training with noise, for trainers with the capability
-    `privacy`; None without noise. In a training with noise, the seeds come from the operating
-    system.
+    requests. privacy: settings of a differentially private training, for trainers with the
+    capability `privacy`; None without noise. In a private training, `seed` and the seeds of the
+    global generators come from the operating system.
     """
 
     training: LocalTraining

@@ -1,20 +1,23 @@
-"""The filter that keeps a client's trainings within its owner's ε, whatever the coordinator does.
+"""The filter that keeps a client's trainings within the limit ε that the client's owner set.
+
+The limit holds whatever the coordinator does.
 
 A coordinator chooses each training after it has seen the results of earlier ones, so the number of
-trainings and their parameters are adaptive. At each order α, the sum of the events' Rényi
-divergences bounds the divergence of the adaptive composition. This holds as long as the sum stays
-below a bound that was fixed in advance (Feldman & Zrnic, NeurIPS 2021; Lécuyer 2021).
+trainings and their parameters are adaptive. Each training is an event. At each Rényi order α, the
+sum of the events' divergences bounds the divergence of the adaptive composition. This holds as long
+as the sum stays below a bound that was fixed in advance (Feldman & Zrnic, NeurIPS 2021; Lécuyer
+2021).
 
-The filter admits an event if at least one of K orders stays below its bound. Which order that is
-depends on the results. So each order gets δ/K, and a union bound over the orders gives (ε, δ) for
-the whole. The bound of an order follows from the conversion of Canonne, Kamath & Steinke (2020,
-Proposition 12), which `dp-accounting` uses too:
+The filter uses K orders. It admits an event if the sum of at least one order stays below that
+order's bound. Which order that is depends on the results. So each order gets δ/K, and a union bound
+over the orders gives (ε, δ) for the whole. The bound of an order follows from the conversion of
+Canonne, Kamath & Steinke (2020, Proposition 12), which `dp-accounting` uses too:
 
     ε ≥ ρ + log(1 - 1/α) + (log(K/δ) - log α)/(α - 1)
 
 The conversion ε ≥ ρ + log(1/δ)/(α - 1) is older and looser. The newer one gains about as much as
-the union bound costs. `dp-accounting` has a special case for tiny divergences. It is not used here,
-since it does not bound the parts of a distribution that the union bound adds up.
+the union bound costs. `dp-accounting` has a special case for tiny divergences, which is not used
+here. The special case bounds a whole distribution, but the union bound needs a bound for each part.
 """
 
 from __future__ import annotations

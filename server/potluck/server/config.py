@@ -193,7 +193,7 @@ class CoordinatorConfig(Settings):
         default=False,
         description="True if the coordinator's operator does not hold the federation root. Only\n"
         "then do secure sums protect against a dishonest coordinator. The setting\n"
-        "changes only what reports and audits state.",
+        "changes only the wording of reports and audits.",
     )
     revoked: Path | None = Field(
         default=None,

@@ -289,11 +289,12 @@ class Strategy(Plugin):
         return State()
 
     def broadcast(self, state: State) -> Mapping[str, Weights]:  # noqa: ARG002  part of the seam
-        """Return the auxiliaries sent to all clients of the next cohort, by name."""
+        """Return the auxiliary weights sent to all clients of the next cohort, by name."""
         return {}
 
     def personal(self, state: State, client: str) -> Mapping[str, Weights]:  # noqa: ARG002  as above
-        """Return the auxiliaries sent to this client only, by name; empty if there are none."""
+        """Return the auxiliary weights sent to this client only, by name; empty if there are
+        none."""
         return {}
 
     @abstractmethod

@@ -76,7 +76,7 @@ def test_a_wrong_option_is_refused_as_in_the_federation() -> None:
 
 
 def test_an_object_that_forgets_its_options_is_refused() -> None:
-    with pytest.raises(PluginError, match="does not store its option 'step'"):
+    with pytest.raises(PluginError, match="has no attribute 'step' with its option's value"):
         SessionPlugins().table(SELECTORS, Forgetful(3))
 
 

@@ -91,7 +91,7 @@ class _Running:
             zip(self._names, self._changes(normalizer), strict=True)
         ):
             send[name] = change
-            # Add the sent change, so that the kept c_k sum to the coordinator's total.
+            # Add the change as sent, so that the clients' c_k add up to the coordinator's sum.
             keep[name] = self._own[index] + send[name]
         kept: dict[str, Tensors] | None = {CONTROL: keep} if self._keeps else None
         return CorrectionOutcome(send={CONTROL: send}, keep=kept)

@@ -320,9 +320,10 @@ class TaskTraining(ABC):
         *,
         trained: bool = False,
     ) -> QuestionContext:
-        """Return the inputs of a client's answer; files: the model's, if the question needs one.
+        """Return what a client needs to answer a question.
 
-        trained: True if the answer is about the model after the last training.
+        files: files of the model; None if the question needs no model. trained: True if the answer
+        is about the model after the last training.
         """
 
     def local_update(

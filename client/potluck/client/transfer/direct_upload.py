@@ -107,7 +107,7 @@ class DirectUpload:
             return None
         if answer.received != until:
             raise TruncatedError(
-                f"the coordinator has {answer.received} bytes of a file that was sent up to {until}"
+                f"the coordinator received {answer.received} bytes of a file, but {until} were sent"
             )
         seconds = time.monotonic() - begun
         pieces.confirmed(until - offset, seconds - min(seconds, max(0.0, answer.waited_seconds)))

@@ -1,7 +1,7 @@
 """Settings of the triplet estimate, which the coordinator sends to clients.
 
-The estimate is that of FedDiverse (§4, Alg. 2–4). Values marked "ours" were chosen for Potluck,
-because the paper does not specify them.
+The estimate is that of FedDiverse (§4, Alg. 2–4). Descriptions name the values that the
+paper does not specify.
 """
 
 from __future__ import annotations
@@ -57,13 +57,14 @@ class TripletSettings(Settings):
         gt=0,
         allow_inf_nan=False,
         description="Learning rate of both trainings; small, because the paper starts from a\n"
-        "network pre-trained on ImageNet. The optimiser is ours: SGD without momentum.",
+        "network pre-trained on ImageNet. The paper names no optimiser; Potluck\n"
+        "uses SGD without momentum.",
     )
     attribute_learning_rate: float | None = Field(
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="Learning rate of the attribute head, if it differs; ours. A randomly\n"
+        description="Learning rate of the attribute head. Not in the paper, but a randomly\n"
         "initialised head hardly learns in 10 steps of 0.001\n"
         "(docs/research/triplet-estimate.md). Unset: learning_rate.",
     )
@@ -72,7 +73,8 @@ class TripletSettings(Settings):
     )
     head: Literal["random", "zero"] = Field(
         default="random",
-        description="Initial weights of the attribute head; ours: random, as is usual for layers.",
+        description="Initial weights of the attribute head. The paper does not specify them;\n"
+        "random is usual for layers.",
     )
 
 

@@ -104,9 +104,9 @@ NAMES = tuple(_PARTITIONS)
 
 
 def interaction_matrices(name: str) -> NDArray[np.int64]:
-    """Return the interaction matrices of a partition's clients: K × classes × 2.
+    """Return the sample counts of K clients by class and attribute: K × classes × 2.
 
-    Raises ConfigurationError for an unknown name.
+    name: name of the partition. Raises ConfigurationError if it is unknown.
     """
     partition = _PARTITIONS.get(name)
     if partition is None:

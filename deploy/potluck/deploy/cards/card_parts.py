@@ -53,7 +53,7 @@ class CardClient(CardPart):
     software: list[str] = Field(description="Releases of Potluck that its hosts ran.")
     epsilon: float = Field(description="Total privacy loss ε of its noisy disclosures.")
     update_epsilon: float | None = Field(
-        default=None, description="Privacy loss ε of its updates in the run; null if unknown."
+        default=None, description="Privacy loss ε of the client's updates; null if unknown."
     )
 
 

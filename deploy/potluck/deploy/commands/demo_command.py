@@ -182,7 +182,7 @@ def workers_of_host(device: str, clients: int, hosts: int) -> int:
     The hosts share this machine's processors and memory equally; the number is limited by these
     and by the clients per host. It is 1 if there may be a GPU, which the workers would also share.
     """
-    from potluck.client.training.processes.worker_count import automatic  # a demo alone needs it
+    from potluck.client.training.processes.worker_count import automatic  # only `demo` needs it
 
     if device != "cpu":
         return 1

@@ -265,8 +265,8 @@ def check_request(identity: Identity, hosts: Sequence[str]) -> None:
     size = len(identity.uri())
     if size > MAXIMUM_URI_BYTES:
         raise ConfigurationError(
-            f"the clients of {role} {name!r} take {size} bytes, a certificate has room for "
-            f"{MAXIMUM_URI_BYTES}; number them and claim a range such as client-0:1999",
+            f"the client names of {role} {name!r} take {size} bytes, but a certificate holds at "
+            f"most {MAXIMUM_URI_BYTES}; number the clients and claim a range such as client-0:1999",
             bytes=size,
             maximum=MAXIMUM_URI_BYTES,
         )

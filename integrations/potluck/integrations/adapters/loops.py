@@ -106,6 +106,6 @@ class LoopTrainer(AdaptedTrainer):
         if several or len(self.measures) != 1:
             what = f"a {type(found).__name__} of {len(found)}" if several else "a number alone"
             names = ", ".join(f'"{name}": …' for name in self.measures)
-            raise TrainingError(f"{by} returned {what}; return its measures by name: {{{names}}}")
+            raise TrainingError(f"{by} returned {what}; return a dict of its metrics: {{{names}}}")
         by_name: dict[str, Any] = dict.fromkeys(self.measures, found)
         return self.over_samples(by_name, samples, by=by)

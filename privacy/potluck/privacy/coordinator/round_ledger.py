@@ -152,9 +152,9 @@ def divergences(events: Mapping[GaussianSteps, int]) -> tuple[float, ...]:
 
 
 def spent_by_client(state_directory: Path, run_id: str, delta: float) -> Mapping[str, float]:
-    """Return the ε that each client of a run has spent by sums with noise, by client.
+    """Return each client's privacy loss ε from the noisy sums of a run so far.
 
-    Clients that are in no sum are missing. Also while the run goes on; nothing is changed. Raises
+    Clients in no sum are omitted. Reads only, so it can be called during the run. Raises
     StorageError.
     """
     return RoundLedger(state_directory, run_id).spent(delta)

@@ -64,10 +64,10 @@ class _Lost:
 
 
 class MaskedSession(SumSession):
-    """One session, from invitation to its end.
+    """One session of secure aggregation, from invitation to end.
 
-    update_ids: id of each client's training. key_seconds: time for clients to send their keys; they
-    download the model first.
+    update_ids: id of each client's update. key_seconds: time limit for clients to download the
+    model and send their keys.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class MaskedSession(SumSession):
                 step.session, client, upload.word, at, upload_digest=upload.digest
             )
             if step.session.over or not isinstance(step.session.state, Uploading):
-                return step  # all others had left before
+                return step  # the other clients had left, so this upload ended the stage
         return without(step.session, absent) if absent else coordinator.close(step.session)
 
     def _hear(

@@ -111,7 +111,8 @@ class Commits:
     async def _record(self, row: RoundRow) -> None:
         """Record the rows of a round, and of the rounds before it that have no record."""
         run_id, number = row.key.run_id, row.key.round
-        if run_id not in self._rosters:  # if a backup was restored, later rounds are repeated
+        if run_id not in self._rosters:
+            # After a backup is restored, rounds are repeated: drop their outdated records.
             await asyncio.to_thread(self._records.drop_after, run_id, number)
         begin = number
         while begin > 1 and not self._records.has(run_id, begin - 1):

@@ -19,8 +19,8 @@ rest."""
 class Download:
     """The transfer of one file to one host.
 
-    counted: offset after the last counted byte. handed: offset after the last byte that was handed
-    to gRPC.
+    counted: offset up to which bytes are in the traffic counter. handed: offset up to which bytes
+    were passed to gRPC.
     """
 
     counted: int

@@ -119,9 +119,13 @@ TWO = {**MEASURES, "loss": Measure(label="loss")}
 @pytest.mark.parametrize(
     ("returned", "measures", "line"),
     [
-        (0.5, TWO, 'returned a number alone; return its measures by name: {"error": …, "loss": …}'),
-        ((0.5, 1), TWO, "returned a tuple of 2; return its measures by name: "),
-        ([0.5], MEASURES, 'returned a list of 1; return its measures by name: {"error": …}'),
+        (
+            0.5,
+            TWO,
+            'returned a number alone; return a dict of its metrics: {"error": …, "loss": …}',
+        ),
+        ((0.5, 1), TWO, "returned a tuple of 2; return a dict of its metrics: "),
+        ([0.5], MEASURES, 'returned a list of 1; return a dict of its metrics: {"error": …}'),
         ({"error": (3.0, 4)}, MEASURES, "returned a tuple as measure 'error'; return a number, or"),
         (torch.zeros(2), MEASURES, "returned a Tensor as measure 'error'; return a number, or"),
     ],

@@ -239,7 +239,7 @@ def test_a_sender_and_its_accuser_may_be_on_one_host() -> None:
     assert run.session.aborted.conviction == Conviction("f", "a")
 
 
-def test_nobody_accuses_those_it_is_no_neighbour_of() -> None:
+def test_a_client_that_accuses_a_non_neighbour_is_rejected() -> None:
     policy = ClientPolicy(
         least_hosts=5, colluding_hosts=0, circulant=True, disclosures=frozenset({"cells"})
     )

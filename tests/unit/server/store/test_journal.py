@@ -106,7 +106,7 @@ def test_what_is_noted_and_not_there_is_lost(
     assert [(each.run_id, each.committed, each.lost) for each in found.values()] == lost
 
 
-def test_a_loss_is_explained_in_one_line() -> None:
+def test_lost_rounds_are_explained_in_one_line() -> None:
     several = LostRounds(run_id="ab12", committed=3, lost=6).explain("/state/potluck.sqlite3")
     assert several.startswith("rounds 4 to 6 were committed but /state/potluck.sqlite3 ends with")
     assert "`potluck resume ab12`" in several

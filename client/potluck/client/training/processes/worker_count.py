@@ -68,7 +68,10 @@ def workers_on_cpu(config: ClientConfig) -> int:
 
 
 def most_on_gpu(config: ClientConfig) -> int:
-    """Return the maximum of worker processes per GPU, by the machine's processors and memory."""
+    """Return the maximum number of worker processes per GPU.
+
+    The machine's processors and memory limit it.
+    """
     devices = len(config.device.split(","))
     return automatic(
         -(-len(config.client_ids()) // devices),

@@ -116,7 +116,7 @@ def test_a_set_needs_no_consent_of_those_who_are_in_another() -> None:
     assert not set("abcde") & set(many.total_clients())
 
 
-def test_sums_of_other_models_epochs_and_with_noise_are_others() -> None:
+def test_another_set_may_be_summed_for_another_model_or_with_noise() -> None:
     first = sessions(ALL, purpose=Purpose.UPDATE).finish()
     other = sessions("abcde", first, purpose=Purpose.UPDATE, model_digest=bytes([1] * 32))
     assert other.finish().refusals == {}

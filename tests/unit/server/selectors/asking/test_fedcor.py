@@ -128,7 +128,7 @@ def through_rounds(selector: FedCor, rounds: int) -> list[tuple[list[int], list[
     return found
 
 
-def test_it_asks_in_uniform_rounds_and_after_them() -> None:
+def test_losses_are_requested_during_and_after_the_warm_up() -> None:
     found = through_rounds(FedCor(warm_up=3, refresh=3, steps=50), 9)
     assert [asked for *_, asked in found] == [12, 12, 12, 12, 0, 12, 12, 0, 12]
     said = [reasons[0].split(":")[0] for _, reasons, _ in found]
