@@ -1,8 +1,9 @@
 """The releases of a host's clients: stored for ever, and sent unchanged when requested again.
 
-Each client has one JSON file in the state directory's `disclosures`. A release is on disk, synced,
-before any of it is sent. So a process that is killed in between later sends the same release, not
-another draw of the noise. If these files are lost, the record of the spent budget is lost.
+Each client has one JSON file in the state directory's `disclosures`. A release is synced to disk
+before any part of it is sent. So a process that is killed before sending later sends the stored
+release, without a second draw of the noise. If these files are lost, the record of the spent budget
+is lost.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ or finished, so that every piece of work is done once.
        └──────────┴───────────┴─────────┴───────────┴─────→ DROPPED
 
 A dropped instruction starts again when the coordinator sends it again. So does an id that arrives
-with other work, from a coordinator that was restored from a backup. Only if the order to abandon an
-id arrives before its instruction, the instruction is refused, once.
+with other work, from a coordinator that was restored from a backup. An instruction is refused,
+once, if the order to abandon it arrived before it.
 """
 
 from __future__ import annotations

@@ -85,11 +85,11 @@ def train(
 
     `corrected`: the strategy's correction of the steps. `optimizer`: an optimiser to reuse, made
     for this model and these settings; it is restarted. `measures_losses`: True to sum up the losses
-    of the first pass. `received`: the trainable tensors as received, on the device, if training
-    starts from other weights; the objective may use them.
-    The same weights, data, settings, seed, device and number of threads give the same result, bit
-    for bit (on a GPU as far as the kernels that torch chooses allow). The device's global generator
-    is seeded, and restored afterwards, so only one training at a time may run on a device.
+    of the first pass. `received`: the trainable tensors from the coordinator, on the device, if
+    training starts from other weights; the objective may use them. The same weights, data,
+    settings, seed, device and number of threads give the same result, bit for bit (on a GPU as far
+    as the kernels that torch chooses allow). The device's global generator is seeded, and restored
+    afterwards, so only one training at a time may run on a device.
 
     Raises TrainingError if there is nothing to train on, the model fails or diverges, and
     RoundClosedError if cancelled.

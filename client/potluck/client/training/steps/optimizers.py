@@ -1,8 +1,8 @@
 """Optimisers of local training.
 
 The first `torch.optim.Optimizer` object in a process imports torch's compiler, which takes seconds.
-The functions that these classes call do not. So the optimisers here call these functions directly.
-A step is as fast as torch's own.
+The functions behind torch's optimisers don't import it. So the optimisers here call these functions
+directly. A step is as fast as with `torch.optim`.
 """
 
 from __future__ import annotations

@@ -236,9 +236,9 @@ class ClientSession:
 class ClientStep:
     """The outcome of a message.
 
-    entries: ledger entries; write them durably before `replies` are sent or, after a delivery,
-    before any byte of the masked vector is sent. repeated: True if the message had been answered
-    before; send the same replies again and do nothing else, above all don't mask another vector.
+    entries: ledger entries; sync them to disk before `replies` are sent or, after a delivery,
+    before any byte of the masked vector is sent. repeated: True if the message was answered before;
+    send `replies` again and do nothing else. Above all, don't mask another vector.
     superseded: ids of this client's other sessions to forget before `replies` are sent.
     """
 

@@ -1,13 +1,13 @@
 """A client's side of a session: a pure state machine.
 
-`begin` answers an invitation, `handle` every later message, and `uploaded` the client's own notice
-that it sends its masked vector. Each takes a session and returns a `ClientStep`: the next session,
-what to send, what to write into the ledger *before* anything is sent, and the refusal if a rule was
-broken. A breach ends the session: secrets are dropped, and the coordinator gets a signed refusal.
-This side has no clock, network or randomness of its own: they come with the `Situation`.
+`begin` answers an invitation, and `handle` every later message. Call `uploaded` when the client
+sends its masked vector. Each returns a `ClientStep`: the next session, the replies, the ledger
+entries to write *before* the replies are sent, and a refusal if a rule was broken. A broken rule
+ends the session: secrets are dropped, and the coordinator gets a signed refusal. This side has no
+clock or randomness: time and random bytes are in the `Situation`.
 
-A session is a value. Keep the newest and drop older ones: a client that returns to an older session
-and answers differently breaks the protocol. The same message gets the same answer again.
+A session is an immutable value. Keep the newest and drop older ones: a client that returns to an
+older session and answers differently breaks the protocol. A repeated message gets the same answer.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 """The rule that an input without noise is summed over one set of clients at most.
 
-The same set is allowed again, with the same vector. Then the honest clients of two sets are either
-the same or disjoint, and no combination of sums describes fewer clients than one of the sums.
+A second sum over the same set is allowed, with the same vector. So the honest clients of any two
+sets are either equal or disjoint, and no combination of sums describes fewer clients than a single
+sum.
 
-A client that uploaded and was not asked for shares does not know whether it is in a sum. Before it
-uploads the same input again, that is settled in one of two ways. *Renunciation*: each advert lists
-the sessions over what may be the same input in which its client has given shares; it gives none in
-any other from then on. Once a quorum of the earlier session's clients has renounced it in this way,
-the remaining clients and the colluders are fewer than its threshold. *A certificate*: a quorum's
-consents name the set.
+A client that uploaded but was not asked for shares does not know if its upload is in a sum. It must
+find out before it uploads the same input again, in one of two ways. *Renunciation*: each advert
+lists the sessions, over possibly the same input, in which its client has given shares. From then on
+the client gives no shares in any unlisted earlier session. Once a quorum of an earlier session's
+clients has renounced it in this way, the remaining clients and the colluders are fewer than its
+threshold, so it can't end in a sum. *Certificate*: a quorum's consents name the set that was
+summed.
 """
 
 from __future__ import annotations
@@ -41,14 +43,17 @@ from potluck.secagg.protocol.wire.transcript import FederationRoot, Roster, surv
 def keeps_to_one_set(header: Header, policy: ClientPolicy) -> bool:
     """Return True if the clients of a session list the other sessions in which they gave shares.
 
-    False with noise, which is charged each time, and false if the sums protect no client.
+    False with noise, since each noisy sum costs budget. False also if the sums protect no client.
     """
     return header.noise is None and header.disclosure not in policy.unprotected
 
 
 def revealed_sessions(ledger: Ledger, header: Header, policy: ClientPolicy) -> tuple[bytes, ...]:
-    """Return the sessions that an advert lists: for updates of the same model, or for label counts
-    of any epoch, since other clients can't know which epochs this one has had."""
+    """Return the sessions that an advert lists.
+
+    For updates: those of the same model. For label counts: those of any data epoch, since other
+    clients don't know this client's epochs.
+    """
     model = header.model_digest.hex()
     return tuple(
         sorted(
@@ -68,8 +73,8 @@ def superseded(
     """Return the sessions to forget before the client answers a new one, whose advert renounces
     them.
 
-    others: this client's sessions under way. Raises BrokenRuleError (released) if one of them
-    belongs to another run.
+    others: headers of this client's sessions in progress. Raises BrokenRuleError (released) if one
+    of these sessions belongs to another run.
     """
     found = []
     for other in others:
@@ -131,7 +136,7 @@ def _certifies(
 ) -> bool:
     """Return whether a quorum signed this set.
 
-    Signers that are not in the roster, or have another member key since, don't count.
+    Signers that are not in the roster, or whose member key has changed since, don't count.
     """
     check_names(shown.clients, "a certified set's clients")
     check_names([each.client for each in shown.endorsements], "a certified set's endorsements")
@@ -186,9 +191,9 @@ def _check_settled(ledger: Ledger, header: Header, input_id: str) -> None:
 
 
 def _check_vector(ledger: Ledger, header: Header, input_id: str) -> None:
-    """Raise BrokenRuleError (released) if the input is in a sum as another vector.
+    """Raise BrokenRuleError (released) if the input is in a sum already, encoded as another vector.
 
-    Two sums over the same clients that differ in a setting can give a single sample away.
+    Two sums over the same clients that differ in a setting can disclose a single sample.
     """
     vector = vector_sha256(header).hex()
     for upload in ledger.summed(input_id):

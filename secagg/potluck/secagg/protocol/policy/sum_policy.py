@@ -46,11 +46,11 @@ class ClientPolicy:
     warning. colluding_hosts: hosts assumed to collude with the coordinator; ⌊(h − 1) / 3⌋ of a
     roster's h hosts if None. disclosures: the values of a header's `disclosure` that are allowed.
     unprotected: values for which the owner has switched off the rules on earlier sums. noisy:
-    values that require noise. one_set: whether an input goes without noise into one set of clients
-    only, and always as the same vector. runs_per_epoch, rounds_per_epoch: maximum numbers of runs
-    and of models for whose masked rounds updates of one data epoch are used.
-    largest_epsilon: maximum ε of one noisy sum. sensitivity: minimum sensitivity that its noise
-    must be made for: 1 if neighbouring data have one sample more or less, 2 if one sample is
+    values that require noise. one_set: True if an input without noise may be summed over one set of
+    clients only, always as the same vector. runs_per_epoch, rounds_per_epoch: maximum number of
+    runs, and of models, in whose masked rounds updates of one data epoch are used. largest_epsilon:
+    maximum ε of one noisy sum. sensitivity: minimum sensitivity that the noise must cover: 1 if
+    neighbouring data have one sample more or less, 2 if one sample is
     exchanged. circulant: True if the experimental graph is allowed.
     """
 
@@ -87,16 +87,16 @@ class ClientPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """Properties that a sum must have, by the task and data of the client invited to it.
+    """Properties that a sum must have, derived from the task and data of the invited client.
 
-    input_id: the client's own name for the vector that it will send, the same whenever it would
-    send the same vector, e.g. "labels/epoch 3"; releases are recorded under it. lengths: number of
-    words of each lane, by name. model_digest: digest of the model that an update starts from.
-    training_sha256: digest of everything that all clients of the sum compute alike.
-    settings_sha256: digest of the part of it that all rounds of a run share. data: version name of
-    the data that an update is made of; empty for label counts. header_fields: further fields of the
-    header that must have these values. within: the only clients that it may be summed with; None
-    for any.
+    input_id: the client's own name for the vector that it will send, e.g. "labels/epoch 3". Equal
+    vectors have equal names; releases are recorded under the name. lengths: number of words of each
+    lane, by name. model_digest: digest of the model that an update starts from.
+    training_sha256: digest of the parts of the training instruction that must be equal for all
+    clients of the sum. settings_sha256: digest of those parts that are equal in all rounds of a
+    run. data: version name of the data that an update is made of; empty for label counts.
+    header_fields: further fields of the header that must have these values. within: the only
+    clients that the sum may include; None for any.
     """
 
     purpose: Purpose

@@ -84,7 +84,7 @@ def derive(secret: bytes, salt: bytes, info: bytes) -> bytes:
 def pair_seed(secret: bytes, sharers_sha256: bytes, one: int, other: int, lane: str) -> bytes:
     """Return the seed of the mask between two clients, by their numbers, on a lane.
 
-    The digest of the set of sharers is the salt: another set gives unrelated masks.
+    The digest of the set of sharers is the salt, so different sets have unrelated masks.
     """
     low, high = sorted((one, other))
     return derive(secret, sharers_sha256, _info(_MASK_LABEL, low, high) + lane.encode())

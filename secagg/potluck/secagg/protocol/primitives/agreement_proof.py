@@ -1,12 +1,13 @@
 """A proof of the secret that two X25519 keys agree on; it does not disclose a private key.
 
-It discloses only the secret of one pair, which the holder of the other key knows already. With the
-whole private key, the shares that all other clients encrypted for it could be decrypted.
+The proof discloses only the secret of one pair of keys, which the holder of the other key knows
+already. If the private key itself were disclosed, the shares that all other clients encrypted for
+its owner could be decrypted.
 
 The proof is that of Chaum and Pedersen ("Wallet databases with observers", CRYPTO 1992) that two
-points have the same logarithm, made non-interactive as in RFC 9381, on the curve of RFC 8032, onto
-which RFC 7748 maps that of X25519. X25519 ignores signs and small subgroups: public keys are read
-as the point with an even x, and proofs are about eight times the other's.
+points have the same logarithm, made non-interactive as in RFC 9381, on the curve of RFC 8032; RFC
+7748 maps the curve of X25519 onto it. X25519 ignores signs and small subgroups. So a public key is
+read as the point with an even x, and a proof is about eight times the other's point.
 """
 
 from __future__ import annotations

@@ -52,10 +52,10 @@ def evaluate(secret: bytes, coefficients: Sequence[int], holders: Iterable[int])
 
 
 def combine(shares: Mapping[int, int]) -> bytes | None:
-    """Return the secret that shares, by holder's number, give; None if it has more than 32 bytes.
+    """Return the secret of these shares, by holder's number; None if it has more than 32 bytes.
 
-    All the shares are used: give exactly as many as the threshold. Wrong shares give a wrong
-    secret; check it against a commitment.
+    All given shares are used, so pass exactly `threshold` shares. Wrong shares give a wrong secret;
+    check the result against a commitment.
     """
     holders = tuple(sorted(shares))
     weights = lagrange_weights(holders, 0)

@@ -1,7 +1,8 @@
 """Evidence that a client sent a share that can't be decrypted.
 
-The accused has signed the encrypted share; the accuser discloses the secret that their two channel
-keys agree on, with a proof. So any party can try to decrypt the share, and no key is disclosed.
+The accused has signed the encrypted share. The accuser discloses the secret on which their two
+channel keys agree, with a proof. So any party can try to decrypt the share, and no key is
+disclosed.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ def gather_evidence(
     shares: Envelope,
     random: Random,
 ) -> Evidence:
-    """Return the accuser's evidence, after the accuser has received what the accused signed.
+    """Return the accuser's evidence. shares: the message that the accused has signed.
 
-    Raises BrokenRuleError unless the accused signed a share that can't be decrypted. If it signed a
-    valid one, the coordinator changed the share, and evidence would disclose the secret with an
-    honest client.
+    Raises BrokenRuleError unless the accused signed a share that can't be decrypted. If the accused
+    signed a valid share, the coordinator has changed it, and evidence would disclose the secret
+    shared with an honest client.
     """
     sealed = _signed_for(roster, accused, accuser, shares)
     other = roster.participants[accused].advert.channel_key

@@ -1,8 +1,8 @@
 """Messages as bytes, and back: protobuf, one serialisation for each message.
 
-A sender serialises once; those bytes are signed, hashed and kept. A receiver parses them only to
-read them, and refuses bytes that it would have serialised differently: unknown fields, fields out
-of order, defaults spelled out. So every message has exactly one form.
+A sender serialises a message once; these bytes are signed, hashed and stored. A receiver refuses
+bytes that it would have serialised differently: unknown fields, fields out of order, explicit
+defaults. So every message has exactly one form.
 """
 
 from __future__ import annotations

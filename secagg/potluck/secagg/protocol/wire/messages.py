@@ -186,8 +186,8 @@ class Advert:
     """A client's public keys for one session.
 
     revealed: the sessions with possibly the same input in which the client has given shares. By the
-    advert, the client promises that it has given shares in no other such session, and will give
-    shares in no other session than this.
+    advert, the client promises two things: it has given shares in no other such session, and from
+    now on it gives shares only in this session.
     """
 
     TYPE: ClassVar = MessageType.ADVERT

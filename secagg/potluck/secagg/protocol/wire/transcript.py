@@ -1,9 +1,10 @@
 """Signatures and digests of a session: over envelopes and sets of clients.
 
 Signatures are Ed25519 over `FLSA/1|TYPE`, a zero byte, the payload's length as 8 bytes,
-little-endian, and the payload as it was sent. Digests chain: the header's is in every advert, the
-roster's covers header and adverts, that of the sharers covers the roster, and the consent all of
-them with the set to be summed. So two parties with different views can't agree on a later message.
+little-endian, and the payload as it was sent. Digests form a chain. Every advert contains the
+header's digest. The roster's digest covers header and adverts, the sharers' digest covers the
+roster, and the consent covers all of these and the set to be summed. So parties with different
+views can't agree on a later message.
 """
 
 from __future__ import annotations
