@@ -17,8 +17,8 @@ import potluck.common.errors  # noqa: F401  # before grpc, which reads its setti
 hypothesis.settings.register_profile("potluck", deadline=None)
 hypothesis.settings.load_profile("potluck")
 
-# What a terminal, a continuous-integration service or a person has set for other programs would
-# change how wide and how coloured ours write, and where they look for settings.
+# Variables that a terminal, a CI service or a user has set. They would change the width and colours
+# of Potluck's output, and where Potluck looks for settings.
 _NOT_FOR_TESTS = (
     *("COLUMNS", "LINES", "TERMINAL_WIDTH", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
     *("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS"),

@@ -42,12 +42,12 @@ class Note:
     words: str
 
 
-def told(type: MessageType, words: str) -> Message:  # noqa: A002  # what it is
+def told(type: MessageType, words: str) -> Message:  # noqa: A002  # the protocol's word
     """Return a message from the coordinator to a client."""
     return Message(COORDINATOR, CLIENT, words, type)
 
 
-def sent(type: MessageType, words: str) -> Message:  # noqa: A002  # likewise
+def sent(type: MessageType, words: str) -> Message:  # noqa: A002  # the protocol's word
     """Return a message from a client to the coordinator."""
     return Message(CLIENT, COORDINATOR, words, type)
 

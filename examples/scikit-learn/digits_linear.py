@@ -74,7 +74,7 @@ class PartialFit(Trainer):
 
 
 def classifier_of(model: Model, learning_rate: float = 0.01, seed: int = 0) -> Any:
-    """A classifier with the weights of a model; `partial_fit` goes on from there."""
+    """Return a classifier with the weights of a model; `partial_fit` continues from them."""
     classifier: Any = SGDClassifier(
         loss="log_loss",
         learning_rate="constant",

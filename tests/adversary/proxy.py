@@ -29,7 +29,7 @@ from potluck.rpc.v1 import coordinator_pb2_grpc, transfer_pb2
 
 
 class Script:
-    """Changes to messages on their way; by default each is forwarded unchanged.
+    """Changes to forwarded messages; by default each is forwarded unchanged.
 
     A method returns the messages to forward in place of the given one, which it may modify.
     `host` is the host's id.
@@ -46,7 +46,7 @@ class Script:
     def model(
         self, host: str, frame: rpc.CoordinatorServiceFetchModelResponse
     ) -> Iterable[rpc.CoordinatorServiceFetchModelResponse]:
-        """A frame of a file on its way to a host."""
+        """Change a frame of a file that a host downloads."""
         return [frame]
 
     def upload(
@@ -138,7 +138,7 @@ class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
             streams.to_host.put_nowait(None)
 
     async def FetchModel(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """A file on its way down."""
+        """Forward a download, frame by frame."""
         host = _host_of(context)
         if request.blake3 in self.files:
             for part in _frames(request.blake3, self.files[request.blake3], request.offset):
@@ -152,7 +152,7 @@ class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
             await _refuse(context, error)
 
     async def SubmitUpdate(self, request_iterator: Any, context: Any) -> Any:
-        """An update on its way up."""
+        """Forward an upload, frame by frame."""
         host = _host_of(context)
 
         async def frames() -> AsyncIterator[rpc.SubmitUpdateRequest]:

@@ -120,7 +120,7 @@ def without_noise(work: rpc.Train) -> None:
 
 
 async def refused(scene: Scene, script: Script, run_file: str = MASKED) -> list[str]:
-    """The failures that hosts told, where the round has no sum and no client is in one."""
+    """Return the failures that hosts reported; check that no sum was released."""
     scene.liar.script = script
     row = await scene.federation.finished(run_file)
     assert row.state is RunState.FAILED

@@ -104,7 +104,7 @@ class Slander(Malicious):
 
 
 class Damaging(Script):
-    """Coordinator that damages a share on its way, to receive evidence against an honest client."""
+    """Coordinator that damages a forwarded share, to get evidence against an honest client."""
 
     def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
         secure = message.instruction.secure

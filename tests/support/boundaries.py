@@ -169,7 +169,7 @@ class Kills:
             except AssertionError as error:
                 names = [path.name for path in left.glob("updates/*")]
                 raise AssertionError(f"{error}, still there: {names}") from None
-            assert not [*left.glob("fetched/*")], "of a file on its way something is left"
+            assert not [*left.glob("fetched/*")], "a partly fetched file is left"
 
     def _check_logs(self) -> None:
         files = self.federation.files

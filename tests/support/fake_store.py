@@ -81,7 +81,7 @@ def fake_store() -> Iterator[FakeStore]:
             self.send_header("Location", f"{store.origin}/elsewhere")
             self.end_headers()
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  likewise
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  name of the base class
             """Nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

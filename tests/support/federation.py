@@ -1,7 +1,7 @@
 """A federation of real processes that a test kills, stops and starts again.
 
-Its task, selector and strategy are those of `crash_plugins`, so that a test can say at which
-point of a round a process is to stop.
+Its task, selector and strategy are those of `crash_plugins`: a test names the point of a round at
+which a process must stop.
 """
 
 from __future__ import annotations
@@ -324,8 +324,8 @@ async def crash_federation(
     witnessed: str = "potluck-server",
     host: dict[str, Any] | None = None,
 ) -> AsyncIterator[Federation]:
-    """A federation under way. `coordinator`: settings of its configuration file. `root`: whether
-    it has one, so that its clients can sum securely. `disclosure`: what hosts allow beyond
+    """A running federation. `coordinator`: settings of its configuration file. `root`: True to
+    create a federation root, which secure sums need. `disclosure`: what hosts allow beyond
     questions. `witnessed`: see `Points.note_boundaries`. `host`: settings of the hosts' files."""
     options = DemoOptions(
         task="crash",

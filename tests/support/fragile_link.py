@@ -62,7 +62,7 @@ class FragileLink:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """End a connection without a goodbye, and with it what is still on its way."""
+    """Reset a connection; bytes in flight are lost."""
     found = writer.get_extra_info("socket")
     if found is not None:
         with contextlib.suppress(OSError):

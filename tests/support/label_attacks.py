@@ -37,8 +37,8 @@ class Told:
 
 @dataclass
 class Received:
-    """sums: sets and their exact sums, in order. told: distances. profiles: as they were disclosed,
-    by client. first: of each selection, the sum that was asked for first."""
+    """sums: sets of clients and their exact sums, in order. told: distances that clients reported.
+    profiles: disclosed counts by client. first: the sum requested first in each selection."""
 
     sums: list[tuple[frozenset[str], tuple[int, ...]]] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)

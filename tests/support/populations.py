@@ -187,7 +187,7 @@ def outcome(
     judgement: Judgement | None = None,
     **reports: ArrayLike,
 ) -> RoundOutcome:
-    """Everybody selected sent an update, a second after being told."""
+    """Return the outcome of a round in which every selected client sent an update after 1 s."""
     judgement = judgement or Judgement()
     return RoundOutcome(
         round=number,

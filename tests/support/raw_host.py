@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 60.0
 _METHOD = "/potluck.rpc.v1.CoordinatorService/"
 
 Refusal = tuple[grpc.StatusCode, str]
-"""Status and reason; the reason is empty where gRPC refused by itself."""
+"""Status and reason; the reason is empty if gRPC itself refused the call."""
 
 
 def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:

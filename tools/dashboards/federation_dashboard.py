@@ -213,7 +213,7 @@ FEDERATION = Dashboard(
                             "{{reason}}",
                         )
                     ],
-                    about="By reason. ROUND_CLOSED is what late updates are told.",
+                    about="By reason. Late updates get ROUND_CLOSED.",
                 ),
                 Panel(
                     title="Clients that failed",

@@ -82,7 +82,7 @@ ROUND = Dashboard(
                     queries=[
                         Query("sum by (direction) (potluck_transfers_in_flight)", "{{direction}}")
                     ],
-                    about="Files on their way, or waiting for their turn.",
+                    about="Files being transferred or queued.",
                 ),
                 Panel(
                     title="Transfers that broke off",

@@ -220,7 +220,7 @@ class Run:
             return None
         return self._background.call(self._follower.round(status.best.round))
 
-    def model(self, round: int = 0, *, best: bool = False) -> Any:  # noqa: A002  # what it is
+    def model(self, round: int = 0, *, best: bool = False) -> Any:  # noqa: A002  # the usual term
         """Return the task's network with the weights of a round; 0: the last committed round.
 
         best: use the round `best` instead. The result is a `torch.nn.Module` in evaluation mode, or
@@ -236,7 +236,7 @@ class Run:
             made = trained_model(path, found.origin.run_file, self._session, self._data)
         return made.network
 
-    def evaluate(self, round: int = 0, *, best: bool = False) -> ModelReport:  # noqa: A002  # likewise
+    def evaluate(self, round: int = 0, *, best: bool = False) -> ModelReport:  # noqa: A002
         """Measure a round's model on this machine, on its task's evaluation data, class by class.
 
         Raises ConfigurationError if the task has no such data on this machine or has its own
@@ -249,14 +249,14 @@ class Run:
             found = self._download(path, round, best=best, describe=False)
             return evaluated_model(path, found.origin.run_file, self._session, self._data)
 
-    def save(self, path: str | Path, round: int = 0, *, best: bool = False) -> Path:  # noqa: A002  # likewise
+    def save(self, path: str | Path, round: int = 0, *, best: bool = False) -> Path:  # noqa: A002
         """Write a round's weights and their origin to a safetensors file; return its path.
 
         Raises the errors of `model`.
         """
         return self._download(Path(path), round, best=best, describe=True).path
 
-    def card(self, round: int = 0, *, best: bool = False) -> ModelCard:  # noqa: A002  # likewise
+    def card(self, round: int = 0, *, best: bool = False) -> ModelCard:  # noqa: A002
         """Return the model card of a round; 0: the last committed round.
 
         The card lists the run file, cohorts, versions of data and software, metrics and the privacy

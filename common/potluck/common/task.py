@@ -119,7 +119,7 @@ class Task(Plugin):
     def evaluation_data(self, data: Path | None) -> Any:
         """Return the coordinator's own held-out samples; None if it has none."""
 
-    def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002  part of the seam
+    def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002  for subclasses
         """Return public inputs without labels, n × …, on the coordinator; None if there are none.
 
         Public inputs belong to no client, and are not part of the evaluation data.

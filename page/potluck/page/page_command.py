@@ -48,11 +48,11 @@ def _page(
 ) -> None:
     """Show runs, hosts and clients in the browser.
 
-    A small web server on this machine asks the coordinator with your certificate; the coordinator
-    opens no port for it, and other machines can't reach it. The printed address opens the page
-    once: a new one is printed when it was used. On a machine without a browser, forward the port:
-    `ssh -L 8800:127.0.0.1:8800 MACHINE` and `potluck page --port 8800 --no-open` there. Ctrl-C
-    ends it; runs go on.
+    A small web server on this machine sends requests to the coordinator with your certificate. The
+    coordinator opens no port for it, and other machines can't reach it. The printed address works
+    once; after its use, the command prints a new one. On a machine without a browser, forward the
+    port: `ssh -L 8800:127.0.0.1:8800 MACHINE`, and run `potluck page --port 8800 --no-open` there.
+    Ctrl-C ends the web server; runs continue.
 
     ```console
     potluck page

@@ -52,7 +52,7 @@ class PageGuard:
         await answer(scope, receive, send_with_headers)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """Return the guard's own response; None if the request goes on to the application."""
+        """Return the guard's own response; None if the application handles the request."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if not is_loopback(host):

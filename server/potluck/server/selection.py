@@ -441,7 +441,7 @@ class Selector(Plugin):
     """Number of the cohort's clients that are chosen step by step; the other clients are drawn
     uniformly before."""
 
-    def everybody(self, round_number: int) -> bool:  # noqa: ARG002  part of the seam
+    def everybody(self, round_number: int) -> bool:  # noqa: ARG002  for subclasses
         """Return True if all available clients may train in a round, whatever the run's count.
 
         The `count` of the context is then the number of available clients. Not for masked rounds.
@@ -456,7 +456,7 @@ class Selector(Plugin):
         """
         return None
 
-    def init(self, population: Population) -> State:  # noqa: ARG002  part of the seam
+    def init(self, population: Population) -> State:  # noqa: ARG002  for subclasses
         """Return the state before round 1."""
         return State()
 
@@ -467,7 +467,7 @@ class Selector(Plugin):
 
     def judge(
         self,
-        state: State,  # noqa: ARG002  part of the seam
+        state: State,  # noqa: ARG002  for subclasses
         facts: UpdateFacts,  # noqa: ARG002  likewise
     ) -> Judgement | Judging:
         """Return the judgement on a round's updates, or a generator that returns it.
@@ -478,19 +478,19 @@ class Selector(Plugin):
         """
         return Judgement()
 
-    def before_upload(self, classes: int) -> BeforeUpload | None:  # noqa: ARG002  part of the seam
+    def before_upload(self, classes: int) -> BeforeUpload | None:  # noqa: ARG002  for subclasses
         """Return the question that clients answer after training, of a kind in `asks_questions`.
 
         Return None if clients send their updates immediately.
         """
         return None
 
-    def spare(self, state: State, offers: Offers) -> Spared:  # noqa: ARG002  part of the seam
+    def spare(self, state: State, offers: Offers) -> Spared:  # noqa: ARG002  for subclasses
         """Return the clients that skip their upload. Called when all clients have answered or are
         lost."""
         return Spared(rows=np.zeros(0, dtype=np.int64), reasons=())
 
-    def observe(self, state: State, outcome: RoundOutcome) -> State:  # noqa: ARG002  part of the seam
+    def observe(self, state: State, outcome: RoundOutcome) -> State:  # noqa: ARG002  for subclasses
         """Return the state after a committed round. Called once for each committed round, in
         order."""
         return state

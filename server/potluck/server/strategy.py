@@ -248,7 +248,7 @@ class Strategy(Plugin):
 
     def review(
         self,
-        training: LocalTraining,  # noqa: ARG002  part of the seam
+        training: LocalTraining,  # noqa: ARG002  for subclasses
         weighting: Weighting,  # noqa: ARG002  likewise
     ) -> Sequence[str]:
         """Return remarks on a run, one sentence each. Called before the run starts.
@@ -259,7 +259,7 @@ class Strategy(Plugin):
         """
         return ()
 
-    def enrol(self, state: State, population: Population, seed: int) -> State:  # noqa: ARG002  part of the seam
+    def enrol(self, state: State, population: Population, seed: int) -> State:  # noqa: ARG002  for subclasses
         """Return the state for a round, once the clients' profiles are known.
 
         Called before clients are instructed, with the state after the last committed round. It may
@@ -267,7 +267,7 @@ class Strategy(Plugin):
         """
         return state
 
-    def part(self, state: State, client: str) -> int | None:  # noqa: ARG002  part of the seam
+    def part(self, state: State, client: str) -> int | None:  # noqa: ARG002  for subclasses
         """Return the number of the part of the model that a client must train, from 0; None for the
         whole model.
 
@@ -284,15 +284,15 @@ class Strategy(Plugin):
         layout of the tensors that clients receive.
         """
 
-    def init(self, model: Weights) -> State:  # noqa: ARG002  part of the seam
+    def init(self, model: Weights) -> State:  # noqa: ARG002  for subclasses
         """Return the state before round 1."""
         return State()
 
-    def broadcast(self, state: State) -> Mapping[str, Weights]:  # noqa: ARG002  part of the seam
+    def broadcast(self, state: State) -> Mapping[str, Weights]:  # noqa: ARG002  for subclasses
         """Return the auxiliary weights sent to all clients of the next cohort, by name."""
         return {}
 
-    def personal(self, state: State, client: str) -> Mapping[str, Weights]:  # noqa: ARG002  as above
+    def personal(self, state: State, client: str) -> Mapping[str, Weights]:  # noqa: ARG002  for subclasses
         """Return the auxiliary weights sent to this client only, by name; empty if there are
         none."""
         return {}

@@ -66,10 +66,10 @@ def _examples(seed: int, samples: int = 32) -> Examples:
 class Task:
     """Three classes; every client has its own 32 samples.
 
-    Points: `train-CLIENT` on hosts, `evaluate` on the coordinator, `forward` where the model is
-    evaluated. parameters: of the ballast. central: whether the coordinator evaluates, or else the
-    clients. unequal: each client has four times the samples of the one before. layered: whether the
-    model is layers in a row, so that clients can be trained in one batched step.
+    Points: `train-CLIENT` on hosts, `evaluate` on the coordinator, `forward` in the process that
+    evaluates the model. parameters: number of unused parameters. central: True if the coordinator
+    evaluates, False for the clients. unequal: True to give each client four times the samples of
+    the previous one. layered: True for a model of consecutive layers, which batched steps need.
     """
 
     parameters: int = 1000

@@ -79,7 +79,7 @@ class Descent(Trainer):
         if faulty == "names":
             model["spare"] = np.zeros(3, np.float32)
         if faulty == "nothing":
-            return None  # type: ignore[return-value]  # as somebody may forget
+            return None  # type: ignore[return-value]  # a mistake that plug-ins make
         name = "accuracy" if faulty == "undeclared" else "squared_error"
         total = float("inf") if faulty == "infinite" else total
         trainings = settings.folder() / "trainings"

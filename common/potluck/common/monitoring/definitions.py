@@ -273,7 +273,7 @@ SUMMED_UPDATES = _counter(
     "Updates in the sums that hosts sent.",
 )
 TRANSFERS_IN_FLIGHT = _gauge(
-    "potluck_transfers_in_flight", "Files on their way, or waiting for their turn.", DIRECTION
+    "potluck_transfers_in_flight", "Files being transferred or queued.", DIRECTION
 )
 TRANSFERS = _counter(
     "potluck_transfers_total", "Attempts to move a file.", DIRECTION, outcome(TransferOutcome)

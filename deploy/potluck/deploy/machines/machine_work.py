@@ -183,7 +183,7 @@ class MachineWork:
             try:
                 self._write_files(container, one)
                 if kind is StepKind.REFRESH and runs:
-                    return  # the program reads new certificates by itself
+                    return  # the running program reloads certificates
                 container.restart(timeout=STOP_SECONDS)
                 await_connected(container, one, seconds)
             except BaseException:

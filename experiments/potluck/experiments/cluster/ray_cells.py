@@ -35,7 +35,7 @@ PIECE_BYTES = 32 * 2**20
 """Size in bytes of a data file's pieces in Ray's object store."""
 
 END_SECONDS = 20.0
-"""Seconds that an actor has to end a cell's processes by itself."""
+"""Seconds that an actor has to end a cell's processes before the driver kills them."""
 
 _THREADS = 4
 """Threads of an actor: one runs a cell, one reports rounds, one can end the cell, one is spare."""

@@ -147,7 +147,7 @@ def experiment(
 
     Every cell is a federation of its own: a coordinator and some hosts with certificates, as they
     would be on many machines. Finished cells are kept: after Ctrl-C, a crash or a change of the
-    file, the same command runs what is missing, and goes on with cells that were under way.
+    file, the same command runs the missing cells, and resumes the unfinished ones.
 
     The folder gets `report.html`, `report.md`, `rounds.parquet` and `rounds.csv` (a row for each
     cell and round, the same whenever the experiment is run) and `timings.csv`.

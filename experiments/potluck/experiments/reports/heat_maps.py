@@ -43,7 +43,8 @@ Values = Mapping[tuple[str, str], float]
 class Panel:
     """A grid of numbers.
 
-    colours: in [-1, 1]; blue is above 0. texts: text of each cell. told: the cells with bold text.
+    colours: in [-1, 1]; blue is above 0. texts: text of each cell. told: cells with bold text:
+    they differ significantly from the baseline.
     """
 
     title: str

@@ -37,7 +37,7 @@ def dropout_cnn(channels: int = 1, classes: int = 10) -> nn.Module:
     The linear layers have 50 and `classes` outputs, with dropout (0.5) between.
 
     Distribution-controlled selection trains two convolutions and two linear layers with dropout on
-    MNIST. The widths are ours, since the paper gives none: 21,840 parameters.
+    MNIST. The paper gives no widths; these give 21,840 parameters.
     """
     return nn.Sequential(
         nn.Conv2d(channels, 10, 5),

@@ -57,16 +57,16 @@ class SpuriousTask(Task):
 
     @property
     def clients(self) -> int:  # type: ignore[override]  # follows from the options
-        """Number in the partition."""
+        """Number of clients in the partition."""
         return len(self.matrices())
 
     @property
-    def classes(self) -> int:  # type: ignore[override]  # likewise
-        """Number in the partition."""
+    def classes(self) -> int:  # type: ignore[override]  # follows from the options
+        """Number of classes in the partition."""
         return int(self.matrices().shape[1])
 
     @property
-    def groups(self) -> int:  # type: ignore[override]  # likewise
+    def groups(self) -> int:  # type: ignore[override]  # follows from the options
         """Number of groups: one per class and attribute."""
         return 2 * self.classes
 

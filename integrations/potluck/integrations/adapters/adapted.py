@@ -39,9 +39,9 @@ class AdaptedTrainer(Trainer):
 
     def __init__(self, measures: Mapping[str, Measure], *, private: bool = False) -> None:
         """private: True declares the capability `privacy`."""
-        self.measures = measures  # type: ignore[misc]  # other trainers declare theirs in the class
+        self.measures = measures  # type: ignore[misc]  # a class variable in other trainers
         if private:
-            self.capabilities = frozenset({Capability.PRIVACY})  # type: ignore[misc]  # likewise
+            self.capabilities = frozenset({Capability.PRIVACY})  # type: ignore[misc]
 
     def samples(self, data: Any) -> int:
         """Return the length of the loader's data set; 0 if it has none."""

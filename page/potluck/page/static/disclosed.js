@@ -34,7 +34,7 @@ export function mixCard() {
     const colours = classColours(mix.classes);
     const legend = mix.classes > 20 ? null : h("ul", { class: "legend" }, colours.map((colour, label) => h("li", {}, h("i", { style: { background: colour } }), label)));
     const partly = mix.disclosed < mix.clients ? ` of ${mix.disclosed} of ${mix.clients} clients` : "";
-    put(parts.caption, h("span", { class: "small soft" }, `Classes in what each cohort holds together, by the counts disclosed${partly}; at the right, all clients.`), legend);
+    put(parts.caption, h("span", { class: "small soft" }, `Classes in each cohort's combined data, from the disclosed counts${partly}; at the right, all clients.`), legend);
     parts.numbers.refresh();
     if (at !== null) at = Math.min(at, mix.rounds.length - 1);
     redraw();

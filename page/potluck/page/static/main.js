@@ -108,7 +108,7 @@ function connection(found) {
   else {
     put(banner, h("div", { class: "notice bad", role: "alert", id: "connection-trouble" },
       h("strong", {}, TITLES[found.trouble]), found.text,
-      found.trouble === "ended" ? null : " What is shown below is what was known before; the page goes on by itself."));
+      found.trouble === "ended" ? null : " The data below are from before; the page reconnects automatically."));
   }
 }
 

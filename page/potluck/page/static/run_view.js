@@ -1,4 +1,4 @@
-// One run: the round under way, its measures, who was picked, what that cost.
+// One run: the current round, metrics, selected clients and costs.
 
 import { get, post } from "./api.js";
 import { disclosedRefresh } from "./refresh.js";
@@ -73,14 +73,14 @@ export function showRun(place, { run: wanted, go, title }) {
     if (acting) return;
     const [question, words, yes] = what === "stop"
       ? ["Stop this run?", "The round under way is abandoned; the last committed model stays, and the run can be resumed.", "Stop the run"]
-      : ["Resume this run?", `It goes on after round ${run.status.committed}.`, "Resume the run"];
+      : ["Resume this run?", `The run continues after round ${run.status.committed}.`, "Resume the run"];
     if (!(await confirmed(question, words, yes))) return;
     acting = true;
     drawHead();
     try {
       await post(`/api/runs/${encodeURIComponent(run.status.run)}/${what}`);
       put(said);
-      say(what === "stop" ? "The run is stopped." : "The run goes on.");
+      say(what === "stop" ? "The run is stopped." : "The run continues.");
     } catch (error) {
       put(said, trouble(error));
     }

@@ -72,7 +72,7 @@ class UpdatePath(PathRules):
     def report(self, member: transfer_pb2.SumMember, /) -> UpdateReport:
         """Return the report about an update, with the numbers that the run uses."""
 
-    async def unable(self, clients: Sequence[str]) -> Mapping[str, str]:  # noqa: ARG002  part of the seam
+    async def unable(self, clients: Sequence[str]) -> Mapping[str, str]:  # noqa: ARG002  for subclasses
         """Return the clients that must not be selected any more, with the reasons.
 
         Called before each selection, with the clients that are available.

@@ -32,9 +32,9 @@ class Averaging(Strategy):
     def apply(
         self,
         state: State,
-        model: Weights,  # noqa: ARG002  part of the seam
+        model: Weights,  # noqa: ARG002  part of the interface
         combined: Weights,
-        context: RoundContext,  # noqa: ARG002  part of the seam
+        context: RoundContext,  # noqa: ARG002  part of the interface
     ) -> tuple[Weights, State]:
         """Return the mean as the next model."""
         return combined, state

@@ -62,7 +62,7 @@ class FedConcat(Averaging):
                 groups=self.groups,
             )
 
-    def init(self, model: Weights) -> State:  # noqa: ARG002  part of the seam
+    def init(self, model: Weights) -> State:  # noqa: ARG002  part of the interface
         """Return a state in which no client has a group."""
         return State(scalars={_ROUNDS: 0})
 

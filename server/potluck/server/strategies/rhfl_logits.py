@@ -80,7 +80,7 @@ class RHFLLogits(Averaging):
                 clients=self.clients,
             )
 
-    def enrol(self, state: State, population: Population, seed: int) -> State:  # noqa: ARG002  part of the seam
+    def enrol(self, state: State, population: Population, seed: int) -> State:  # noqa: ARG002  part of the interface
         """Assign the next members to clients that have none. Raises RunError if too few are
         left."""
         known = [name for name in state.scalars if name.startswith(_PLACE)]
