@@ -1,4 +1,4 @@
-"""The client process: stays connected to the coordinator for as long as it runs."""
+"""The client process: it stays connected to the coordinator while it runs."""
 
 from __future__ import annotations
 

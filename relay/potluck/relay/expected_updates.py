@@ -54,7 +54,7 @@ class ExpectedUpdates:
         self._newest: dict[tuple[str, str], ExpectedUpdate] = {}
         self._awaited: dict[str, ExpectedUpdate] = {}  # by id: updates for sums, not yet made
         self.changed = asyncio.Event()
-        """Set when fewer updates are awaited; the task that waits for this clears it."""
+        """Set when fewer updates are expected; the task that waits for this event clears it."""
 
     def see(self, instruction: rpc.Instruction, host: str) -> None:
         """Record an instruction that passes through to a host."""

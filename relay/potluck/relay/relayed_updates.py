@@ -154,8 +154,8 @@ class RelayedUpdates:
     async def _require(self, header: transfer_pb2.UpdateHeader) -> float | None:
         """Return the time until which an update is awaited; None if the coordinator has it.
 
-        Raises RoundClosedError if it is not awaited, TruncatedError if less of it is here than its
-        host assumes.
+        Raises RoundClosedError if no such update is expected, TruncatedError if fewer of its bytes
+        are here than its host assumes.
         """
         expected = self.expected.find(header.update_id, header.client_id, header.run_id)
         here = held_bytes(self._held.path(header.update_id))
@@ -302,7 +302,7 @@ class RelayedUpdates:
         task.add_done_callback(self._settling.discard)
 
     async def _drop_undelivered(self, update_id: str) -> None:
-        """Drop an update once no stream carries it, unless its delivery is under way."""
+        """Drop an update once no stream sends it, unless it is being delivered."""
         async with self._order.idle(update_id):
             if update_id not in self._deliveries:
                 self._held.drop(update_id)

@@ -88,7 +88,7 @@ class Worker(Generic[Device]):
         self.add(*makes)
 
     def add(self, *makes: Callable[[], Device]) -> None:
-        """Add devices; each is made at once, in a thread of its own."""
+        """Add devices; each device is made at once, in its own thread."""
         for make in makes:
             thread = _Thread(make)
             self._threads.append(thread)

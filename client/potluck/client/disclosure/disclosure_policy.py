@@ -459,8 +459,8 @@ def check_question(
 ) -> None:
     """Raise DisclosureRefusedError if the owner does not allow this kind of question.
 
-    noisy: whether the answer has noise that hides single records.
-    `label-distance` is part of the `unsafe-stepwise` sums, so it is allowed exactly if they are.
+    noisy: True if the answer has noise that hides single records. `label-distance` is part of the
+    `unsafe-stepwise` sums, so it is allowed exactly if they are.
     """
     if kind == LABEL_DISTANCE:
         if UNSAFE_STEPWISE not in policy.sums:

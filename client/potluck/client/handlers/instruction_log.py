@@ -167,7 +167,7 @@ class InstructionLog:
         return True
 
     def abandon(self, instruction_ids: Iterable[str]) -> list[str]:
-        """Drop instructions; return those on which work was under way.
+        """Drop instructions; return the ids of those that were in progress.
 
         An instruction that has not arrived may still arrive: it is recorded as overtaken.
         """
@@ -198,7 +198,7 @@ class InstructionLog:
     def settle(self, *, run_id: str, client_id: str, round: int) -> list[str]:  # noqa: A002  # the wire names it so
         """Drop a client's trainings for a round that is now over, and for earlier rounds.
 
-        Returns those on which work was under way.
+        Returns the ids of those that were in progress.
         """
         entries = [self._entries[each] for each in self._trainings.get((run_id, client_id), ())]
         return self.abandon(
@@ -214,7 +214,7 @@ class InstructionLog:
         return [entry for entry in self._entries.values() if not entry.stage.over]
 
     def progress(self) -> list[rpc.Progress]:
-        """Return the progress of the work under way, for a heartbeat."""
+        """Return the progress of all instructions in progress, for a heartbeat."""
         return [
             rpc.Progress(
                 instruction_id=entry.id,

@@ -205,9 +205,9 @@ def _forget(waiting: _Waiting, result: Trained | Exception) -> None:
 
 
 def reason_alone(work: rpc.Train) -> str:
-    """Return why a client is trained by itself, for any network; empty if it need not be.
+    """Return the reason why a client must be trained alone, with any network; empty for none.
 
-    The reason depends on the client's own instruction only, not on which other clients are present.
+    The reason depends only on the client's own instruction, not on other clients.
     """
     reasons = {
         "its update is masked": is_masked(work),

@@ -31,7 +31,7 @@ Arrays = Mapping[str, Mapping[str, NDArray[np.float32]]]
 
 @dataclass(frozen=True, kw_only=True)
 class ReceivedAuxiliaries:
-    """The auxiliaries that came with an instruction to train.
+    """The auxiliaries that the coordinator sends for a training.
 
     names: names of the auxiliaries. shared, personal: files from the coordinator; personal may be
     None. kept: file that the client wrote after its last training whose update became part of the

@@ -206,7 +206,7 @@ class Classification(TaskTraining):
     def train_together(
         self, members: Sequence[GroupMember], companions: Sequence[ClientId]
     ) -> Sequence[TrainedMember | PotluckError | UnfitForLanesError]:
-        """Train several clients in one batched step, each from a seed of its own."""
+        """Train several clients in one batched step, each from its own seed."""
         first, loaded = members[0].instruction, self.loaded
         check_members(members, loaded)
         plan = plan_training(first.train, loaded.task)
@@ -281,7 +281,7 @@ class Classification(TaskTraining):
         """Return each companion's number of steps, and the form of the companions' samples.
 
         Companions that are not trained now are included. The number is 0 for a companion that can't
-        be trained. The form is that of the first companion that has samples.
+        be trained. The form is taken from the first companion that has samples.
         """
         steps, form = [0] * len(companions), None
         for place, client_id in enumerate(companions):

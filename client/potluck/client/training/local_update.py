@@ -50,7 +50,7 @@ class Trained:
     """A finished training: its update is written, or must still be masked.
 
     simulated_seconds: duration of the training on the run's virtual clock, if it has one. offer:
-    the answer to the question that came with the training.
+    the answer to the question in the training's instruction.
     """
 
     file: FileDigest | None
@@ -156,7 +156,7 @@ def _finished(
 def _offer(
     training: TaskTraining, instruction: rpc.Instruction, cancelled: Callable[[], bool]
 ) -> Mapping[str, float]:
-    """Return the answer, about the trained model, to the question that came with a training."""
+    """Answer the question in a training's instruction, about the trained model."""
     work = instruction.train
     if not work.HasField("before_upload"):
         return {}

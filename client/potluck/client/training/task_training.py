@@ -64,7 +64,8 @@ class TrainingFiles(ClientFiles):
     """The files of a training.
 
     update: file to be written. keep_at: returns the path of a state for the next training, by its
-    purpose. auxiliaries: tensors that the strategy sent besides the model; None if it sent none.
+    purpose. auxiliaries: tensors that the strategy sent in addition to the model; None if it sent
+    none.
     spare: returns a file that may be overwritten; None if there is none. granted: terms of a
     training with noise, already charged; None for one without.
     """
@@ -84,7 +85,7 @@ class Outcome:
     which a virtual clock counts seconds. seen: samples that went through the model, with
     repetitions. seconds: wall-clock time. loss: NaN if there is none. report: returns the report
     for a `Weighting`, which says how exactly the number of samples is disclosed. kept: True if a
-    state for the next training was written. sent: tensors to send besides the model.
+    state for the next training was written. sent: tensors to send in addition to the model.
     """
 
     samples: int
@@ -247,7 +248,7 @@ class TaskTraining(ABC):
 
         companions: all clients that might be trained together, by lane. A member's result depends
         on the companions, not on which of them are present. The result is an UnfitForLanesError if
-        the member must be trained by itself. Raises UnfitForLanesError if all members must be.
+        the member must be trained alone. Raises UnfitForLanesError if all members must be.
         """
         raise UnfitForLanesError("the task has a trainer of its own")
 

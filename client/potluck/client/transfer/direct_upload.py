@@ -45,7 +45,7 @@ class DirectUpload:
         self._offset: int | None = 0 if fresh else None
         self._sequence = 1 if fresh else 0
         self._piece: tuple[int, float] | None = None
-        """Offset and start time of the piece under way."""
+        """Offset and start time of the piece that is being sent."""
         self._broke: tuple[int, float] | None = None
         """Offset of the piece that broke, and the seconds that it took."""
 

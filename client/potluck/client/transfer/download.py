@@ -42,9 +42,9 @@ class Downloads:
     async def obtain(self, reference: transfer_pb2.ModelReference, layout: LayoutSource) -> Path:
         """Return the path of a model; download it if needed. The cache keeps the model meanwhile.
 
-        Clients that want the same model share one download, which is cancelled when none of them
-        waits any more. Tries again for as long as the coordinator can't be reached. Raises
-        DigestMismatchError, NotFoundError, TooLargeError, ProtocolError or StorageError.
+        Clients that want the same model share one download, which is cancelled when no client waits
+        for it any more. Retries while the coordinator can't be reached. Raises DigestMismatchError,
+        NotFoundError, TooLargeError, ProtocolError or StorageError.
         """
         blake3 = check_digest(reference.blake3)
         task = self._under_way.get(blake3)

@@ -57,8 +57,8 @@ class FileDownloads:
     async def fetch(self, blake3: str, size: int | None = None) -> Path:
         """Fetch a whole file, in as many attempts as needed; return its path.
 
-        The caller moves the file away. size: length in bytes, if known. Tries again for as long as
-        the coordinator can't be reached. Raises DigestMismatchError, NotFoundError, TooLargeError,
+        The caller moves the file away. size: length in bytes, if known. Retries while the
+        coordinator can't be reached. Raises DigestMismatchError, NotFoundError, TooLargeError,
         ProtocolError or StorageError.
         """
         path = self.path(blake3)

@@ -48,7 +48,9 @@ def described(state: SavedState) -> str:
 
 
 def write_whole(states: Sequence[SavedState], model: Path | None, output: Path) -> str:
-    """Write a model whose tensors are replaced by those of one kept state, or the state alone.
+    """Write a client's whole model: `model`, with a kept state's tensors in place of its own.
+
+    Without `model`, write the kept state alone.
 
     Returns a line that describes what was written. Raises ConfigurationError unless there is
     exactly one state, or if `output` exists; LayoutError if a tensor has another shape or type than

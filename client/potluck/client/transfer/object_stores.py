@@ -31,7 +31,7 @@ from potluck.rpc.v1 import transfer_pb2
 log = structlog.get_logger()
 
 _ATTEMPTS: Final = 3
-"""Attempts through a store before a file goes directly."""
+"""Number of attempts through a store before a file is sent directly."""
 _LONGEST_URL: Final = 8192
 
 

@@ -30,7 +30,7 @@ class StoredUpload:
         return self._route.through_store
 
     def failed(self, error: PotluckError) -> bool:
-        """Note a failed attempt and return what `FileRoute.failed` returns."""
+        """Record a failed attempt; return the result of `FileRoute.failed`."""
         if isinstance(error, DigestMismatchError):
             self._put = False
         return self._route.failed(error)

@@ -36,7 +36,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObservedContainer:
-    """Observed state of a container of this federation. A digest is empty if it has none."""
+    """Observed state of a container of this federation. A digest is empty if there is none."""
 
     name: str
     party: str
@@ -50,7 +50,9 @@ class ObservedContainer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
-    """Observed state of a machine. images: fingerprints of the wanted images that it has."""
+    """Observed state of a machine. images: fingerprints of the required images that the machine
+    has.
+    """
 
     containers: Mapping[str, ObservedContainer]
     images: Mapping[str, str]

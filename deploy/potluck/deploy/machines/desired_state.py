@@ -98,12 +98,12 @@ class DesiredContainer:
 
     @property
     def file_labels(self) -> dict[str, str]:
-        """Labels of the marker volume once the files are written."""
+        """Labels of the marker volume: digests of the files, set once the files are written."""
         return {CONFIGURATION_LABEL: self.configuration_digest, TLS_LABEL: self.tls_digest}
 
     @property
     def before(self) -> str:
-        """Name of the container that this one replaces, kept until this one is connected."""
+        """Name of the old container, which is kept until the new one is connected."""
         return f"{self.name}-before"
 
     @property
@@ -312,9 +312,9 @@ def _options(
 def _watched(machine: MachineSettings, prefix: str, port: int | None) -> dict[str, Any]:
     """Return the container options for metrics: environment, health check and published port.
 
-    The container serves metrics for its health check, at a port of its own loopback interface. A
-    port that the inventory names is on the machine's loopback interface. Other machines need a
-    tunnel or metrics_tls to reach it.
+    The container serves metrics for its health check, at a port of the container's loopback
+    interface. A port that the inventory names is on the machine's loopback interface. Other
+    machines need a tunnel or metrics_tls to reach it.
     """
     variable = f"{prefix}_METRICS_ADDRESS"
     if machine.network == "host":

@@ -71,8 +71,8 @@ def open_engine(url: str, tls: TLSConfig | bool = False) -> docker.DockerClient:
         # Connect once before docker's client does: it leaves its socket open if it can't connect.
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(url.removeprefix("unix://"))
-    # Another client finds out the version and is closed in any case: a client that fails to find
-    # out the version by itself leaves its socket open.
+    # A separate client asks for the version, and is closed in any case. If docker's client looks up
+    # the version itself and fails, it leaves its socket open.
     asking = docker.DockerClient(url, version=_ANY_VERSION, tls=tls, timeout=int(CONNECT_SECONDS))
     try:
         version = asking.api.version(api_version=False)["ApiVersion"]

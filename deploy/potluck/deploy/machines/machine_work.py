@@ -208,7 +208,7 @@ class MachineWork:
                 container.start()
                 await_connected(container, one, seconds)
             except BaseException:
-                container.remove(force=True)  # it would look complete, without its files
+                container.remove(force=True)  # without its files, the container would look complete
                 raise
 
     @contextlib.contextmanager

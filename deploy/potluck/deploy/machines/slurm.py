@@ -112,7 +112,7 @@ class SlurmMachine:
             raise RunError(f"sbatch answered {said[:80]!r} instead of a job's id")
         record = {"job_id": job.job_id, "digest": digest}
         self._put(self.folder / JOB, json.dumps(record).encode())
-        if old:  # only now: a submission that is refused leaves the old job as it is
+        if old:  # after the submission: if Slurm refuses it, the old job continues
             self._run(["scancel", old], {})
         return job, "submitted again" if old else "submitted"
 
@@ -208,7 +208,7 @@ class SlurmMachine:
         try:
             said = self._run(["squeue", "--noheader", "--jobs", job_id, "--format", "%T|%R"], {})
         except RunError as error:
-            if "Invalid job id" in error.message:  # so old that Slurm has forgotten it
+            if "Invalid job id" in error.message:  # the job is so old that Slurm has forgotten it
                 return "gone", ""
             raise
         state, _, where = said.partition("|")

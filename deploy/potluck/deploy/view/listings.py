@@ -150,7 +150,7 @@ def _client_rows(
 def attendance_line(clients: Sequence[operator_pb2.ClientStatus]) -> str:
     """Return a line with the numbers of connected and disconnected hosts and clients.
 
-    The numbers are those of the dashboards.
+    The dashboards show the same numbers.
     """
     attending = [client for client in clients if client.attending]
     hosts = len({client.host_id for client in attending})

@@ -101,8 +101,8 @@ def run_report(
 def _accuracies_of_clients(one: Round) -> dict[str, float]:
     """Return accuracies by their names in the plot.
 
-    They are those of models that clients derive from the run's model, and of the worst tenth of
-    clients.
+    Included are accuracies of models that clients derive from the run's model, and of the worst
+    tenth of clients.
     """
     found = {}
     for name, model in _ACCURACIES.items():

@@ -1,7 +1,7 @@
 """Secure sums over clients' label counts. The coordinator learns a sum, and no client's counts.
 
-Lives on the event loop. A sum is tried up to three times. Each attempt is a session of its own
-(`sum_session.py`) with fresh keys and the same terms, and its record is stored. A session exists in
+Lives on the event loop. A sum is tried up to three times. Each attempt is a separate session
+(`sum_session.py`) with new keys and the same terms; its record is stored. A session exists in
 memory only: after a restart, the coordinator begins a new session.
 """
 

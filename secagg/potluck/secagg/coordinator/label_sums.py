@@ -39,7 +39,7 @@ class SecureLabelSums(LabelSums):
         return [each for each in done if self._is_near_enough(each)]
 
     def _is_near_enough(self, stored: SecureSum) -> bool:
-        """Return whether a sum is exact, or has no more noise than this run wants."""
+        """Return True if a sum is exact, or has at most the noise of this run."""
         wanted, found = epsilon_of_sums(self._profiles), epsilon_of(stored)
         return found is None or (wanted is not None and found >= wanted)
 

@@ -50,7 +50,7 @@ def check_masked(path: Path, header: Header) -> None:
 
 
 class MaskedSum:
-    """The sum over masked files, unmasked as it is read."""
+    """The sum over masked files; reading a part of it removes the masks of that part."""
 
     def __init__(self, files: Sequence[TensorFile], unmasking: Unmasking) -> None:
         """files: the files of exactly `unmasking.survivors`, in their order.

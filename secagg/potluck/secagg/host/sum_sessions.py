@@ -92,7 +92,7 @@ class SumSessions:
     _turns: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
     async def answer(self, instruction: rpc.Instruction, count: Count) -> rpc.SecureReply:
-        """Answer a message of the coordinator for a client; a refusal is an answer, too.
+        """Answer a message of the coordinator for a client; the answer may be a refusal.
 
         Raises DisclosureRefusedError, ProtocolError, ConfigurationError, StorageError, and what
         `count` raises.

@@ -38,7 +38,7 @@ class Rule(StrEnum):
     MEMBERSHIP = "membership"
     """The session has another membership than the one in force here."""
     SIGNATURE = "signature"
-    """A signature is not that of the member key."""
+    """A signature was not made with the member key."""
     DUPLICATE = "duplicate"
     """An id, a key or a message occurs twice."""
     ROSTER = "roster"
@@ -64,7 +64,7 @@ class Rule(StrEnum):
     BUDGET = "budget"
     """The privacy budget does not allow another release."""
     RELEASED = "released"
-    """This input is, or may be, in a sum over another set, or in a sum that is under way."""
+    """This input is, or may be, in a sum over another set, or in a sum in progress."""
     RECONSTRUCTION = "reconstruction"
     """Shares do not give the secret that its owner committed to."""
 

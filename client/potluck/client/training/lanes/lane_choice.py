@@ -62,7 +62,7 @@ class LaneChoices:
     """The choices in a folder, which several processes may share."""
 
     def __init__(self, folder: Path | None) -> None:
-        """folder: None keeps the choices only as long as this object lives."""
+        """folder: folder of the choices; None keeps them in memory only."""
         self._folder = folder
         self._known: dict[str, LaneChoice] = {}
 

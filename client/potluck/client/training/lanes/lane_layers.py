@@ -122,12 +122,12 @@ class Convolution(LaneLayer):
         self._inputs = torch.empty(0)
 
     def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the interface
-        """As torch has it."""
+        """Return the convolution of the inputs."""
         self._inputs = inputs
         return torch.conv2d(inputs, self._weights[0], self._bias, *self._how, self._groups)
 
     def backward(self, gradient: Tensor, *, first: bool) -> Tensor:
-        """As torch has it."""
+        """Compute the gradients of the convolution."""
         found = torch.ops.aten.convolution_backward(
             gradient,
             self._inputs,

@@ -32,7 +32,7 @@ class WorkerPlan:
 
     @property
     def needs_processes(self) -> bool:
-        """True if there are worker processes besides the host's own."""
+        """True if there are worker processes in addition to the host's own process."""
         return self.count > 1 or self.most_on_gpu > 1
 
 

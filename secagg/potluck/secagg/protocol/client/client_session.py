@@ -66,7 +66,7 @@ class Agreed:
     """The parts of a session that all stages share: the client, the header, the client's
     expectation.
 
-    certified: earlier sets that came with the invitation.
+    certified: certified sets of earlier sessions, from the invitation.
     """
 
     party: SumParty

@@ -39,11 +39,11 @@ class _Entry(BaseModel):
 
 
 class SessionView(_Entry):
-    """Facts that later settle whether a session has a sum in which this client uploaded.
+    """Facts that later settle if an upload of this client is in the session's sum.
 
     clients: clients of its roster. quorum: number of consents that certify a set.
     renouncers_needed: number of clients without whose shares a sum is impossible. The digests are
-    those of the client's own view.
+    of the roster and the sharers, as this client has seen them.
     """
 
     clients: tuple[str, ...]
@@ -57,9 +57,10 @@ class Upload(_Entry):
     """A masked vector that was sent.
 
     vector: digest of everything that makes the vector of an update (`vector_sha256`); empty for
-    label counts, and for updates of earlier releases. data, settings, weight_bound: those of an
-    update, as `pins` compares them. epsilon: the charge. sensitivity, adjacency: what the noise
-    hides. These three are None without noise. view: None if nothing has to be settled.
+    label counts, and for updates of earlier releases. data, settings, weight_bound: of an update;
+    `pins` compares them. epsilon: recorded privacy loss. sensitivity, adjacency: difference in data
+    that the noise hides. These three are None without noise. view: facts that later settle the
+    session; None if nothing has to be settled.
     """
 
     kind: Literal["upload"] = "upload"
@@ -141,7 +142,7 @@ class Ledger(_Entry):
 
     @property
     def spent(self) -> Fraction:
-        """The privacy loss charged so far; each ε is read as its printed decimal number."""
+        """The privacy loss so far; each ε is read as its printed decimal number."""
         charged = (each.epsilon for each in self.uploads if each.epsilon is not None)
         return sum((Fraction(repr(epsilon)) for epsilon in charged), Fraction(0))
 

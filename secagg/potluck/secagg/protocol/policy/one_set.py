@@ -134,7 +134,7 @@ def _renouncing(upload: Upload, view: SessionView, roster: Roster) -> list[str]:
 def _certifies(
     shown: CertifiedSet, view: SessionView, roster: Roster, root: FederationRoot
 ) -> bool:
-    """Return whether a quorum signed this set.
+    """Return True if a quorum signed this set.
 
     Signers that are not in the roster, or whose member key has changed since, don't count.
     """

@@ -106,7 +106,9 @@ class SharePair:
     mask_key_share: bytes = field(repr=False)
 
     def take(self, *, survived: bool) -> bytes:
-        """Return the share of the seed of a client that survived, else that of its mask key."""
+        """Return the share of the client's seed if the client survived, else the share of its mask
+        key.
+        """
         return self.seed_share if survived else self.mask_key_share
 
     def packed(self) -> bytes:

@@ -183,4 +183,4 @@ def _equal(one: _Point, other: _Point) -> bool:
 
 
 _GENERATOR: Final = _lift((9).to_bytes(32, "little"))
-"""The point with an even x is that of RFC 8032."""
+"""The base point of RFC 8032, which has an even x."""

@@ -1,8 +1,8 @@
 """Shamir's secret sharing over the integers modulo p = 2^256 + 297.
 
-p is the least prime above 2^256, so that every 32-byte secret is a number of the field as it is,
-without rejection. A share is one number below p, 33 bytes, big-endian; its x is the holder's number
-and is not part of it. (Shamir, "How to share a secret", CACM 22(11), 1979.)
+p is the least prime above 2^256. So every 32-byte secret is a number of the field, without
+rejection. A share is the polynomial's value at x, a number below p: 33 bytes, big-endian. x is the
+holder's number, and is not part of the share. (Shamir, "How to share a secret", CACM 22(11), 1979.)
 
 Python's integers are not constant-time: timing may disclose secrets to other users of the machine.
 It does not disclose them to the network: the work is done once for each session.

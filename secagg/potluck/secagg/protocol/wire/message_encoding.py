@@ -82,7 +82,7 @@ class _Reading(NamedTuple):
     """The way a field is read.
 
     optional: True if the field may be absent. convert: converts the value, or raises ValueError;
-    None if the value stays as it is.
+    None if the value needs no conversion.
     """
 
     name: str
