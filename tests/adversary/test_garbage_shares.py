@@ -160,7 +160,7 @@ async def test_a_sum_is_had_without_who_sealed_garbage_and_with_all_others(
     assert released.convicted == {}
 
 
-async def test_a_masked_round_is_had_without_who_sealed_garbage(scene: Scene) -> None:
+async def test_a_masked_round_succeeds_without_the_sender_of_garbage_shares(scene: Scene) -> None:
     sender, victims = OTHERS[0], OTHERS[1:3]
     scene.liar.script = Garbage(scene, sender, victims)
     row = await scene.federation.coordinator.start_run(MASKED)

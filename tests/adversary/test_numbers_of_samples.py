@@ -111,9 +111,7 @@ async def test_strategies_that_need_the_steps_are_refused(
     assert why in reason
 
 
-async def test_scaffold_goes_with_steps_that_all_take_alike(
-    members: Members, tmp_path: Path
-) -> None:
+async def test_scaffold_runs_with_equal_numbers_of_steps(members: Members, tmp_path: Path) -> None:
     async with attacked(members, tmp_path, disclosure=SAMPLES_UNTOLD) as scene:
         row = await scene.federation.finished(EQUAL + 'strategy = {name = "scaffold"}\n')
     assert row.state is RunState.FINISHED, row.reason

@@ -124,7 +124,7 @@ def test_more_colluders_than_assumed_with_the_coordinator_see_single_vectors() -
 
 
 @pytest.mark.parametrize("colluders", ["hij", "j", ""])
-def test_as_many_as_assumed_see_none(colluders: str) -> None:
+def test_as_many_colluders_as_assumed_unmask_no_client(colluders: str) -> None:
     attack = TwoViews(colluders=colluders)
     assert Rule.TOO_FEW in attack.refusals  # two quorums would share an honest client
     assert all(attack.unmasked(name) is None for name in CLIENTS if name not in colluders)

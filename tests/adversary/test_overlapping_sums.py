@@ -59,7 +59,7 @@ def told(scene: Scene, client: str) -> list[str]:
     return [envelope.payload.decode(errors="replace") for envelope in envelopes]
 
 
-async def test_two_halves_and_the_whole_do_not_give_the_eleventh(crowd: Scene) -> None:
+async def test_sums_of_two_halves_and_all_do_not_reveal_the_remaining_client(crowd: Scene) -> None:
     federation = crowd.federation
     for half in (NAMES[:5], NAMES[5:10]):
         outcome = await federation.sum(half)

@@ -101,7 +101,7 @@ async def test_a_host_killed_after_its_upload_is_counted(federation: Federation)
     assert await federation.finished(undisturbed) == model
 
 
-async def test_a_coordinator_killed_amid_a_round_selects_anew(
+async def test_a_coordinator_killed_during_a_round_selects_again(
     federation: Federation, undisturbed: list[str]
 ) -> None:
     federation.points.hold("train-client-5")

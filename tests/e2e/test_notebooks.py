@@ -81,7 +81,7 @@ def shown(notebook: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-async def test_it_runs(path: Path, tmp_path: Path) -> None:
+async def test_each_notebook_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     last = next(cell for cell in notebook.cells if "federation.close()" in cell.source)
     check = nbformat.v4.new_code_cell(CHECKS[path.stem])

@@ -438,7 +438,7 @@ async def test_pictures_are_read_with_the_mouse_and_rounds_searched(
         assert tab.complaints == []
 
 
-async def test_what_is_refused_or_empty_says_what_to_do(
+async def test_empty_and_refused_views_show_a_remedy(
     browser: Browser, server: OpenPage, service: FakeOperatorService
 ) -> None:
     service.missing = RUN_ID

@@ -141,7 +141,7 @@ async def test_an_exact_total_is_used_again_whoever_attends(
         assert texts(said).count(late) == 2  # once in each run
 
 
-async def test_a_noisy_total_is_had_anew_where_it_lacks_most(
+async def test_a_noisy_total_is_summed_again_if_it_lacks_most_clients(
     members: Members, tmp_path: Path
 ) -> None:
     small = DisclosurePolicy(sum_hosts=4)

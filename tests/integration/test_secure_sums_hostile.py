@@ -410,7 +410,7 @@ def flipped_share(share: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("liars", "exact"), [(3, True), (4, False)])
-async def test_false_shares_of_few_hosts_do_no_harm_and_those_of_many_are_told(
+async def test_false_shares_of_few_hosts_do_no_harm_and_those_of_many_are_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, liars: int, exact: bool
 ) -> None:
     """Some of ten hosts sign invented shares; shares of seven hosts are needed."""

@@ -97,7 +97,7 @@ async def model(federation: SumFederation, row: RoundRow) -> dict[str, NDArray[A
 MASKED = "secure_aggregation = true"
 
 
-async def test_masked_rounds_have_the_model_of_open_ones_and_tell_no_measures(
+async def test_masked_rounds_give_the_model_of_open_rounds_and_no_metrics(
     federation: SumFederation,
 ) -> None:
     masked, opened = [

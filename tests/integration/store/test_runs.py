@@ -153,7 +153,7 @@ def test_a_roster_only_grows_at_its_end(store: Store) -> None:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=SHARED)
 @given(text=st.text())
-def test_any_text_can_be_a_reason(store: Store, text: str) -> None:
+def test_any_text_can_be_stored_as_a_run_s_reason(store: Store, text: str) -> None:
     if not store.runs():
         store.add_run(RUN)
     store.set_run_state(RUN.run_id, RunState.FAILED, text, AT)

@@ -141,7 +141,7 @@ print(origin(SELECTORS, "mine"))
     assert not (package.stat().st_mode & 0o022)
 
 
-def test_what_they_are_is_told_by_a_digest(tmp_path: Path) -> None:
+def test_the_digest_changes_with_the_classes(tmp_path: Path) -> None:
     first, second = SessionPlugins(), SessionPlugins()
     for session in (first, second):
         session.table(SELECTORS, FirstOnes)

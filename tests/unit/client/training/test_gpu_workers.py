@@ -38,7 +38,7 @@ def memory(peak: float = 1.0, context: float = 0.5, free: float = 80.0) -> Train
         (memory(peak=4, context=1), 16, 16, 8),  # 8 of two take 72, 16 of one 80
     ],
 )
-def test_as_many_as_find_memory(
+def test_number_of_workers_is_limited_by_free_memory(
     taken: TrainingMemory, lanes: int, most: int, expected: int
 ) -> None:
     assert workers_within(taken, lanes=lanes, most=most) == expected
@@ -49,7 +49,7 @@ counts = st.integers(1, 64)
 
 
 @given(sizes, sizes, sizes, counts, counts)
-def test_none_is_without_memory_but_a_single_one(
+def test_workers_fit_into_memory_unless_there_is_only_one(
     peak: int, context: int, free: int, lanes: int, most: int
 ) -> None:
     def fits(workers: int) -> bool:

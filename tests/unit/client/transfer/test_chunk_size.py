@@ -22,7 +22,9 @@ KIB = 1 << 10
         (1024, 64 * 1024, 1024),
     ],
 )
-def test_a_break(size: int, gained: int, after: int) -> None:
+def test_a_broken_transfer_adapts_the_chunk_size_to_the_received_bytes(
+    size: int, gained: int, after: int
+) -> None:
     chunks = ChunkSize(size * KIB)
     chunks.broke(gained * KIB)
     assert chunks.bytes == after * KIB

@@ -48,7 +48,7 @@ def test_other_addresses_are_not_allowed(url: str) -> None:
         FileRoute(stores()).url(transfer_pb2.StoredFile(url=url))
 
 
-def test_the_owner_s_are() -> None:
+def test_stores_that_the_owner_allows_are_used() -> None:
     assert stores().allows(GOOD.url)
     assert FileRoute(stores()).url(ALONE) == ALONE.url
 
@@ -85,7 +85,7 @@ def test_a_file_goes_straight_after_three_failures_and_the_next_after_one() -> N
     assert not third.failed(FAILURE)
 
 
-def test_a_file_that_may_not_go_straight_never_does() -> None:
+def test_a_file_that_must_use_the_store_never_bypasses_it() -> None:
     route = FileRoute(stores())
     route.url(ALONE)
     assert not any(route.failed(FAILURE) for _ in range(10))

@@ -99,7 +99,7 @@ def test_a_signature_is_good_for_its_own_words_only(tmp_path: Path, change: Any)
         members.verify("a", profile(**change), MEMBER.sign(profile()), NOW)
 
 
-def test_strangers_and_members_of_other_days_are_not_believed(tmp_path: Path) -> None:
+def test_signatures_of_strangers_and_expired_members_are_rejected(tmp_path: Path) -> None:
     members = load_members(*write(tmp_path, signed(record())), federation="f")
     signature = MEMBER.sign(profile())
     with pytest.raises(IdentityError, match="no record in membership epoch 3"):

@@ -26,7 +26,7 @@ def opened(folder: Path, file: Path | None = None, *, state: str = "state") -> M
 
 @settings(max_examples=12, deadline=None)
 @given(epochs=st.lists(st.integers(1, 6), max_size=8), restarts=st.sets(st.integers(0, 8)))
-def test_it_never_goes_back(epochs: list[int], restarts: set[int]) -> None:
+def test_the_epoch_never_decreases(epochs: list[int], restarts: set[int]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found, newest = opened(folder), 0

@@ -191,7 +191,7 @@ def test_a_wider_block_than_needed_is_found_wherever_it_is(place: int) -> None:
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("bits", [0, 7, 12, 23, 31, 38, 46, 54, 62])
-def test_every_block_is_found_by_itself(length: int, bits: int) -> None:
+def test_each_block_can_be_read_alone(length: int, bits: int) -> None:
     lanes = random_lanes(bits, length, bits)
     lanes[:BLOCK_LANES] >>= min(bits, 9)  # blocks of different widths
     packed = PackedLanes(*pack(reader(lanes), length), length)

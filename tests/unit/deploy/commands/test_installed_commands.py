@@ -67,7 +67,7 @@ def test_help_lists_all_even_those_that_do_not_load() -> None:
     assert "lacking Not usable here: potluck.commands: 'lacking' can't be loaded" in text
 
 
-def test_one_that_does_not_load_says_why_when_it_is_called() -> None:
+def test_calling_a_command_that_can_not_be_loaded_reports_the_reason() -> None:
     result = CliRunner().invoke(app, ["lacking", "Ann", "--loud"])
     assert isinstance(result.exception, PluginError)
     assert "No module named 'absent_library'" in result.exception.message

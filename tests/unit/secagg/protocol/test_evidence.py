@@ -302,7 +302,7 @@ def test_evidence_is_given_once_and_its_session_is_over() -> None:
 # Readers of the record.
 
 
-def test_a_verdict_that_was_changed_proves_nothing() -> None:
+def test_a_changed_verdict_is_not_evidence() -> None:
     run = sabotaged(victims="a")
     run.answer(closing=False)
     run.answer(closing=False)

@@ -41,7 +41,7 @@ def rebased(seed: int) -> RebasedUpdate:
     return RebasedUpdate(EncodedUpdate(late, late.layout), drawn(100), drawn(0), BUFFERS)
 
 
-def test_the_vector_of_refl() -> None:
+def test_staleness_weight_is_that_of_refl() -> None:
     """A worked example: τ = 1 and Λ = Λ_max."""
     assert staleness_weight(1, 1.0, 0.35) == pytest.approx(0.54624, abs=1e-5)
 

@@ -53,7 +53,7 @@ some = st.sets(st.sampled_from(sorted(SHAPES)), max_size=4)
 
 @given(some, st.sampled_from(Encoding), st.booleans(), st.data())
 @settings(max_examples=60, deadline=None)
-def test_what_is_left_out_has_not_moved(
+def test_tensors_missing_from_an_update_are_unchanged(
     dropped: set[str], encoding: Encoding, delta: bool, data: st.DataObject
 ) -> None:
     update = sent(3, dropped, encoding, delta=delta)

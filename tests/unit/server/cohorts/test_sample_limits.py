@@ -36,7 +36,7 @@ def counts(samples: list[int], multiple: float = 100.0, maximum: int | None = No
         ([MOST - 1, MOST, MOST], 1, None, [MOST - 1, MOST - 1, MOST - 1]),
     ],
 )
-def test_what_samples_count(
+def test_sample_counts_are_limited_by_multiple_and_maximum(
     samples: list[int], multiple: float, maximum: int | None, found: list[int]
 ) -> None:
     assert counts(samples, multiple, maximum) == found

@@ -36,7 +36,7 @@ def test_clients_are_grouped_by_reason_the_largest_group_first() -> None:
     )
 
 
-def test_other_models_have_a_notice_of_their_own() -> None:
+def test_another_measured_model_has_its_own_notice() -> None:
     line = notice(1, MeasuredModel.TUNED, [malformed("a", "no")], covered(3, 4, 0.5))
     assert line == (
         "round 1: the tuned metrics are over 3 of 4 clients (30 samples): "

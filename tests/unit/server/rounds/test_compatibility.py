@@ -12,7 +12,7 @@ from potluck.server.strategy import Strategy
 TASK = '[task]\nname = "digits"\nclients = 6\n'
 
 
-def test_every_strategy_but_one_goes_with_every_objective() -> None:
+def test_every_strategy_except_fedbio_works_with_every_objective() -> None:
     for strategy in installed(STRATEGIES):
         for objective in installed(OBJECTIVES):
             text = f'{TASK}[strategy]\nname = "{strategy}"\n[objective]\nname = "{objective}"\n'
@@ -178,7 +178,7 @@ def test_passes_of_each_client_do_not_go_with_counted_steps() -> None:
         ("[training]\nmomentum = 1.0\n", "'momentum': must be less than 1"),
     ],
 )
-def test_what_does_not_go_is_refused_before_the_run(text: str, message: str) -> None:
+def test_incompatible_parts_are_refused_before_the_run(text: str, message: str) -> None:
     with pytest.raises((ConfigurationError, PluginError), match=message):
         draw_up(TASK + text, source="run file")
 

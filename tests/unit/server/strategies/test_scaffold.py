@@ -230,7 +230,9 @@ def test_adam_is_refused() -> None:
         (0.0, 0.1, 3, 2.71),
     ],
 )
-def test_what_steps_amount_to(momentum: float, eta_mu: float, steps: int, amount: float) -> None:
+def test_normalizer_counts_momentum_steps(
+    momentum: float, eta_mu: float, steps: int, amount: float
+) -> None:
     training = LocalTraining(learning_rate=1.0, momentum=momentum)
     found = normalizer(training, steps, round_number=1, mu=eta_mu)
     assert found == pytest.approx(amount, abs=5e-5)

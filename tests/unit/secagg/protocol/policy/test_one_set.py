@@ -219,7 +219,7 @@ def test_fewer_than_a_quorum_that_renounce_are_not_enough() -> None:
     assert retry.session.over
 
 
-def test_whoever_renounced_a_session_gives_no_shares_in_it() -> None:
+def test_a_client_that_renounced_a_session_gives_no_shares_in_it() -> None:
     first = sessions(ALL).until(Stage.REVEAL)
     second = sessions("abcde", first)
     second.answer()

@@ -104,7 +104,7 @@ def test_turns_are_those_of_a_plain_loop() -> None:
         assert found == plain_turns(losses.tolist(), cluster.tolist(), count)
 
 
-def test_equal_clients_are_drawn_from() -> None:
+def test_clients_with_equal_losses_are_drawn_at_random() -> None:
     assert {chosen([1.0] * 9, 1, seed=seed)[0] for seed in range(80)} == set(range(9))
 
 

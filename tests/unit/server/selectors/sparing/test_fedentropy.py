@@ -91,7 +91,7 @@ def after(selector: FedEntropy, spared: list[int]) -> State:
     )
 
 
-def test_weights_follow_what_was_wanted() -> None:
+def test_weights_rise_for_wanted_clients_and_fall_for_others() -> None:
     state = after(FedEntropy(), [1, 2])
     assert state.arrays["weights"].tolist() == [2.0, 0.5, 0.5, 2.0, 2.0, 1.0]  # 5 failed
 
