@@ -1,4 +1,4 @@
-"""An adapter's trainer, used as a host uses it; what it does beside training is noticed."""
+"""Checks of an adapter's trainer, which is called as a host calls it. They detect side effects."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Kills a process at every change of what outlives it, one run each, and looks what is left.
+"""Kills a process at every change to persistent state, one run per change, and checks the result.
 
-An undisturbed run says which changes there are. Then, for each, the process is killed there in a
-run like it, and restarted; the run must end as the undisturbed one did.
+An undisturbed run records the changes. For each change, the process is killed at that point of an
+equal run, and restarted. The run must end as the undisturbed one did.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from potluck.deploy.local.processes import LocalProcess
 _TRIES = 5
 """Number of tries for a change that occurs only sometimes: two updates may be recorded at once."""
 _FAILURES_ENOUGH = 3
-"""Number of failures after which to stop: each may wait long for what never comes."""
+"""Number of failures after which to stop: each failure may wait until a timeout."""
 
 
 @dataclass(kw_only=True)
@@ -55,7 +55,7 @@ class Kills:
             await self._kill_everywhere()
 
     async def _kill_everywhere(self) -> None:
-        await self._one_run()  # models and profiles of the first are new, those of others are not
+        await self._one_run()  # only the first run creates models and profiles
         undisturbed = await self._one_run()
         for point in _points(self.federation.points.boundaries):
             try:

@@ -39,7 +39,7 @@ async def running_browser() -> AsyncIterator[Browser]:
 
 @dataclass
 class Tab:
-    """A tab of a fresh browser profile; `complaints` are what its console has complained of."""
+    """A tab of a fresh browser profile; `complaints` are the errors in its console."""
 
     page: Page
     origin: str
@@ -58,7 +58,7 @@ async def opened_tab(
     scheme: Literal["light", "dark"] = "light",
     scale: float = 1,
 ) -> AsyncIterator[Tab]:
-    """A tab in which the address that `potluck page` prints was opened."""
+    """Open a tab with the address that `potluck page` prints."""
     context = await browser.new_context(
         viewport={"width": width, "height": 900},
         color_scheme=scheme,

@@ -57,7 +57,7 @@ def digits_model(folder: Path, seed: int = 0) -> bytes:
 
 
 def reference(blake3: str, size: int) -> transfer_pb2.ModelReference:
-    """A model to be had as its float32 file."""
+    """Return a reference to a model with only a float32 file."""
     whole = transfer_pb2.Rendition(blake3=blake3, size=size, encoding=transfer_pb2.ENCODING_FLOAT32)
     return transfer_pb2.ModelReference(blake3=blake3, size=size, renditions=[whole])
 
@@ -101,7 +101,7 @@ def summed_instruction(
     companions: Sequence[str] = (),
     **values: Any,
 ) -> rpc.Instruction:
-    """An instruction to train whose update goes into a sum with those of its companions."""
+    """Return an instruction to train; the update is summed with those of the companions."""
     instruction = train_instruction(
         name, model, encoding=transfer_pb2.ENCODING_SUM, delta=True, **values
     )

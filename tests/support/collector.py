@@ -1,4 +1,4 @@
-"""A collector of traces: takes OTLP over gRPC, as any does, and keeps the spans."""
+"""A trace collector that receives OTLP over gRPC and stores the spans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 @dataclass(frozen=True, kw_only=True)
 class ReceivedSpan:
-    """A span. service: of the process it is from. Ids are bytes; parent is empty for none."""
+    """A span. service: name of the service. Ids are bytes; parent is empty for a root span."""
 
     service: str
     name: str
@@ -31,14 +31,14 @@ class ReceivedSpan:
 
 @dataclass
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Its spans, in the order in which they came."""
+    """A collector; `spans` are in the order of arrival."""
 
     port: int = 0
     spans: list[ReceivedSpan] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def Export(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802  # the protocol's
-        """Take some spans."""
+        """Store the spans of a request."""
         found = [
             _received(str(_attributes(of.resource.attributes)["service.name"]), span)
             for of in request.resource_spans

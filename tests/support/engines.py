@@ -32,7 +32,7 @@ FIRST_SOCKET = Path("/var/run/docker.sock")
 START_SECONDS = 120.0
 _LOOK_SECONDS = 0.1
 _BRIDGE = "potluck-test"
-_SUBNET = "198.18.77.1/24"  # of the range for tests of networks
+_SUBNET = "198.18.77.1/24"  # from the range reserved for network tests
 
 _PLACES = tuple(sorted({REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), Path("/usr")}))
 IMAGES = ("potluck-test/coordinator:1", "potluck-test/client:1", "potluck-test/relay:1")
@@ -109,8 +109,8 @@ class SecondEngine:
             )
 
     def _stay_up(self, command: list[str]) -> None:
-        """Start it again if it has given up, as a service manager would: after a kill containerd
-        may take longer to see what is left of containers than the engine has patience."""
+        """Start the engine again if it has exited, as a service manager would. After a kill,
+        containerd may need longer to inspect the remaining containers than the engine waits."""
         assert self.process is not None
         if self.process.poll() is not None:
             said = (self.folder / "log").read_text()[-2000:]
@@ -125,7 +125,7 @@ class SecondEngine:
             with contextlib.suppress(ProcessLookupError):
                 kill(pid, signal.SIGKILL)
         self.process.wait()
-        # An engine that finds this one dying takes it for alive, and waits for it in vain.
+        # A new engine would take this dying one for alive, and wait for it in vain.
         deadline = time.monotonic() + START_SECONDS
         while _is_alive(containerd):
             assert time.monotonic() < deadline, "containerd does not die"
@@ -231,11 +231,11 @@ def _await_port(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
 
 @contextlib.contextmanager
 def installation_folder() -> Iterator[Path]:
-    """A folder that shows this installation: the interpreter, its libraries, and this tree.
+    """Mount this installation in a folder: the interpreter, its libraries, and this tree.
 
-    As data directory of the images below it lets them run what is tested, without an hour of
-    building and without a gigabyte for each machine. A relay has no data directory: there it is
-    the volume of its state (`show_as_state`).
+    The images of `make_images` use the folder as data directory. So they run the tested code
+    without an hour of building and a gigabyte per machine. A relay has no data directory; it uses
+    the folder as the volume of its state (`show_as_state`).
     """
     folder = Path(tempfile.mkdtemp(prefix="installation-", dir="/var/tmp"))
     try:
@@ -252,7 +252,7 @@ def installation_folder() -> Iterator[Path]:
 
 
 def make_images(client: docker.DockerClient) -> None:
-    """Images of a few kilobytes whose programs are found below a mount; see above."""
+    """Make images of a few kilobytes with links to programs in the mounted installation."""
     for name in IMAGES:
         client.api.import_image_from_data(
             _links(_STATE if "relay" in name else "data"),
@@ -266,7 +266,7 @@ def make_images(client: docker.DockerClient) -> None:
 
 
 def make_broken_image(client: docker.DockerClient, name: str, script: str) -> None:
-    """An image in the place of one of those, whose program is this script; it has none without."""
+    """Replace an image by one whose program is `script`; by one without a program if empty."""
     program = script.encode()
     buffer = io.BytesIO(_links("data"))
     with tarfile.open(fileobj=buffer, mode="a") as archive:
@@ -286,13 +286,13 @@ def remove_images(client: docker.DockerClient) -> None:
     for name in IMAGES:
         with contextlib.suppress(DockerException):
             client.images.remove(name, force=True)
-    client.images.prune({"dangling": True, "label": _LABEL})  # those that others replaced
+    client.images.prune({"dangling": True, "label": _LABEL})  # images that were replaced
 
 
 def show_as_state(
     client: docker.DockerClient, volume: str, folder: Path, labels: dict[str, str]
 ) -> None:
-    """Have a volume, which is not made yet, be this folder."""
+    """Create a volume that is a bind mount of this folder."""
     options = {"type": "none", "o": "rbind", "device": str(folder)}
     client.volumes.create(volume, driver="local", driver_opts=options, labels=labels)
 

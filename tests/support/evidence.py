@@ -22,10 +22,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """One run, without what differs from one time to the next: its id, times, bytes moved.
+    """Rows of one run, without columns that differ between repetitions: ids, times, bytes.
 
-    rounds: of models and states. members: of committed attempts, in the order chosen. answers: what
-    clients were asked in these.
+    rounds: digests of models and states. members: members of committed attempts, in selection
+    order. answers: the clients' answers in these attempts.
     """
 
     state: str
@@ -35,7 +35,7 @@ class Evidence:
     answers: tuple[Row, ...]
 
     def check_like(self, other: Evidence) -> None:
-        """Raises AssertionError that says what is other than in an undisturbed run."""
+        """Raise AssertionError with the first difference from an undisturbed run."""
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             assert mine == theirs, f"{each.name}: {mine}, undisturbed: {theirs}"
@@ -88,7 +88,7 @@ _OF_COMMITTED = """
 
 
 def check_files(federation: Federation) -> None:
-    """Every file that the last rounds name is there, and what its name says."""
+    """Check that every file of the last rounds exists and has the digest in its name."""
     wanted = _wanted_files(federation)
     for name in wanted:
         path = federation.state / "models" / name
@@ -115,7 +115,10 @@ def _wanted_files(federation: Federation) -> set[str]:
 
 
 def _check_sums(sums: list[Row]) -> None:
-    """All sums of a round's updates are over the same clients: two others give a difference."""
+    """Check that all released update sums of a round are over the same clients.
+
+    The difference of two sums over other sets would disclose updates.
+    """
     survivors: dict[int, set[str]] = {}
     for row in sums:
         record = json.loads(row["record"])

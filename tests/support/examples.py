@@ -67,7 +67,7 @@ class Example:
             await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
 
     def use_port(self, port: int, files: str = "*.toml") -> None:
-        """The only thing that is not as in the README: its port may be taken."""
+        """Replace the README's port, which may be taken. All else is as in the README."""
         for file in self.folder.glob(files):
             file.write_text(file.read_text().replace(_PORT, str(port)))
 
@@ -92,9 +92,9 @@ class Example:
 
 
 def installed(name: str, folder: Path) -> Example:
-    """Copy an example and install it, with what it needs and is not there yet.
+    """Copy an example, and install it with its missing requirements.
 
-    `pip` installs into an environment of its own on top of this one, which stays as it is.
+    `pip` installs into a separate environment on top of this one, which does not change.
     """
     source, environment = folder / name, folder / "environment"
     shutil.copytree(EXAMPLES / name, source, ignore=_NOT_COPIED)

@@ -55,7 +55,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     files: dict[str, bytes] = field(default_factory=dict)
     arrivals: int = 0
-    """Hosts that were welcomed, those that left since among them."""
+    """Number of hosts that connected, including those that have disconnected."""
     hellos: list[rpc.Hello] = field(default_factory=list)
     heartbeats: list[rpc.Heartbeat] = field(default_factory=list)
     acknowledged: list[str] = field(default_factory=list)
@@ -100,7 +100,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     # For tests ---------------------------------------------------------------------------------
 
     def offer(self, content: bytes) -> str:
-        """Let a file be fetched."""
+        """Offer a file for download; return its digest."""
         blake3 = digest_of(content)
         self.files[blake3] = content
         return blake3
@@ -110,7 +110,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._outboxes[-1].put_nowait(instruction)
 
     def abandon(self, *instruction_ids: str) -> None:
-        """Call these instructions off."""
+        """Cancel these instructions."""
         off = rpc.Abandon(instruction_ids=instruction_ids)
         self._outboxes[-1].put_nowait(rpc.Instruction(id="abandon", abandon=off))
 
@@ -119,7 +119,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._outboxes[-1].put_nowait(None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until what hosts said makes `condition` true."""
+        """Wait until messages of hosts make `condition` true."""
         async with asyncio.timeout(_PATIENCE_SECONDS), self._changed:
             await self._changed.wait_for(condition)
 
@@ -128,7 +128,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         return self.uploads[update_id]
 
     async def idle(self) -> None:
-        """Wait for a heartbeat that tells of no work."""
+        """Wait for a heartbeat that reports no work."""
         self.heartbeats.clear()
         await self.until(lambda: any(not each.progress for each in self.heartbeats))
 

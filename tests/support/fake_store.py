@@ -1,4 +1,4 @@
-"""An object store in this process that does what a test says, also what none should."""
+"""An object store in this process, with errors that a test sets."""
 
 from __future__ import annotations
 

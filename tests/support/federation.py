@@ -38,7 +38,7 @@ QUESTIONS = (
     "label-entropy",
     "availability",
 )
-"""Those of the selectors that come with Potluck."""
+"""Questions of Potluck's selectors."""
 _LOOK_SECONDS = 0.01
 _WATCH_SECONDS = 10.0
 _NO_ROUND = 2**32 - 1
@@ -52,7 +52,7 @@ OVER = (
 
 
 async def until(condition: Callable[[], bool], what: str = "condition") -> None:
-    """Wait until something that other processes do has happened."""
+    """Wait until `condition`, which other processes change, is true."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition():  # noqa: ASYNC110  # other processes give no signal
@@ -114,15 +114,15 @@ class Points:
         return (self.folder / "boundaries").read_text().splitlines()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete all points and their records."""
         for path in self.folder.iterdir():
             path.unlink()
 
 
 @contextlib.contextmanager
 def plugins_installed(points: Path, witnessed: str) -> Iterator[Points]:
-    """The crash plug-ins, here and in processes started meanwhile. witnessed: the program whose
-    changes of what outlives it are points."""
+    """Install the crash plug-ins in this process and its child processes. witnessed: program whose
+    changes to persistent state are points."""
     points.mkdir(exist_ok=True)
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -142,7 +142,7 @@ def plugins_installed(points: Path, witnessed: str) -> Iterator[Points]:
 
 @dataclass(kw_only=True)
 class Federation:
-    """Processes, and what a test wants to know of them."""
+    """The processes of a federation, and queries about their state."""
 
     files: DemoFiles
     processes: LocalFederation
@@ -198,8 +198,8 @@ class Federation:
         await kill(self.coordinator)
 
     async def server_command(self, *arguments: str, witnessed: bool = False) -> tuple[int, str]:
-        """Run a command of `potluck-server` with the coordinator's configuration; what it exits
-        with, and all that it prints. witnessed: its changes are points, see `SERVER_COMMAND`."""
+        """Run a command of `potluck-server` with the coordinator's configuration; return
+        its exit code and output. witnessed: its changes are points, see `SERVER_COMMAND`."""
         command = [str(PLUGINS / SERVER_COMMAND)] if witnessed else ["-m", "potluck.server"]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, *command, *arguments, "--config", str(self.files.coordinator)),

@@ -1,4 +1,4 @@
-"""A task whose clients hold numbers of samples that nothing else in a run's output would be."""
+"""A task whose clients have sample counts that can't occur by chance in a run's output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Task:
     groups = 2
 
     def model(self) -> nn.Module:
-        """Few weights, all of them drawn."""
+        """Return a small model with random weights."""
         return nn.Linear(3, 3)
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:

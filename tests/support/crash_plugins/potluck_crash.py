@@ -1,4 +1,4 @@
-"""A task that stops, or kills, the process it runs in at a point a test has named."""
+"""A task that stops or kills its process at a point that a test has named."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ watch(reach)
 
 
 class _Network(nn.Module):
-    """A small classifier beside a parameter that makes the file as large as one likes."""
+    """A small classifier, and an unused parameter that sets the size of the model's file."""
 
     def __init__(self, parameters: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class _Network(nn.Module):
 
 
 class _EvaluatedOn(Examples):
-    """Samples that are looked at when a model is evaluated."""
+    """Evaluation samples; reading them reaches the point `evaluate`."""
 
     def inputs_at(self, positions: Tensor) -> Tensor:
         reach("evaluate")
@@ -42,7 +42,7 @@ class _EvaluatedOn(Examples):
 
 @dataclass(frozen=True, kw_only=True)
 class _Watched(Examples):
-    """Samples that are moved to the device when a training begins."""
+    """Training samples; moving them to the device reaches the point `point`."""
 
     point: str
 
@@ -51,7 +51,7 @@ class _Watched(Examples):
         return super().to(device)
 
     def subset(self, positions: Tensor) -> Examples:
-        """Some of them, as well watched."""
+        """Return a subset that reaches the same point."""
         some = super().subset(positions)
         return replace(self, inputs=some.inputs, labels=some.labels)
 
@@ -81,14 +81,16 @@ class Task:
     groups = 0
 
     def model(self) -> nn.Module:
-        """The classifier with its ballast; without, where it is layered."""
+        """Return the classifier with the unused parameter, or without it if `layered`."""
         if self.layered:
             return nn.Sequential(nn.Linear(4, 100), nn.ReLU(), nn.Linear(100, 3))
-        extra = int(os.environ.get("POTLUCK_EXTRA_PARAMETERS", "0"))  # of another release of it
+        extra = int(
+            os.environ.get("POTLUCK_EXTRA_PARAMETERS", "0")
+        )  # simulates another release of the task
         return _Network(self.parameters + extra)
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
-        """Samples that the number at the end of the client's id seeds."""
+        """Return samples seeded by the number at the end of the client's id."""
         number = int(client.rpartition("-")[2])
         train = _examples(number, 32 * 4**number if self.unequal else 32)
         return ClientData(

@@ -41,7 +41,7 @@ _here = threading.local()
 
 
 def watch(reach: Callable[[str], None]) -> None:
-    """From now on, changes are noted and are points, if this is the program to look at."""
+    """If this is the watched program, record changes from now on, and make each a kill point."""
     if os.environ.get(WITNESSED) != Path(sys.argv[0]).name:
         return
     _watch_store(reach)
@@ -152,5 +152,5 @@ def _kind(path: Any) -> str:
 def _kind_of_descriptor(descriptor: Any) -> str:
     number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
     if stat.S_ISDIR(os.fstat(number).st_mode):
-        return ""  # what is killed loses no name
+        return ""  # a killed process loses no file name
     return _kind(Path(f"/proc/self/fd/{number}").readlink())

@@ -1,9 +1,9 @@
-"""Points at which a process that runs into them stops, or is killed, as a test wants.
+"""Points at which a test stops or kills a process.
 
-What a process does at a point is said by files in the folder that POTLUCK_POINTS names:
-`kill-POINT` (deleted, then SIGKILL), `die-POINT` (SIGKILL, each time), `raise-POINT` (deleted,
-then ValueError) and `hold-POINT` (wait until it is gone). `at-POINT` is made whenever a point is
-reached. So what is tested holds nothing made for tests.
+Files in the folder POTLUCK_POINTS set what a process does at a point: `kill-POINT` (deleted, then
+SIGKILL), `die-POINT` (SIGKILL, each time), `raise-POINT` (deleted, then ValueError) and
+`hold-POINT` (wait until the file is deleted). A process that reaches a point creates `at-POINT`.
+So the tested code contains nothing made for tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LOOK_SECONDS = 0.005
 
 
 def reach(point: str) -> None:
-    """Say that this point is reached, and do there what the test wants."""
+    """Record that this point was reached, and do what the test has set."""
     folder = Path(os.environ["POTLUCK_POINTS"])
     (folder / f"at-{point}").touch()
     with contextlib.suppress(FileNotFoundError):

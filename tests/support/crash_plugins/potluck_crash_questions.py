@@ -1,4 +1,4 @@
-"""A selector that asks and the question it asks, with points where a test may stop either side."""
+"""A selector and its question, with points at which a test may stop the coordinator or a host."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Asking:
         self.fault = fault
 
     def init(self, population: Population) -> State:
-        """Nothing to remember."""
+        """Return an empty state."""
         return State(scalars={"answers": 0})
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
-        """Two questions, then the cohort."""
+        """Ask two questions, then return the cohort."""
         reach("ask")
         if self.fault and self.fault != "no selection":
             yield from faulty(self.fault, context)

@@ -1,4 +1,4 @@
-"""Sinks that fail in ways that a test has named, in the processes that call them."""
+"""Sinks that fail at points that a test has named, in the processes that call them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Hanging(Sink):
         return run.rounds
 
     def write(self, run: TrackedRun, rounds: Sequence[TrackedRound]) -> None:
-        """Nothing is asked of it."""
+        """Do nothing."""
 
 
 class Dying(Hanging):
     """Kills its process, again and again."""
 
     def open(self, run: TrackedRun) -> int:
-        """End in the midst of work."""
+        """Kill the process during its work."""
         os.kill(os.getpid(), signal.SIGKILL)
         return 0

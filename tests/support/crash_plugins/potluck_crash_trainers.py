@@ -1,4 +1,4 @@
-"""A task with a trainer of its own, whose first training in a process imports a module."""
+"""A task with its own trainer. Its first training in a process imports a module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ importing = ""
 
 
 class _Importing(Trainer):
-    """Adds what the imported module has."""
+    """Trainer whose step size comes from the imported module."""
 
     measures: ClassVar = {"mean": Measure(label="mean")}
 
@@ -53,7 +53,7 @@ class Importing(Task):
         return {"mean": np.zeros((), np.float32)}
 
     def trainer(self) -> Trainer:
-        """It imports."""
+        """Return the trainer that imports."""
         return _Importing()
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData[np.float32]:
@@ -62,4 +62,4 @@ class Importing(Task):
         return ClientData(train=number, held_out=number)
 
     def evaluation_data(self, data: Path | None) -> None:
-        """The clients evaluate."""
+        """Return None: the clients evaluate."""

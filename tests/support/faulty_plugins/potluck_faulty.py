@@ -1,4 +1,4 @@
-"""A task whose data have the fault that its option says."""
+"""A task whose data have the fault that its option names."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SAMPLES = 20
 
 
 class _Torn(Examples):
-    """Samples that can't be read when their turn comes."""
+    """Samples that raise OSError when a batch reads them."""
 
     def inputs_at(self, positions: Tensor) -> Tensor:
-        """Fails as a file does that is on a share which went away."""
+        """Raise the error of a file on a disconnected network share."""
         raise OSError(5, "Input/output error", "/mnt/share/scan.npy")
 
     def to(self, device: torch.device) -> Examples:
-        """They stay torn."""
+        """Return the same samples."""
         return self
 
 
