@@ -177,7 +177,7 @@ class Federation:
         wanted = len(self.files.hosts) if hosts is None else hosts
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
-                # A channel whose coordinator was just restarted may not know it yet.
+                # The channel may not have noticed yet that the coordinator was restarted.
                 with contextlib.suppress(UnreachableError):
                     if len(await self.attending_hosts()) == wanted:
                         return
@@ -189,7 +189,7 @@ class Federation:
         return {client.host_id for client in clients if client.attending}
 
     async def restart_coordinator(self) -> None:
-        """Start it again and wait until it serves."""
+        """Restart the coordinator and wait until it accepts calls."""
         await self.processes.start_coordinator()
         await self.processes.until_ready()
 
@@ -228,14 +228,14 @@ class Federation:
         return next(status for status in runs if status.run_id == run_id)
 
     async def ended(self, run_id: str) -> operator_pb2.RunStatus:
-        """Wait until a run is over, over restarts of the coordinator."""
+        """Wait until a run has ended, also across restarts of the coordinator."""
         status: operator_pb2.RunStatus = await self._until(
             run_id, lambda event: event.status if event.status.state in OVER else None
         )
         return status
 
     async def finished(self, run_id: str) -> str:
-        """Wait until a run has finished; the digest of its last model."""
+        """Wait until a run has finished; return the digest of its last model."""
         status = await self.ended(run_id)
         assert status.state == operator_pb2.RUN_STATE_FINISHED, status.reason
         assert status.committed_rounds == status.rounds
@@ -268,11 +268,11 @@ class Federation:
     async def _until(
         self, run_id: str, found: Callable[[operator_pb2.WatchRunResponse], Any | None]
     ) -> Any:
-        """Watch a run, over restarts of the coordinator, until `found` returns other than None for
-        an event. Return that. Watching costs the coordinator less than many calls."""
+        """Watch a run, also across restarts of the coordinator, until `found` returns a value for
+        an event. Return the value. Watching costs the coordinator less than polling."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
-                # A stream from a coordinator that was cut off or stopped has no deadline.
+                # A stream has no deadline, so it could wait forever for a stopped coordinator.
                 with contextlib.suppress(UnreachableError, TimeoutError):
                     async with asyncio.timeout(_WATCH_SECONDS):
                         watched = self.operator.watch_run(run_id, after_round=_NO_ROUND)
@@ -283,7 +283,7 @@ class Federation:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def before_round_two(self, *assignments: str) -> str:
-        """A run that has committed a round and waits in the selection of the next."""
+        """Start a run, and hold it in the selection of round 2; return its id."""
         self.points.hold("select")
         run_id = await self.start_run(*assignments)
         await until(lambda: self.points.reached("select"))
@@ -297,7 +297,7 @@ class Federation:
         return run_id
 
     async def cohort(self, run_id: str) -> list[operator_pb2.Member]:
-        """The cohort of a round, once it is chosen."""
+        """Wait until a cohort is selected, and return it."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             events = self.operator.watch_run(run_id)
             async for event in events:

@@ -16,8 +16,8 @@ _PACKET_BYTES = 1448
 
 @dataclass
 class FragileLink:
-    """A proxy on loopback. `carries`: bytes of a connection, both ways together, before its end.
-    `open`: connections that there are now."""
+    """A proxy on loopback. `carries`: bytes of a connection, in both directions together, before
+    it is reset. `open`: number of open connections."""
 
     onward: int
     carries: int
@@ -94,13 +94,13 @@ class Line:
     _free: float = 0.0
 
     def book(self, size: int) -> float:
-        """Return the time at which the line will have carried this number of bytes more."""
+        """Book this number of bytes; return the time at which the line has carried them."""
         self._free = max(self._free, asyncio.get_running_loop().time())
         self._free += size / self.bytes_per_second
         return self._free
 
     async def carry(self, size: int, booked: float | None) -> None:
-        """Wait until these bytes are through, which were booked before or are booked now."""
+        """Wait until the line has carried these bytes; book them first if `booked` is None."""
         until = self.book(size) if booked is None else booked
         await asyncio.sleep(until - asyncio.get_running_loop().time())
         self.sent += size
@@ -108,11 +108,11 @@ class Line:
 
 @dataclass
 class ThinLink:
-    """A proxy on loopback that takes bytes at once and sends them on at the rate of a thin line.
+    """A proxy on loopback that accepts bytes at once and forwards them at the rate of a thin line.
 
-    All connections share the two lines; each has a buffer for each. The content of a buffer still
-    goes over its line when the connection is over. `one_queue`: packets leave in the order in which
-    they came, whatever their connection; otherwise connections take turns.
+    All connections share two lines, one per direction. Each connection has a buffer per line, which
+    is still sent after the connection ends. `one_queue`: True to forward packets of all connections
+    in the order of arrival; False to let connections take turns.
     """
 
     onward: int

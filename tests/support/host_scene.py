@@ -35,12 +35,12 @@ class Scene:
         agent = Agent(config, state, device="cpu", generator=random.Random(0))
         stop = asyncio.Event()
         running = asyncio.create_task(attend_until(agent, stop))
-        before = self.fake.arrivals  # an earlier host may not have left yet
+        before = self.fake.arrivals  # an earlier host may still be connected
         arrived = asyncio.create_task(self.fake.until(lambda: self.fake.arrivals > before))
         try:
             await asyncio.wait((running, arrived), return_when=asyncio.FIRST_COMPLETED)
             if running.done():
-                await running  # raises why it could not attend
+                await running  # raises the reason why the host could not connect
             yield agent
         finally:
             arrived.cancel()

@@ -1,4 +1,4 @@
-"""A host that answers what a test wants it to, over real mutual TLS."""
+"""A host that sends the answers that a test sets, over real mutual TLS."""
 
 from __future__ import annotations
 

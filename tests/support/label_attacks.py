@@ -47,7 +47,7 @@ class Received:
 
     @classmethod
     async def by(cls, federation: SumFederation) -> Received:
-        """Everything that is in the coordinator's store about labels, of all runs."""
+        """Return all label data of all runs in the coordinator's store."""
         found: Received = await federation.coordinator.store.call(_read)
         return found
 
@@ -97,7 +97,7 @@ def _read_attempt(store: Store, key: AttemptKey, roster: list[str], found: Recei
 
 
 def by_differencing(received: Received) -> Counts:
-    """1: two sums that differ by one client give that client's counts."""
+    """Attack 1: two sums that differ by one client give that client's counts."""
     found: Counts = {}
     for (before, less), (after, more) in pairwise(received.sums):
         added = after - before
@@ -136,12 +136,12 @@ def by_intersection(sums: list[tuple[frozenset[str], tuple[int, ...]]]) -> Count
 
 
 def by_distances(received: Received) -> Counts:
-    """3: each distance d of a client with counts V is an equation,
+    """Attack 3: each distance d of a client with counts V is an equation,
 
         (1 − d)² |T|² |V + A|² = (T·V + T·A)²,
 
-    linear in V, |V|², T·V and (T·V)² for one T; solved, rounded, and believed only if the whole
-    numbers give all distances again.
+    linear in V, |V|², T·V and (T·V)² for one T. The solution is rounded, and accepted only if the
+    integers reproduce all distances.
     """
     found: Counts = {}
     for client in sorted({each.client for each in received.told}):
@@ -182,7 +182,7 @@ def _similarities(counts: Floats, active: Floats, target: Floats) -> Floats:
 
 
 def _refined(start: Floats, active: Floats, target: Floats, similar: Floats) -> Floats:
-    """Gauss and Newton's steps from the linear solution."""
+    """Refine the linear solution by Gauss–Newton steps."""
     counts = start.clip(min=0.0)
     for _ in range(50):
         together = active + counts

@@ -1,4 +1,4 @@
-"""A run in which the updates of two clients miss their round, on the clock, and join the next."""
+"""A run in which the updates of two clients miss round 1's deadline and join round 2."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ async def run_with_late_ones(
     come: Callable[[str], Awaitable[None]] | None = None,
     deadline_seconds: float = 8.0,
 ) -> str:
-    """Start a run of three rounds with all six clients of a federation, of which 4 and 5 miss round
-    1 and come while client 0 holds round 2 up. Its id.
+    """Start a run of three rounds with all six clients of a federation; return its id.
 
-    meanwhile: what happens when round 2 is under way, before they come. come: waits until they are
-    there; by default for the database. deadline_seconds: what round 1 takes, and `meanwhile` less.
+    The updates of clients 4 and 5 miss round 1 and arrive while client 0 holds round 2. meanwhile:
+    called in round 2, before these updates arrive. come: waits until they have arrived; by default
+    in the database. deadline_seconds: duration of round 1; `meanwhile` must be faster.
     """
     points = federation.points
     points.clear()

@@ -17,7 +17,7 @@ Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 def lying(application: Application, objects: str, lies: Path) -> Application:
-    """The application, with other bytes below the path `objects`."""
+    """Wrap the application: it sends changed bytes of files below the path `objects`."""
 
     def answer(environment: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         content = b"".join(application(environment, start_response))

@@ -54,7 +54,7 @@ def write_root(folder: Path) -> Path:
 
 
 def ten_years(**changes: Any) -> bytes:
-    """A document that the root has signed with a record of ten years in it."""
+    """Return a signed document with a record that is valid for ten years."""
     long = record(**changes)
     long = long.model_copy(update={"not_after": long.not_before + timedelta(days=3650)})
     made = MembershipDocument.model_construct(federation="f", epoch=9, members=(long,), revoked=())

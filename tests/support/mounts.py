@@ -1,4 +1,4 @@
-"""File systems as small, or as read-only, as a test wants; only root may mount them."""
+"""Small, read-only or failing file systems for tests; only root may mount them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def why_not() -> str:
-    """Why nothing can be mounted here; empty if it can."""
+    """Return why no file system can be mounted here; empty if one can."""
     if sys.platform != "linux":
         return "tmpfs is Linux's"
     if os.geteuid() != 0:
@@ -41,18 +41,18 @@ def tmpfs(folder: Path, *, megabytes: int, read_only: bool = False) -> Iterator[
 
 
 class FailingDisk:
-    """A file system that turns read-only while it is in use, as one on a broken disk does."""
+    """A file system that can become read-only while in use, as on a broken disk."""
 
     def __init__(self, image: Path, folder: Path) -> None:
         self._image = image
         self._folder = folder
 
     def turn_read_only(self) -> None:
-        """Whatever is open for writing: nothing more is written."""
+        """Stop all writes, also to files that are already open."""
         _run("mount", "-o", "remount,abort", str(self._folder))
 
     def lose_data(self, *paths: Path) -> None:
-        """From now on a read of these files, which are closed or only read, fails with EIO."""
+        """Make reads of these files fail with EIO. They must not be open for writing."""
         for path in paths:
             descriptor = os.open(path, os.O_RDONLY)
             os.fsync(descriptor)
@@ -72,7 +72,7 @@ class FailingDisk:
 
 
 def why_no_failing_disk() -> str:
-    """Why there can be none here; empty if there can."""
+    """Return why no failing disk can be made here; empty if one can."""
     if reason := why_not():
         return reason
     if shutil.which("mkfs.ext4") is None:

@@ -1,4 +1,4 @@
-"""Network namespaces: hosts whose packets a test can lose, one way or both, without a word."""
+"""Network namespaces: a test can silently drop a host's packets, in one or both directions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Namespace:
                 _run(*self.command("iptables", "--append", chain, "--jump", "DROP"))
 
     def heal(self) -> None:
-        """Lose none any more."""
+        """Forward all packets again."""
         _run(*self.command("iptables", "--flush"))
 
 
@@ -64,7 +64,7 @@ _LOSES = {"OUTPUT": Direction.UP, "INPUT": Direction.DOWN}
 
 @contextlib.contextmanager
 def namespace(number: int) -> Iterator[Namespace]:
-    """A namespace; numbers from 0 to 63 tell those of a test apart."""
+    """Create a namespace. number: 0 to 63, different for each namespace of a test."""
     mark = f"{os.getpid() % 100_000}-{number}"
     name, cable = f"potluck-{mark}", f"pl{mark}"
     network = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"

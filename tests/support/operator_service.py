@@ -61,7 +61,7 @@ NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
 def waits(event: Event, *, clients: int = 6, needed: int = 9, seconds: float | None = 300) -> Event:
-    """The status, of a run that waits for clients until so long after noon."""
+    """Return the status of a run that waits for clients until `seconds` after noon."""
     waiting = event.status.waiting
     waiting.what = f"{clients} of {needed} clients attend; waiting for {needed - clients} more"
     waiting.clients, waiting.clients_needed = clients, needed
@@ -133,7 +133,7 @@ def notice(text: str, *, warning: bool = True) -> Event:
 
 @dataclass
 class FakeOperatorService(OperatorServiceServicer):
-    """Answers from what it is given; `watches` holds one list of events per call of WatchRun.
+    """Answers from its attributes. `watches`: one list of events per call of WatchRun.
 
     A list that does not end the run is followed by UNAVAILABLE, as if the coordinator had died,
     or, with `holds`, by nothing: the stream stays open.

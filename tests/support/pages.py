@@ -43,11 +43,11 @@ class OpenPage:
 
     @property
     def address(self) -> str:
-        """Opens the page in a browser, once."""
+        """Address that opens the page in a browser; valid once."""
         return f"{self.origin}/?token={self.access.token}"
 
     async def opened(self) -> OpenPage:
-        """This page, after the token was exchanged for a cookie."""
+        """Exchange the token for a cookie; return the page with it."""
         answer = await self.request("GET", f"/?token={self.access.token}", cookie="")
         self.cookie = answer.headers["set-cookie"].partition(";")[0]
         return self
@@ -68,14 +68,14 @@ class OpenPage:
         cookie: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """The whole answer to one request."""
+        """Send a request; return the complete answer."""
         async with self._sent(method, path, body, cookie, headers) as reader:
             status, found = await _head(reader)
             return Answer(status, found, (await reader.read()).decode())
 
     @contextlib.asynccontextmanager
     async def events(self, path: str) -> AsyncIterator[AsyncIterator[tuple[str, Any]]]:
-        """Server-sent events, each with its data."""
+        """Open a stream of server-sent events; each has a name and data."""
         async with self._sent("GET", path, "", None, None) as reader:
             await _head(reader)
             yield _events(reader)

@@ -1,4 +1,4 @@
-"""Populations for selectors, and rounds played without an engine or clients."""
+"""Populations for selectors, and rounds simulated without coordinator and clients."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ QUESTIONS = {
 
 
 def respond(ask: Ask) -> Answers:
-    """All clients answer, each with another value."""
+    """Return answers of all clients, each with a different value."""
     return Answers(
         rows=ask.rows,
         values={
@@ -106,7 +106,7 @@ def respond(ask: Ask) -> Answers:
 def played(
     selector: Selector, state: State, given: SelectionContext, answering: Respond = respond
 ) -> tuple[Selection, list[Answers]]:
-    """The selection of a round, and the answers it rests on."""
+    """Return the selection of a round, and the answers that it used."""
     choosing = selector.select(state, given)
     if isinstance(choosing, Selection):
         return choosing, []

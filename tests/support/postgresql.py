@@ -44,7 +44,7 @@ class PostgreSQL:
         return self.url("postgres") + f"&options=-csearch_path%3D{name}"
 
     def url(self, name: str) -> str:
-        """The URL of a database, whether or not there is one."""
+        """Return the URL of a database, which need not exist."""
         return f"postgresql+psycopg://postgres@/{name}?host={self._directory}"
 
     def create(self) -> None:

@@ -1,4 +1,4 @@
-"""The programs, each run to its end in a process of its own."""
+"""Runs Potluck's programs, each in its own process, until they end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run_program(
     environment: Mapping[str, str] | None = None,
     stdin: bytes = b"",
 ) -> subprocess.CompletedProcess[bytes]:
-    """`program ARGUMENTS…` in `folder`, with no operator.toml but one that lies there."""
+    """Run `program ARGUMENTS…` in `folder`; operator.toml is only read from there."""
     return subprocess.run(
         [sys.executable, "-m", MODULES[program], *arguments],
         cwd=folder,

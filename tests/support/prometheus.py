@@ -98,7 +98,7 @@ def hurried_config(
 
 
 class Prometheus:
-    """One that runs somewhere."""
+    """A running Prometheus server."""
 
     def __init__(self, address: str) -> None:
         self.address = address

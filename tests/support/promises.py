@@ -16,8 +16,8 @@ _SPARE = 2
 async def in_time(seconds: float, awaited: Awaitable[Result]) -> Result:
     """Return the result. Raises AssertionError if it takes much longer than `seconds`.
 
-    The time is counted in the looks that this process could take, so that time in which the machine
-    stood still does not count.
+    The time is the number of checks that this process could make, so that pauses of the whole
+    machine do not count.
     """
     task = asyncio.ensure_future(awaited)
     try:

@@ -1,4 +1,4 @@
-"""A host that says whatever a test wants: raw stubs over real mutual TLS."""
+"""A host that sends any messages that a test sets: raw stubs over real mutual TLS."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RawHost:
     # Control -------------------------------------------------------------------------------------
 
     async def talk(self, *messages: rpc.AttendRequest) -> Refusal:
-        """Say this on a control stream; how it is refused."""
+        """Send messages on a control stream; return the refusal."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while (refusal := await self._talk(*messages)) == UNTOLD:
                 pass
@@ -91,7 +91,7 @@ class RawHost:
 
     @contextlib.asynccontextmanager
     async def attending(self, *clients: str) -> AsyncIterator[Any]:
-        """A control stream that is welcome."""
+        """Open a control stream that the coordinator accepts."""
         call = self.stub.Attend()
         await call.write(hello(*clients))
         first = await asyncio.wait_for(call.read(), PATIENCE_SECONDS)
@@ -113,7 +113,7 @@ class RawHost:
         return content
 
     async def submit(self, messages: Iterable[bytes]) -> rpc.SubmitUpdateResponse | Refusal:
-        """Send these; the answer, or how they are refused."""
+        """Send these messages; return the answer or the refusal."""
         sent = list(messages)
         async with asyncio.timeout(PATIENCE_SECONDS):
             while (answer := await self._submit(sent)) == UNTOLD:
@@ -145,14 +145,14 @@ def hello(*clients: str, version: int = PROTOCOL_VERSION) -> rpc.AttendRequest:
 
 
 async def training_of(call: Any, client: str, run_id: str) -> rpc.Instruction:
-    """The next instruction of a run that tells a client to train."""
+    """Return the run's next instruction for a client to train."""
     while (instruction := await next_training(call, run_id)).client_id != client:
         pass
     return instruction
 
 
 async def next_training(call: Any, run_id: str) -> rpc.Instruction:
-    """The next instruction of a run that tells a client of the host to train."""
+    """Return the run's next instruction for any client of the host to train."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             response = await call.read()
@@ -194,7 +194,7 @@ def trailer(content: bytes) -> bytes:
 
 
 def whole(update_id: str, client: str, content: bytes, **changes: Any) -> list[bytes]:
-    """A proper upload of any content."""
+    """Return the messages of a correct upload of any content."""
     first = header(update_id, client, content, **changes)
     return [first, *chunks(content), trailer(content)]
 

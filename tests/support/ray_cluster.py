@@ -62,7 +62,7 @@ class RayCluster:
         return self._nodes.stdout.readline().strip()
 
     def processes(self) -> list[int]:
-        """Those of federations, whose fork servers name the folder that they work in."""
+        """Return the ids of federations' processes, found by the folder in their command lines."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:

@@ -22,7 +22,7 @@ PROGRAM = PLUGINS / "potluck-relay"
 
 
 class Federated(Protocol):
-    """A federation, in so far as its files are known."""
+    """A federation with known files."""
 
     @property
     def files(self) -> DemoFiles:
@@ -71,7 +71,7 @@ class Relay:
         return [json.loads(line)["event"] for line in lines if line.startswith("{")]
 
     def held(self) -> list[Path]:
-        """Updates that it holds whole."""
+        """Return the files of completely received updates."""
         return sorted((self.state / "updates").glob("*.json"))
 
     def metric(self, name: str, **labels: str) -> float:
@@ -93,8 +93,8 @@ async def relays_of(
     claims: Mapping[str, Sequence[str]] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[dict[str, Relay]]:
-    """Relays by name, under way, with the numbers of the hosts behind each, whose files now name
-    it. `claims`: of their certificates where they are not those of the hosts."""
+    """Start relays; yield them by name. `behind`: numbers of the hosts that connect through each
+    relay. `claims`: clients in a relay's certificate; by default those of its hosts."""
     made: dict[str, Relay] = {}
     before = {number: federation.files.hosts[number].read_text() for number in _all(behind)}
     with contextlib.ExitStack() as ports:

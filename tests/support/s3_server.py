@@ -1,6 +1,6 @@
-"""An S3 server in a process of its own: moto's. What it holds is gone when it is killed.
+"""moto's S3 server in its own process. Its objects are lost when it is killed.
 
-It sends other bytes of objects while a file `lies` is beside its log.
+It sends changed bytes of objects while a file `lies` exists in the folder of its log.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class S3Server:
             self._process = None
 
     def requests(self, method: str, folder: str) -> list[str]:
-        """The names below a folder that were asked for so."""
+        """Return the names below a folder that were requested by this method."""
         start = f"/{BUCKET}/{PREFIX}/{folder}/"
         found = _REQUEST.findall(self.log.read_text())
         paths = [path.partition("?")[0] for asked, path in found if asked == method]

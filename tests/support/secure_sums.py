@@ -78,7 +78,7 @@ def membership(*records: MemberRecord, **changes: Any) -> Members:
 
 
 def member_key(name: str, generation: int = 0) -> Ed25519PrivateKey:
-    """The same key for the same name, until it is rotated."""
+    """Return a member's key; it depends only on the name and the number of rotations."""
     seed = name + "'" * generation
     return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(seed.encode()).digest())
 
@@ -236,13 +236,13 @@ class Run:
         return client.handle(self.sessions[name], envelope, self.situation(name))
 
     def next(self, name: str) -> Envelope:
-        """The oldest message that waits for a client, taken off the queue."""
+        """Remove and return the oldest pending message of a client."""
         envelope, *rest = self.pending[name]
         self.pending[name] = rest
         return envelope
 
     def take(self, name: str, step: ClientStep) -> None:
-        """Believe a step, upload if it asks for that, and pass its replies on."""
+        """Apply a client's step: store its session, upload if requested, and send its replies."""
         for run in self.beside:
             if run.header.session_id in step.superseded:
                 del run.sessions[name]
@@ -261,7 +261,7 @@ class Run:
             self.hear(name, reply, digest)
 
     def hear(self, name: str, envelope: Envelope, upload_digest: bytes | None = None) -> None:
-        """The coordinator takes a message."""
+        """Let the coordinator process a message."""
         step = coordinator.receive(self.session, name, envelope, NOW, upload_digest=upload_digest)
         if step.refusal is not None:
             self.rejected.append(step.refusal)
@@ -269,7 +269,7 @@ class Run:
         self._send(step)
 
     def upload(self, name: str) -> bytes:
-        """Mask the client's input; the digest of what it sends."""
+        """Mask the client's input; return the digest of the upload."""
         masking = self.sessions[name].masking
         assert masking is not None
         plain, masked = {}, {}
@@ -281,7 +281,7 @@ class Run:
         return hashlib.sha256(b"".join(each.tobytes() for each in masked.values())).digest()
 
     def answer(self, names: Collection[str] | None = None, *, closing: bool = True) -> None:
-        """Hand out what is pending to some clients, all by default; then the stage is over."""
+        """Deliver pending messages to some clients, by default all; then end the stage."""
         before = self.session.state
         waiting = {name: len(self.pending[name]) for name in self.pending}
         for name, count in waiting.items():
@@ -382,7 +382,7 @@ def changed(envelope: Envelope, payload: bytes) -> Envelope:
 
 
 def sabotage(run: Run, sender: str, garbage: Mapping[str, bytes]) -> None:
-    """A client seals what it likes for some others, and signs it."""
+    """Let a client encrypt invented shares for some others, and sign them."""
     step = run.tell(sender, run.next(sender))
     [reply], run.sessions[sender] = step.replies, step.session
     message = decode(Shares, reply.payload)

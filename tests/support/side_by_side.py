@@ -1,4 +1,4 @@
-"""The order in which pytest's workers take tests: longest first, so that none ends alone.
+"""The order of tests for pytest's workers: longest first, so that all workers end together.
 
 `--dist loadfile` gives a worker a whole file. The files of `APART` take longest, and their tests
 share nothing that is costly; so each of these tests may go to another worker.
@@ -36,7 +36,7 @@ LONGEST: Final = (
     "tests/e2e/test_deploy_slurm.py",
     "tests/e2e/test_late_updates.py",
 )
-"""What takes more than about 50 seconds, longest first."""
+"""Tests that take more than about 50 seconds, longest first."""
 
 
 def unit_of(test: str) -> str:

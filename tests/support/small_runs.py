@@ -1,4 +1,4 @@
-"""A real run with a real store, models and spool, whose hosts are played by the test."""
+"""A real run with a real store, models and spool; the test plays the hosts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RUN_FILE = 'clients_per_round = 3\nrounds = 2\n[task]\nname = "digits"\nclients 
 
 @dataclass
 class SmallRun:
-    """Run `r`, and what drives it a step at a time."""
+    """Run `r`, and the parts that drive it step by step."""
 
     run: Run
     store: Store
@@ -53,7 +53,7 @@ class SmallRun:
         return found
 
     async def begin_round(self, *clients: str) -> None:
-        """Have clients join, each on a host of its own name, and select them all."""
+        """Connect clients, each on a host of the same name, and select all of them."""
         run = self.run
         self.handle(rounds.Started())
         actions = self.handle(rounds.Joined(clients, {client: client for client in clients}))
@@ -71,7 +71,7 @@ class SmallRun:
 
 
 async def small_run(folder: Path, store: Store, run_file: str = RUN_FILE) -> SmallRun:
-    """The run as a coordinator prepares it: new, or where its store and files say it is."""
+    """Prepare the run as a coordinator does: new, or resumed from its store and files."""
     plan, models = draw_up(run_file, source="test"), folder / "models"
     models.mkdir(exist_ok=True)
 

@@ -89,24 +89,24 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def see_client(store: Store, client_id: str = "a", host_id: str = "h") -> None:
-    """A client that was heard of."""
+    """Store a client as seen."""
     store.see_clients([ClientSeen(client_id=client_id, host_id=host_id, device="cpu", at=AT)])
 
 
 def digest(number: int) -> str:
-    """A BLAKE3 digest as it might be, different for each number."""
+    """Return a made-up BLAKE3 digest, different for each number."""
     return f"{number:064x}"
 
 
 def begun_run(store: Store, run_id: str = RUN.run_id) -> None:
-    """A run that may begin round 1."""
+    """Store a run that is ready for round 1."""
     store.add_run(replace(RUN, run_id=run_id))
     store.append_to_roster(run_id, ["a", "b", "c"])
     store.set_initial_model(run_id, digest(0), AT)
 
 
 def commit(key: AttemptKey, included: Sequence[str]) -> RoundCommit:
-    """A commit whose every field follows from the round."""
+    """Return a commit whose fields are derived from the round."""
     return RoundCommit(
         key=key,
         model_blake3=digest(key.round),
@@ -125,13 +125,13 @@ def commit(key: AttemptKey, included: Sequence[str]) -> RoundCommit:
 
 
 def selected(store: Store, key: AttemptKey) -> None:
-    """An attempt with the cohort `COHORT`."""
+    """Store an attempt with the cohort `COHORT`."""
     store.begin_attempt(key, [0, 1, 2], AT)
     store.set_cohort(key, COHORT)
 
 
 def committed(store: Store, key: AttemptKey) -> None:
-    """A round with a and c included; b has sent nothing."""
+    """Store a round that includes a and c; b has sent no update."""
     selected(store, key)
     for client_id in ("a", "c"):
         store.set_member(key, client_id, MemberState.RECEIVED, update=UPDATE)
@@ -139,7 +139,7 @@ def committed(store: Store, key: AttemptKey) -> None:
 
 
 def add_rounds(url: str, run_id: str, numbers: range, *, clients: Sequence[str] = "abc") -> None:
-    """Committed rounds with all these clients, put there at once; `digest` names their files."""
+    """Store committed rounds with all these clients; `digest` names their files."""
     engine = create_engine(url)
     keys = [{"run_id": run_id, "round": number, "attempt": 1} for number in numbers]
     begun = {"begun_at": AT.isoformat(), "available": "[]", "spent": 0}

@@ -1,4 +1,4 @@
-"""Rounds of a strategy without processes: real files, the real reduction, clients as functions."""
+"""Rounds of a strategy without processes: files and reduction are real, clients are functions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Sent:
 
 
 class Rounds:
-    """A strategy at work in a folder; `state` and `model` are as after the last round."""
+    """Rounds of a strategy in a folder; `state` and `model` are those after the last round."""
 
     def __init__(
         self, strategy: Strategy, model: Arrays, folder: Path, *, buffers: Sequence[str] = ()
@@ -57,9 +57,9 @@ class Rounds:
         weights: Mapping[str, float] | None = None,
         aside: Collection[str] = (),
     ) -> Arrays:
-        """One round with these updates, in the order of the mapping; the model it makes.
+        """Play one round with these updates, in the order of the mapping; return the new model.
 
-        weights: what they count with. aside: clients whose updates the selector sets aside.
+        weights: weights of the updates by client. aside: clients that the selector excludes.
         """
         self.number += 1
         layout = Layout.of(self.model)

@@ -138,9 +138,9 @@ class SumFederation:
     async def start(
         self, clients: Sequence[str] = (), *, port: int | None = None, **changes: Any
     ) -> None:
-        """Start the hosts of these clients, by default of all, and wait until they attend.
+        """Start the hosts of these clients, by default of all, and wait until they are connected.
 
-        port: where they attend; by default the coordinator's own.
+        port: port to which they connect; by default the coordinator's.
         """
         for name in clients or self.members.names:
             host = self.members.host(name, port or self.port, self.folder, **changes)
@@ -177,7 +177,7 @@ class SumFederation:
         )
 
     def counts(self, clients: Sequence[str]) -> NDArray[np.int64]:
-        """The true counts of some clients together."""
+        """Return the sum of some clients' true counts."""
         task = Digits(clients=len(self.members.names))
         total: NDArray[np.int64] = np.zeros(10, np.int64)
         for client in clients:
@@ -189,12 +189,12 @@ class SumFederation:
         return SumLedger(self.folder / host_of(client) / "sums")
 
     async def finished(self, run_file: str) -> RunRow:
-        """The row of a run that has been started and is over."""
+        """Start a run, wait until it has ended, and return its row."""
         row = await self.coordinator.start_run(run_file)
         return await self.ended(row.run_id)
 
     async def watched(self, run_file: str) -> tuple[RunRow, list[str]]:
-        """The row of a run that has been started and is over, and the texts of its notices."""
+        """Start a run and wait until it has ended; return its row and the texts of its notices."""
         row = await self.coordinator.start_run(run_file)
         driver = self.coordinator.runs.driver(row.run_id)
         assert driver is not None
@@ -239,7 +239,7 @@ async def sum_federation(
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     **coordinator: Any,
 ) -> AsyncIterator[SumFederation]:
-    """A coordinator that serves; its hosts are started by `start`."""
+    """Run a coordinator; `start` starts its hosts."""
     values: dict[str, Any] = {
         "state_directory": folder / "coordinator",
         "heartbeat_seconds": 0.2,
@@ -273,7 +273,7 @@ async def sum_federation(
 
 @contextlib.contextmanager
 def silent(monkeypatch: Any, stages: Mapping[str, MessageType]) -> Iterator[None]:
-    """Hosts of these clients never answer from this message of the coordinator on.
+    """Make clients stop answering from a message on. stages: that message, by client.
 
     A stage that waits only for silent clients times out at once; other stages keep their time.
     """
@@ -298,7 +298,7 @@ def silent(monkeypatch: Any, stages: Mapping[str, MessageType]) -> Iterator[None
 
 @contextlib.contextmanager
 def holding(monkeypatch: Any, counts: Mapping[str, list[int]]) -> Iterator[None]:
-    """The clients hold these numbers of samples, by class."""
+    """Set the clients' numbers of samples by class."""
     honest = SumSessions.answer
 
     async def answer(self: SumSessions, instruction: rpc.Instruction, count: Any) -> Any:

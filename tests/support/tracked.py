@@ -1,4 +1,4 @@
-"""Runs and rounds as sinks get them."""
+"""Runs and rounds as passed to sinks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FINISHED = replace(TRACKED, state="finished", changed_at=AT + timedelta(seconds=
 
 
 def tracked_round(number: int) -> TrackedRound:
-    """A round whose numbers follow from its own; every second one was evaluated."""
+    """Return a round with values derived from its number; every second round was evaluated."""
     measures = {"loss": 1 / number, "accuracy": 0.75} if number % 2 == 0 else {}
     return TrackedRound(
         number=number,

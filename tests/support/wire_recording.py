@@ -1,5 +1,4 @@
-"""Everything that a coordinator receives and sends, as it is on the wire inside TLS, and a search
-for numbers in it."""
+"""Records the plaintext of all messages of a coordinator, and searches it for numbers."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 @dataclass
 class Recording(grpc.aio.ServerInterceptor):
-    """The outermost interceptor of a server: it sees serialised messages, each as gRPC gives it.
+    """The outermost interceptor of a server; it records serialised messages.
 
-    spool: a folder whose files are kept a copy of whenever an update has been received.
+    spool: folder whose files are copied whenever an update was received.
     """
 
     spool: Path | None = None
     received: dict[str, list[bytes]] = field(default_factory=dict)
-    """By method."""
+    """Messages by method."""
     sent: dict[str, list[bytes]] = field(default_factory=dict)
     spooled: dict[str, bytes] = field(default_factory=dict)
 
@@ -82,7 +81,7 @@ def forms(number: int) -> Mapping[str, bytes]:
 
 
 def traces(numbers: Iterable[int], places: Mapping[str, bytes]) -> set[tuple[str, str]]:
-    """(place, form) wherever one of the numbers is found."""
+    """Return (place, form) of each occurrence of one of the numbers."""
     return {
         (place, form)
         for number in numbers

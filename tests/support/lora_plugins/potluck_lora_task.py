@@ -56,14 +56,14 @@ class Adapted(nn.Module):
 
 
 class Descent(Trainer):
-    """Least squares."""
+    """Trainer that minimises the squared error."""
 
     measures: ClassVar = {"loss": Measure(label="squared error", lowest=0)}
 
     def train(
         self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
     ) -> Contribution:
-        """Ten steps, in the client's rank; with `spoils` the frozen layer moves as well."""
+        """Make ten steps in the client's rank; with `spoils`, the frozen layer changes too."""
         inputs, targets, spoils = data
         number = int(settings.client.rpartition("-")[2])
         model[0].keep_rank(RANKS[number % len(RANKS)])
@@ -82,7 +82,7 @@ class Descent(Trainer):
         return Contribution(samples=len(inputs), steps=10)
 
     def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
-        """On the coordinator's samples."""
+        """Evaluate on the coordinator's samples."""
         inputs, targets, _ = data
         with torch.no_grad():
             errors = (model(inputs) - targets).square().mean(dim=1)
@@ -91,7 +91,7 @@ class Descent(Trainer):
 
 @dataclass(frozen=True, kw_only=True)
 class MixedRanks(Task):
-    """`spoils`: whether trainings change what is frozen."""
+    """`spoils`: True if trainings change the frozen layer."""
 
     spoils: bool = False
 

@@ -1,4 +1,4 @@
-"""A strategy that spoils the model as long as the file that POTLUCK_SPOIL names is there."""
+"""A strategy that replaces the model by zeros while the file named by POTLUCK_SPOIL exists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Strategy(FedAvg):
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """As FedAvg does, or worse."""
+        """Return FedAvg's model, or zeros."""
         weights, state = super().apply(state, model, combined, context)
         if Path(os.environ["POTLUCK_SPOIL"]).exists():
             weights = {name: np.zeros_like(array) for name, array in weights.items()}

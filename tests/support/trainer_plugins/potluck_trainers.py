@@ -1,4 +1,4 @@
-"""A task with a trainer of its own, on named arrays, which one client's fault spoils. No torch."""
+"""A task with its own trainer for named arrays. An option sets one client's fault. No torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAMPLES = 40
 
 @dataclass(frozen=True)
 class Stream:
-    """Points (x, y) of a line with noise, made while they are used."""
+    """Noisy points (x, y) of a line, generated on iteration."""
 
     client: str
     seed: int
@@ -62,7 +62,7 @@ class Descent(Trainer):
     def train(
         self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
     ) -> Contribution:
-        """One pass, a step for each point."""
+        """Make one pass, with one step per point."""
         faulty = self._fault if data.client == "client-1" else ""
         self._fail(faulty, model)
         count, total = 0, 0.0
@@ -102,7 +102,7 @@ class Descent(Trainer):
             time.sleep(0.01)
 
     def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
-        """Over the points. Notes the circumstances in the client's folder."""
+        """Evaluate on the points. Write the settings to the client's folder."""
         if settings.client is not None:
             note = f"{settings.client} {settings.seed} {settings.device}"
             (settings.folder() / "evaluation").write_text(note)
@@ -135,21 +135,21 @@ class CountedDescent(Descent):
     capabilities = Descent.capabilities | {Capability.LABEL_COUNTS}
 
     def label_counts(self, data: Any) -> list[int]:
-        """Two classes."""
+        """Return the counts of x ≤ 0 and x > 0."""
         right = sum(x > 0 for x, _ in data)
         return [SAMPLES - right, right]
 
     def samples(self, data: Any) -> int:
-        """All of them."""
+        """Return the number of points."""
         return SAMPLES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Task):
-    """`fault`: of client-1's training, as `Descent` has them, or of its evaluation. unable: number
-    of clients, from client-0 on, whose evaluation raises TrainingError, or hangs where the fault is
-    "evaluation-hangs". coordinator: whether the coordinator has data to measure on, "" for none,
-    and what happens there: "measures", "raises", "hangs" or "undeclared"."""
+    """`fault`: fault of client-1's training (see `Descent`) or evaluation. unable: number of
+    clients, from client-0, whose evaluation raises TrainingError, or hangs if the fault is
+    "evaluation-hangs". coordinator: "" if the coordinator has no evaluation data; otherwise the
+    result of its evaluation: "measures", "raises", "hangs" or "undeclared"."""
 
     fault: str = ""
     unable: int = 0
@@ -174,15 +174,15 @@ class Line(Task):
         return ClientData(train=Stream(client, number), held_out=Stream(client, 1000 + number))
 
     def evaluation_data(self, data: Path | None) -> Stream | None:
-        """The clients evaluate, unless the coordinator does."""
+        """Return the coordinator's samples; None if the clients evaluate."""
         return Stream(self.coordinator, 99) if self.coordinator else None
 
 
 class CountedLine(Line):
-    """The same with label counts."""
+    """`Line` with label counts."""
 
     classes: ClassVar[int] = 2  # type: ignore[misc]  # of the class, as tasks may have it
 
     def trainer(self) -> Trainer:
-        """It counts."""
+        """Return the trainer that counts labels."""
         return CountedDescent(self.fault)

@@ -1,4 +1,4 @@
-"""Takes away what Python has on Linux and not on macOS, in each process that finds this first."""
+"""Removes functions that Python has on Linux and not on macOS, in processes that import this."""
 
 import os
 import signal
