@@ -139,7 +139,9 @@ async def test_a_model_is_fetched_once_to_answer_and_to_train(federation: Federa
         assert hosts * size <= committed.bytes_down < (hosts + 1) * size
 
 
-async def test_clients_that_do_not_answer_in_time_are_done_without(federation: Federation) -> None:
+async def test_selection_continues_without_clients_that_answer_too_late(
+    federation: Federation,
+) -> None:
     federation.points.hold("question-client-3")
     run_id = await federation.start_run("round.question_deadline_seconds=8.0")
     await until(lambda: federation.points.reached("answer-1"))

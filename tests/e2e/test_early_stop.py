@@ -135,7 +135,7 @@ async def test_the_best_model_is_kept_given_out_and_deleted(
     assert undisturbed.best.model_blake3 in kept(federation)  # of the runs before
 
 
-async def test_a_run_that_goes_by_no_measure_says_so(
+async def test_requesting_the_best_model_of_a_run_without_metric_is_an_error(
     federation: Federation, tmp_path: Path
 ) -> None:
     plain = tomlkit.parse(federation.files.run_file)

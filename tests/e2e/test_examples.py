@@ -63,7 +63,7 @@ async def test_four_hospitals(tmp_path: Path) -> None:
         assert min(federated.mean(), alone.mean(), pooled.mean()) > 60
 
 
-async def test_segmentation(tmp_path: Path) -> None:
+async def test_the_segmentation_example_improves_its_dice_score(tmp_path: Path) -> None:
     with reserved_port() as port:
         said = await carried_out(installed("segmentation", tmp_path), port)
     found, losses = shown("Dice", said), shown("training Dice loss", said)

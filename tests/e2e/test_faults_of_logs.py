@@ -89,7 +89,7 @@ def flip_a_bit(path: Path, place: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-async def test_rounds_that_a_flipped_bit_takes_away_are_said(
+async def test_rounds_lost_to_a_flipped_bit_are_reported(
     shared: Federation, undisturbed: str
 ) -> None:
     with reader(shared):

@@ -459,7 +459,7 @@ async def test_empty_and_refused_views_show_a_remedy(
         assert await fits(page)
 
 
-async def test_a_fault_and_too_many_windows_are_said_and_pass_by_themselves(
+async def test_a_fault_and_too_many_windows_are_shown_until_they_are_over(
     browser: Browser,
     server: OpenPage,
     service: FakeOperatorService,

@@ -385,7 +385,7 @@ async def test_abandoned_work_that_is_asked_for_again_is_done(scene: Scene) -> N
         assert (await scene.fake.completed("a")).content == first.content
 
 
-async def test_what_is_abandoned_before_it_comes_is_refused_once(scene: Scene) -> None:
+async def test_an_instruction_abandoned_before_its_arrival_is_refused_once(scene: Scene) -> None:
     model = scene.model()
     async with scene.host():
         scene.fake.instruct(_abandon("a"))

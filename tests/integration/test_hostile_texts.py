@@ -131,7 +131,7 @@ def assert_plain_in_log(federation: Federation) -> None:
 
 
 @pytest.mark.parametrize("command", [["runs"], ["clients"], ["watch"]], ids=lambda one: one[0])
-async def test_what_commands_print_of_it_is_plain(
+async def test_commands_print_hostile_texts_as_plain_text(
     federation: Federation, command: list[str]
 ) -> None:
     async with RawHost.of(federation.files.hosts[2]) as host:

@@ -140,7 +140,7 @@ async def test_a_store_that_sends_another_model_is_waited_for(scene: Scene) -> N
     assert scene.fake.distrusted == 8
 
 
-async def test_a_store_that_has_another_update_is_waited_for(scene: Scene) -> None:
+async def test_an_upload_is_repeated_while_the_store_sends_other_bytes(scene: Scene) -> None:
     scene.fake.mismatches = 5
     with capture_logs() as logs:
         assert await scene.deliver() == UPDATE

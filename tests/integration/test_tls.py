@@ -337,7 +337,7 @@ async def test_an_address_needs_host_and_port(address: str, federation: TestFede
         channel(address, federation.operator)
 
 
-async def test_a_silent_port_and_a_taken_one_are_told(federation: TestFederation) -> None:
+async def test_a_silent_port_and_a_port_in_use_are_errors(federation: TestFederation) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(RuntimeError, match="Failed to bind"):

@@ -100,7 +100,7 @@ async def test_a_frozen_process_makes_way_and_does_not_come_back(tmp_path: Path)
             assert log.read_text().count('"attending"') == 1
 
 
-async def test_a_client_was_seen_when_its_host_was_heard_last(tmp_path: Path) -> None:
+async def test_last_seen_is_the_time_of_the_hosts_last_message(tmp_path: Path) -> None:
     async with federation_of_one(tmp_path) as federation:
         came = await last_seen(federation)
         while_there = await seen_since(federation, came + timedelta(seconds=1))

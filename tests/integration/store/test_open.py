@@ -231,7 +231,7 @@ def test_a_column_that_its_number_does_not_have_yet_is_named(url: str) -> None:
     assert "(rounds.best_round is there already)" in refused(url)
 
 
-def test_a_column_besides_matters_only_if_it_must_be_given(url: str) -> None:
+def test_an_unknown_column_is_refused_only_if_it_is_required(url: str) -> None:
     Store.open(url).close()
     run_sql(url, "ALTER TABLE clients ADD COLUMN note TEXT")
     Store.open(url).close()

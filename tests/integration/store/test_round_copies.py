@@ -75,9 +75,7 @@ def rows_in(url: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
     return found
 
 
-def test_copies_put_into_an_empty_database_are_all_that_was_there(
-    url: str, another_url: str
-) -> None:
+def test_copies_restore_everything_into_an_empty_database(url: str, another_url: str) -> None:
     with Store.open(url) as store:
         eventful(store)
         made = copies(store)

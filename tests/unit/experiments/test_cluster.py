@@ -83,7 +83,7 @@ def test_what_lacks_is_named(need: CellNeed, nodes: list[dict[str, float]], text
         st.builds(node, st.integers(0, 64), st.integers(0, 8), st.just(256 * GIB)), max_size=5
     ),
 )
-def test_more_machines_never_carry_less(
+def test_more_machines_never_have_places_for_fewer_cells(
     hosts: int, gpus: float, apart: bool, nodes: list[dict[str, float]]
 ) -> None:
     need = need_of(hosts, gpus=gpus, apart=apart)

@@ -213,7 +213,7 @@ def test_seeds_are_listed_by_numbers_and_ranges(text: str, seeds: tuple[int, ...
         ("0-9998,20000-20001", "must have at most 10000 seeds"),
     ],
 )
-def test_what_is_no_list_of_seeds_is_refused(text: str, why: str) -> None:
+def test_an_invalid_list_of_seeds_is_refused(text: str, why: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^--seeds {why}"):
         seeds_in(text)
 

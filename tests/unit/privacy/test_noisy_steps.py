@@ -133,7 +133,7 @@ def test_batches_are_poisson_samples_until_the_granted_steps_are_used_up() -> No
     assert settings.privacy.within_terms
 
 
-def test_a_subset_is_sampled_instead_of_the_whole_it_is_of() -> None:
+def test_batches_of_a_subset_contain_only_its_samples() -> None:
     data = Subset(samples(), range(7))
     model = network()
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1.0)

@@ -157,7 +157,7 @@ def test_simulated_seconds_tell_samples_only_where_these_are_told() -> None:
         check_pace(DisclosurePolicy(weighting=Weighting.BUCKETED), "a", 0.5)
 
 
-def test_noise_that_telling_the_samples_undoes_is_noticed() -> None:
+def test_sample_counts_undermine_add_remove_noise_unless_weights_are_equal() -> None:
     assert DisclosurePolicy(adjacency="add-remove").undermined
     assert not DisclosurePolicy(adjacency="add-remove", weighting=Weighting.EQUAL).undermined
     assert not DisclosurePolicy().undermined

@@ -144,7 +144,7 @@ def test_a_step_is_what_finite_differences_say() -> None:
     np.testing.assert_allclose(network.weight.grad, expected, rtol=1e-9)
 
 
-def test_weights_belong_to_samples_also_where_quotas_leave_some_out() -> None:
+def test_weights_belong_to_samples_even_if_quotas_skip_some() -> None:
     network, samples = linear(), data(5)
     given = context(network, 9, direction=torch.eye(2), positions=torch.tensor([1, 3, 4, 7, 8]))
     keep = descended(given, network, samples, [0, 2]).keep

@@ -62,7 +62,7 @@ def test_every_partition_is_checked() -> None:
         ("waterbirds-dist", [[3498, 184], [56, 1057]]),  # the training set of WaterBirds
     ],
 )
-def test_totals(name: str, total: list[list[int]]) -> None:
+def test_interaction_matrices_have_the_papers_totals(name: str, total: list[list[int]]) -> None:
     assert interaction_matrices(name).sum(axis=0).tolist() == total
 
 

@@ -195,7 +195,7 @@ def test_honest_counts_are_received() -> None:
         ({"group_correct": []}, "group_correct has 0, expected 2 entries"),
     ],
 )
-def test_counts_that_no_evaluation_gives_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_impossible_evaluation_counts_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ProtocolError, match=message):
         received(**changes)
 

@@ -32,7 +32,7 @@ def test_every_sample_has_one_label() -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_the_first_sample_that_is_no_number_is_named(bad: float) -> None:
+def test_the_first_sample_with_nan_or_infinity_is_named(bad: float) -> None:
     inputs = torch.ones(10_000, 2, 2)
     inputs[[6000, 9000], 1, 0] = bad
     labels = torch.zeros(10_000, dtype=torch.int64)

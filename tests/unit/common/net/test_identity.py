@@ -113,7 +113,7 @@ def test_uri_vectors() -> None:
         ("", False),
     ],
 )
-def test_may_speak_for(client: str, allowed: bool) -> None:
+def test_a_host_may_speak_for_its_own_clients_only(client: str, allowed: bool) -> None:
     identity = host("hospital-a", "client-0:23", "silo-00:09")
     assert identity.may_speak_for(client) is allowed
 

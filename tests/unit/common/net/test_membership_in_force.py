@@ -72,7 +72,9 @@ def test_two_memberships_of_one_epoch_are_not_both_believed(tmp_path: Path) -> N
         (b"{}", "Field required"),
     ],
 )
-def test_what_can_not_be_believed_changes_nothing(tmp_path: Path, text: bytes, why: str) -> None:
+def test_an_invalid_membership_is_rejected_and_changes_nothing(
+    tmp_path: Path, text: bytes, why: str
+) -> None:
     found = opened(tmp_path)
     heard: list[int] = []
     found.listen(lambda members: heard.append(members.epoch))

@@ -49,7 +49,7 @@ def test_on_windows_each_program_says_at_once_where_it_works(program: str) -> No
     assert "WSL2" in line
 
 
-def test_on_windows_the_python_package_says_so_too() -> None:
+def test_importing_the_package_on_windows_is_an_error() -> None:
     code = "import sys; sys.platform = 'win32'; import potluck.federation"
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False

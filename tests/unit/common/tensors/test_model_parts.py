@@ -286,7 +286,9 @@ def test_of_arrays_by_name_some_are_kept() -> None:
         ),
     ],
 )
-def test_what_can_not_be_kept_is_named(values: dict[str, object], why: str) -> None:
+def test_a_part_that_clients_can_not_keep_is_rejected_with_a_reason(
+    values: dict[str, object], why: str
+) -> None:
     with pytest.raises(ConfigurationError, match=why):
         divided(made(), ModelTable.model_validate(values), None)
 

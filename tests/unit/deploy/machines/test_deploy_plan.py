@@ -424,7 +424,7 @@ def test_a_root_of_another_federation_is_refused(tmp_path: Path) -> None:
         read_files(parties[0], found)
 
 
-def test_a_key_that_was_made_elsewhere_is_told(tmp_path: Path) -> None:
+def test_a_private_key_on_another_machine_is_an_error(tmp_path: Path) -> None:
     found = inventory().model_copy(update={"pki": tmp_path / "pki"})
     parties = parties_on(found.machines, found)
     issue_missing(parties, found)

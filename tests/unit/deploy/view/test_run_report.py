@@ -40,7 +40,7 @@ def committed(number: int, accuracy: float, **states: rpc.MemberState.ValueType)
 ROUNDS = [committed(1, 0.5, c2=INCLUDED, c1=LOST), committed(2, 0.75, c1=INCLUDED, c2=INCLUDED)]
 
 
-def test_a_lost_client_spoils_what_was_planned() -> None:
+def test_a_lost_client_lowers_the_realised_label_entropy() -> None:
     report = run_report(ROUNDS, 2, CLIENTS)
     assert list(report.population.ids) == ["c1", "c2", "c10"]
     assert report.planned[1].tolist() == [1, 0]

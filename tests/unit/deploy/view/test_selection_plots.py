@@ -18,7 +18,7 @@ from potluck.server.selectors.uniform import Uniform
 TRIPLETS = [[1, 0, 0], [0, 0, 0], [np.nan] * 3, [0.2, 0.1, 0.7]]
 
 
-def test_labels_of_cohorts() -> None:
+def test_cohort_labels_have_entropy_and_distance_to_balanced() -> None:
     counts = np.array([[4.0, 0], [0, 4], [6, 2], [np.nan, np.nan]])
     found = cohort_labels(
         counts, {1: np.array([0, 1]), 2: np.array([0]), 3: np.array([0, 3]), 4: np.array([3])}

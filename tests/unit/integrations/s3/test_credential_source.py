@@ -39,7 +39,7 @@ def test_a_file_that_is_none_is_refused_without_showing_it(tmp_path: Path, text:
     assert str(path) in raised.value.message
 
 
-def test_nothing_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_environment_variables_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     with pytest.raises(ConfigurationError, match="AWS_SECRET_ACCESS_KEY"):
         read_credentials(None)

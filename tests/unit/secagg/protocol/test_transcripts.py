@@ -246,7 +246,7 @@ TestCoordinator = Coordinator.TestCase
 TestCoordinator.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
 
 
-def test_a_pair_of_shares_has_one_way_out() -> None:
+def test_a_pair_of_shares_can_only_be_taken_or_packed() -> None:
     assert [name for name in vars(SharePair) if not name.startswith("_")] == ["take", "packed"]
 
 

@@ -157,7 +157,7 @@ async def test_data_of_another_epoch_are_asked_for(store: Store) -> None:
     assert len(store.profiles()) == 3
 
 
-async def test_who_is_gone_is_not_waited_for(store: Store) -> None:
+async def test_disconnected_clients_are_not_awaited(store: Store) -> None:
     attendance = Attendance(time.monotonic)
     found = await admitted(store, attendance, ["a"])
     collected = await found.collect(["a"], tag="1.1/profile", present=lambda _: False)

@@ -206,7 +206,7 @@ def test_a_run_with_noise_at_the_coordinator_takes_its_path_and_asks_hosts_for_n
         ({"strategy": "fedconcat"}, "fedconcat"),
     ],
 )
-def test_what_would_let_numbers_without_noise_choose_models_is_refused(
+def test_private_runs_refuse_settings_that_use_numbers_without_noise(
     changes: dict[str, str], words: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):

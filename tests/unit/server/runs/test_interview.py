@@ -121,6 +121,6 @@ def test_questions_that_make_no_sense(changes: dict[str, Any], why: str) -> None
     assert caught.value.message.startswith("selector 'odd' ")
 
 
-def test_what_is_no_question_is_none() -> None:
+def test_yielding_a_value_that_is_not_a_question_is_an_error() -> None:
     with pytest.raises(RunError, match="yielded a int, not an Ask"):
         check_ask(3, CONTEXT, "odd")

@@ -103,7 +103,7 @@ def with_total(counts: Counts) -> Population:
     stop_early=st.booleans(),
     real=st.booleans(),
 )
-def test_clients_tell_what_the_coordinator_would_have_computed(
+def test_the_protocol_selects_as_a_coordinator_that_knows_all_counts(
     counts: Counts, seed: int, stop_early: bool, real: bool
 ) -> None:
     selector = (DcReal if real else DcBalanced)(added=2, stop_early=stop_early)

@@ -160,7 +160,7 @@ def test_with_equal_normalizers_fednova_is_fedavg(
     np.testing.assert_allclose(nova["w"], average["w"], rtol=1e-5, atol=1e-4)
 
 
-def test_hosts_that_say_no_normalizer_are_normalised_by_steps(tmp_path: Path) -> None:
+def test_updates_without_a_normalizer_are_normalised_by_steps(tmp_path: Path) -> None:
     updates = {
         "a": Sent(weights=vector(8.0), steps=2),
         "b": Sent(weights=vector(8.0), steps=6),

@@ -177,7 +177,7 @@ def check_alike(scene: Scene, *, tolerance: float = 1e-4) -> None:
     dropout=st.sampled_from([0.0, 0.3]),
     mu=st.sampled_from([0.0, 0.5]),
 )
-def test_clients_come_out_as_if_trained_one_by_one(
+def test_batched_clients_get_the_weights_of_separate_trainings(
     tmp_path_factory: pytest.TempPathFactory,
     sizes: list[int],
     amount: dict[str, Any],

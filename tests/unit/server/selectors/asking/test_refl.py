@@ -37,7 +37,7 @@ def test_the_least_available_come_first(chances: list[float]) -> None:
     assert taken == sorted(round(chance, 12) for chance in chances)[:count]
 
 
-def test_ties_are_drawn() -> None:
+def test_clients_with_equal_answers_are_drawn_at_random() -> None:
     federation = population(3)
     drawn = Counter(
         int(select(Refl(), Refl().init(federation), context(federation, 1, seed=seed)).rows[0])
