@@ -25,6 +25,7 @@ _NAMED = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing/index.md",
     "CHANGELOG.md": "changes.md",
+    "SECURITY.md": "security/reporting.md",
 }
 MOVED = {
     "architecture.md": "contributing/architecture.md",
