@@ -35,7 +35,7 @@ PLUGIN = Path(__file__).parent / "plugin"
 
 
 class PrivateMemory:
-    """Private anonymous memory of a process (RssAnon), in bytes; cheap enough to be asked often."""
+    """Private anonymous memory of a process (RssAnon), in bytes. Reading it often is cheap."""
 
     def __init__(self, pid: int) -> None:
         self._path = Path(f"/proc/{pid}/statm")

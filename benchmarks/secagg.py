@@ -277,7 +277,7 @@ class Bench:
 
 
 def measure(clients: int, length: int, drop: int, repeats: int) -> dict[str, Any]:
-    """Return the CPU milliseconds of one session, and of as many keystreams as it needs."""
+    """Return the CPU milliseconds of one session, and of the keystreams that it needs."""
     bench = Bench(clients, length, repeats)
     dropped = {f"c{index:03}" for index in range(clients - drop, clients)}
     mask_limit = [keystream_seconds(clients, 4 * length)]

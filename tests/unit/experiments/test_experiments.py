@@ -252,11 +252,11 @@ def test_four_papers_are_ready() -> None:
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_a_preset_is_a_run_file_that_says_what_is_ours(name: str) -> None:
+def test_a_preset_is_a_valid_run_file_that_marks_assumed_values(name: str) -> None:
     preset = preset_named(name)
     text = preset_run_file(preset)
     assert parse_run_file(text, source=name).task.name == preset.run["task"]["name"]
-    assert text.count("ours: ") == len(preset.assumptions)
+    assert text.count("assumed: ") == len(preset.assumptions)
     plan = draw_up(text, source=name)
     assert set(preset.disclosure.get("questions", ())) == plan.selector.asks_questions
 

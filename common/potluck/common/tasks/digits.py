@@ -99,7 +99,7 @@ class Digits(LabelNoise, Task):
         """Return a perceptron with one hidden layer of 64."""
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
-    def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002 - comes with Potluck
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002  the data are in the package
         """Return the data of a client: the part whose number is at the end of the client's id."""
         part = part_number(client, self.clients, task="digits")
         parts, _, _ = _split_digits(self)
@@ -118,11 +118,11 @@ class Digits(LabelNoise, Task):
         """Return an empty tuple: the digits are part of Potluck."""
         return ()
 
-    def evaluation_data(self, data: Path | None) -> Examples | None:  # noqa: ARG002 - as above
+    def evaluation_data(self, data: Path | None) -> Examples | None:  # noqa: ARG002
         """Return forty images of each digit; None if `central_test` is False."""
         return self._examples(_split_digits(self)[1]) if self.central_test else None
 
-    def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002 - as above
+    def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002
         """Return the inputs of the public images; None if there are none."""
         return _plain(_split_digits(self)[2]).inputs if self.public else None
 
@@ -188,7 +188,7 @@ class ColoredDigits(Task):
             nn.Flatten(), nn.Linear(3 * 16 * 16, 128), nn.ReLU(), nn.Linear(128, 2)
         )
 
-    def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002 - comes with Potluck
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002  the data are in the package
         """Return the data of a client: the part whose number is at the end of the client's id."""
         part = part_number(client, self.clients, task="colored-digits")
         parts, _, _, colors = _split_colored(self)
@@ -202,12 +202,12 @@ class ColoredDigits(Task):
         """Return an empty tuple: the digits are part of Potluck."""
         return ()
 
-    def evaluation_data(self, data: Path | None) -> Examples:  # noqa: ARG002 - as above
+    def evaluation_data(self, data: Path | None) -> Examples:  # noqa: ARG002
         """Return twenty images of each digit in each colour."""
         _, test, _, colors = _split_colored(self)
         return _colored(test, colors)
 
-    def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002 - as above
+    def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002
         """Return the inputs of the public images; None if there are none."""
         _, _, public, colors = _split_colored(self)
         return _colored(public, colors).inputs if self.public else None

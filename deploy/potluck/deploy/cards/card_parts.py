@@ -16,8 +16,10 @@ class CardPart(BaseModel):
 class CardCoverage(CardPart):
     """Number of clients and samples behind a metric's value."""
 
-    clients: int = Field(description="Clients that measured it; 0 if the coordinator measured it.")
-    asked: int = Field(description="Clients that were asked for it and hold samples.")
+    clients: int = Field(
+        description="Clients that sent the metric; 0 if the coordinator measured it."
+    )
+    asked: int = Field(description="Clients with samples that were asked for the metric.")
     samples: int = Field(description="Samples; 0 if masked updates hide the number.")
     partial: bool = Field(description="True if fewer clients than the run requires measured it.")
 

@@ -53,7 +53,7 @@ async def card_of_run(
     """
     view = await _so_far(client, run_id)
     status = view.status
-    assert status is not None  # noqa: S101  # it comes first
+    assert status is not None  # noqa: S101  # the view's first event has it
     if round_number and round_number not in view.committed:
         raise NotFoundError(
             f"run {status.run_id} has no round {round_number} yet", run=status.run_id

@@ -139,7 +139,7 @@ def _coordinator(
     machine: MachineSettings, inventory: Inventory, files: PartyFiles
 ) -> DesiredContainer:
     settings = inventory.coordinator
-    assert settings is not None  # noqa: S101  # asked by the caller
+    assert settings is not None  # noqa: S101  # checked by the caller
     values = {
         **_listening(machine, settings.port),
         **inventory.member_settings(None, CONFIGURATION),

@@ -68,14 +68,16 @@ Address = Annotated[str, AfterValidator(_address)]
 class CoordinatorSettings(Settings):
     """The coordinator's container."""
 
-    machine: str = Field(description="Name of the machine that runs it.")
-    port: Port = Field(default=7443, description="The machine's port it gets.")
+    machine: str = Field(description="Name of the machine that runs the coordinator.")
+    port: Port = Field(default=7443, description="Port on the machine.")
     names: tuple[str, ...] = Field(
         default=(),
-        description="Further names and IP addresses in its certificate, beside `address`.",
+        description="Further names and IP addresses in the certificate, besides `address`.",
     )
     cpus: Cpus = None
-    memory: Memory | None = Field(default=None, description="Memory it may use, such as 4g.")
+    memory: Memory | None = Field(
+        default=None, description="Memory limit of the container, such as 4g."
+    )
     data_directory: AbsolutePath | None = Field(
         default=None, description="Folder on the machine with held-out data, if the task needs it."
     )
@@ -89,15 +91,17 @@ class CoordinatorSettings(Settings):
 class RelaySettings(Settings):
     """A relay's container."""
 
-    name: PartyName = Field(description="Its name, as in its certificate.")
+    name: PartyName = Field(description="Name in the certificate.")
     address: Address = Field(description="Address at which its hosts dial the relay, HOST:PORT.")
-    port: Port = Field(default=7443, description="The machine's port it gets.")
+    port: Port = Field(default=7443, description="Port on the machine.")
     names: tuple[str, ...] = Field(
         default=(),
-        description="Further names and IP addresses in its certificate, beside `address`.",
+        description="Further names and IP addresses in the certificate, besides `address`.",
     )
     cpus: Cpus = None
-    memory: Memory | None = Field(default=None, description="Memory it may use, such as 4g.")
+    memory: Memory | None = Field(
+        default=None, description="Memory limit of the container, such as 4g."
+    )
     metrics_port: MetricsPort = None
     settings: dict[str, Any] = Field(
         default={},
@@ -108,9 +112,9 @@ class RelaySettings(Settings):
 class HostSettings(Settings):
     """A client process."""
 
-    name: PartyName = Field(description="Its name, as in its certificate.")
+    name: PartyName = Field(description="Name in the certificate.")
     clients: tuple[str, ...] = Field(
-        min_length=1, description="The clients that it holds: ids, or ranges such as client-0:5."
+        min_length=1, description="Clients of the host: ids, or ranges such as client-0:5."
     )
     relay: PartyName | None = Field(
         default=None,
@@ -121,8 +125,8 @@ class HostSettings(Settings):
     )
     gpus: Annotated[tuple[str, ...], AfterValidator(_gpus)] = Field(
         default=(),
-        description='GPUs it gets, by index or UUID, such as ["0"]; none by default. For several\n'
-        "GPUs in parallel, use one host per GPU.",
+        description='GPUs of the host, by index or UUID, such as ["0"]; none by default. For\n'
+        "several GPUs in parallel, use one host per GPU.",
     )
     device: str | None = Field(
         default=None,
@@ -130,7 +134,9 @@ class HostSettings(Settings):
         "without GPUs.",
     )
     cpus: Cpus = None
-    memory: Memory | None = Field(default=None, description="Memory it may use, such as 16g.")
+    memory: Memory | None = Field(
+        default=None, description="Memory limit of the container, such as 16g."
+    )
     shared_memory: Memory | None = Field(
         default=None, description="Size of /dev/shm, for data loaders."
     )

@@ -28,8 +28,10 @@ class CoverageSummary(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
-    clients: int = Field(description="Clients that measured it; 0 on the coordinator's own data.")
-    asked: int = Field(default=0, description="Clients that were asked for it and hold samples.")
+    clients: int = Field(description="Clients that sent the metric; 0 on the coordinator's data.")
+    asked: int = Field(
+        default=0, description="Clients with samples that were asked for the metric."
+    )
     samples: int = Field(default=0, description="Samples; 0 if masked updates hide the number.")
     partial: bool = Field(
         default=False, description="True if fewer clients than the run requires measured it."

@@ -196,7 +196,7 @@ def experiment(
 def _show_assumptions(plan: ExperimentFile, console: Console) -> None:
     for each in plan.assumptions():
         console.print(
-            f"ours, not the paper's: {each.key}: {each.reason}", style="dim", markup=False,
+            f"assumed, not from the paper: {each.key}: {each.reason}", style="dim", markup=False,
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 

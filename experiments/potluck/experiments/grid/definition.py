@@ -181,7 +181,7 @@ class ExperimentFile(Settings):
         return None if self.preset is None else preset_named(self.preset)
 
     def assumptions(self) -> list[Assumption]:
-        """Our assumptions in the preset, which the paper does not give and this file keeps."""
+        """Return the preset's values that are not from the paper, and that this file keeps."""
         if self.paper is None:
             return []
         base = self._base()

@@ -53,8 +53,8 @@ def preset_run_file(preset: Preset) -> str:
             for name, value in table.items():
                 _add(inner, name, value, reasons.pop(f"{key}.{name}", None))
             for name in [name for name in reasons if name.startswith(f"{key}.")]:
-                ours = f"{name.partition('.')[2]}: ours: {reasons.pop(name)}"
-                inner.add(tomlkit.comment(ours))
+                assumed = f"{name.partition('.')[2]}: assumed: {reasons.pop(name)}"
+                inner.add(tomlkit.comment(assumed))
             document.add(key, inner)
     return tomlkit.dumps(document)
 
@@ -62,7 +62,7 @@ def preset_run_file(preset: Preset) -> str:
 def _add(table: Any, key: str, value: Any, reason: str | None) -> None:
     item = tomlkit.item(value)
     if reason is not None and isinstance(item, AoT):  # an array of tables has no line of its own
-        table.add(tomlkit.comment(f"{key}: ours: {reason}"))
+        table.add(tomlkit.comment(f"{key}: assumed: {reason}"))
     elif reason is not None:
-        item.comment(f"ours: {reason}")
+        item.comment(f"assumed: {reason}")
     table.add(key, item)

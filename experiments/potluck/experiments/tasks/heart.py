@@ -83,7 +83,7 @@ class Heart(Task):
         """Return the network, for `INPUTS` columns and two classes."""
         return perceptron(INPUTS, (16,) if self.network == "perceptron" else (), 2, 0.0)
 
-    def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002 - comes with Potluck
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002  the data are in the package
         """Return the patients of one hospital."""
         hospital = _hospital(client)
         inputs, labels = patients(HOSPITALS[hospital])
@@ -104,7 +104,7 @@ class Heart(Task):
         """Return no files: the patients come with Potluck."""
         return ()
 
-    def evaluation_data(self, data: Path | None) -> Examples | None:  # noqa: ARG002 - as above
+    def evaluation_data(self, data: Path | None) -> Examples | None:  # noqa: ARG002
         """Return None: the hospitals evaluate, and the coordinator holds no patients."""
         return None
 

@@ -25,7 +25,7 @@ _BYTES = np.dtype(np.uint8)
 class _ImageTask(LabelSkewTask):
     images: ClassVar[Images]
 
-    def _prepare(self, arrays: Arrays) -> Prepare:  # noqa: ARG002 - others need them
+    def _prepare(self, arrays: Arrays) -> Prepare:  # noqa: ARG002  for subclasses
         return self.images
 
 
