@@ -213,7 +213,7 @@ def notes(summary: Summary) -> Iterator[str]:
     if any(arm.published for arm in summary.arms):
         yield "Published figures are the papers' own, with their models, data and rounds."
     for each in experiment.assumptions():
-        yield f"Ours, not the paper's: `{each.key}`: {each.reason}."
+        yield f"Not from the paper: `{each.key}`: {each.reason}."
 
 
 def _coverage_notes(summary: Summary) -> Iterator[str]:
