@@ -253,7 +253,7 @@ async def test_failures_are_answered_in_one_line(scene: Scene) -> None:
 
 FAULTS = {
     "missing": "task 'faulty' failed at client 'client-0': /nowhere/features.npy: No such file",
-    "odd": "task 'faulty' failed at client 'client-0': this image is truncated; see",
+    "odd": "task 'faulty' failed at client 'client-0': this image is truncated; check",
     "torn": "task 'faulty' failed at client 'client-0': /mnt/share/scan.npy: Input/output error",
     "labels": "client 'client-0' has 20 inputs and 19 labels; task 'faulty' must give",
     "groups": "client 'client-0' has 20 inputs, 20 labels and 18 groups; task 'faulty' must give",
