@@ -45,6 +45,11 @@ NO_DATA_HERE = {
     "potluck_object_store_up": "where files go through an object store",
     "potluck:member_records_left_seconds": "where the federation has a root",
     "potluck_secure_aggregation_phase_seconds_bucket": "once something is summed securely",
+    "potluck_privacy_trainings_": "where updates have noise",
+    "potluck_privacy_near_limit_clients": "where updates have noise",
+    "potluck_privacy_refused_clients": "where updates have noise",
+    "potluck_host_privacy_near_limit_clients": "where updates have noise",
+    "potluck:trainings_privacy_spent:ratio": "where updates have noise",
 }
 RUN = """
 name = "{name}"
