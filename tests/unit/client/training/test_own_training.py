@@ -302,7 +302,8 @@ def test_measures_out_of_their_range_are_refused(tmp_path: Path) -> None:
 def test_it_answers_with_the_gradient_that_the_trainer_computes(tmp_path: Path) -> None:
     """The gradient is that of half the mean squared error at slope and offset 0."""
     asked = rpc.Instruction(client_id="client-1", round=1)
-    told = training().answer(GradientNorm(), asked, lambda: False, files(tmp_path))
+    context = training().question_context(asked, lambda: False, files(tmp_path))
+    told = GradientNorm().answer(context)
     x, y = np.array(list(Stream("client-1", 1))).T
     expected = float(np.hypot((y * x).mean(), y.mean()))
     assert told == {"gradient-norm": pytest.approx(expected), "seconds": 0.0}
@@ -314,8 +315,9 @@ def test_a_gradient_that_is_no_length_is_no_answer(
 ) -> None:
     monkeypatch.setattr(Descent, "gradient_norm", lambda *_: nonsense)
     asked = rpc.Instruction(client_id="client-1", round=1)
+    context = training().question_context(asked, lambda: False, files(tmp_path))
     with pytest.raises(TrainingError):
-        training().answer(GradientNorm(), asked, lambda: False, files(tmp_path))
+        GradientNorm().answer(context)
 
 
 def test_what_only_the_coordinator_moves_is_not_trained(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_a_peers_credential_is_what_grpc_hands_over(federation: TestFederation) 
 def test_certificates_without_one_identity_are_refused(
     tmp_path: Path, federation: TestFederation
 ) -> None:
-    with pytest.raises(IdentityError, match="holds 0 Potluck identities"):
+    with pytest.raises(IdentityError, match="contains 0 Potluck identities"):
         credential_from_pem(federation.operator.authority.read_bytes())
     with pytest.raises(IdentityError, match="is not a certificate in PEM form"):
         credential_from_pem(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
@@ -205,7 +205,7 @@ def test_certificates_without_one_identity_are_refused(
         )
         .sign(key, SHA256())
     )
-    with pytest.raises(IdentityError, match="holds 2 Potluck identities"):
+    with pytest.raises(IdentityError, match="contains 2 Potluck identities"):
         credential_from_pem(both.public_bytes(Encoding.PEM))
 
 
