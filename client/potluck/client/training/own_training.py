@@ -173,7 +173,7 @@ class OwnTraining(TaskTraining):
             self._check_model()
         except RoundClosedError:
             raise
-        except Exception as error:
+        except Exception as error:  # its text may depend on records; it stays in this log
             log.error("training with noise failed", client=client, message=str(error))
             loaded.renew()
             raise TrainerError(FAILED) from None
