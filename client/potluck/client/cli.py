@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 app = typer.Typer(
     add_completion=False,
-    help="Attends a Potluck coordinator and trains for the clients of this host.",
+    help="Connect to a Potluck coordinator, and train for the clients of this host.",
     pretty_exceptions_enable=False,
 )
 
@@ -40,21 +40,23 @@ def attend(
         Path | None, typer.Option(help="Configuration file; `potluck-client config` prints one.")
     ] = None,
     coordinator: Annotated[
-        str | None, typer.Option(help="Where the coordinator listens, HOST:PORT.")
+        str | None, typer.Option(help="Address of the coordinator, HOST:PORT.")
     ] = None,
     clients: Annotated[
-        list[str] | None, typer.Option(help="Clients to answer for, e.g. client-0:5; repeatable.")
+        list[str] | None, typer.Option(help="Clients of this host, e.g. client-0:5; repeatable.")
     ] = None,
     state_directory: Annotated[
-        Path | None, typer.Option(help="Where models and updates are kept.")
+        Path | None, typer.Option(help="Folder for models and updates.")
     ] = None,
     data_directory: Annotated[
-        Path | None, typer.Option(help="Where tasks find the clients' data.")
+        Path | None, typer.Option(help="Folder of the clients' data.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda:N or cuda:0,cuda:1.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads of PyTorch.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device: auto, cpu, cuda:N or cuda:0,cuda:1.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of CPU threads of PyTorch.")] = None,
     workers: Annotated[
-        str | None, typer.Option(help="Processes that train side by side: auto, or a number.")
+        str | None, typer.Option(help="Number of trainings in parallel, or auto.")
     ] = None,
     metrics_address: Annotated[
         str | None,
@@ -62,8 +64,8 @@ def attend(
             help="Serve /metrics, /healthz and /readyz here: a port (on 127.0.0.1) or HOST:PORT."
         ),
     ] = None,
-    log_format: Annotated[LogFormat | None, typer.Option(help="How log lines look.")] = None,
-    log_level: Annotated[LogLevel | None, typer.Option(help="Least severe line.")] = None,
+    log_format: Annotated[LogFormat | None, typer.Option(help="Format of log lines.")] = None,
+    log_level: Annotated[LogLevel | None, typer.Option(help="Minimum level of log lines.")] = None,
     version: Annotated[bool, version_option("potluck-client")] = False,
 ) -> int:
     """Connect to a coordinator and train until stopped.
@@ -100,14 +102,12 @@ def print_example() -> None:
 
 @app.command("enroll")
 def enroll(
-    folder: Annotated[Path, typer.Argument(help="Where the key is to lie.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="Folder for the key.", show_default=False)],
     name: Annotated[str, typer.Option(help="The host's name.", show_default=False)],
     federation: Annotated[str, typer.Option(help="The federation's name.", show_default=False)],
     clients: Annotated[
         list[str],
-        typer.Option(
-            help="Clients to answer for, e.g. client-0:5; repeatable.", show_default=False
-        ),
+        typer.Option(help="Clients of the host, e.g. client-0:5; repeatable.", show_default=False),
     ],
 ) -> None:
     """Make a key and a certificate request; the key never leaves this machine.
@@ -135,7 +135,8 @@ def enroll(
 def show_disclosures(
     config: Annotated[Path, typer.Option(help="The configuration file of the host.")],
     every: Annotated[
-        bool, typer.Option("--all", help="A line for each answer, evaluation, update and failure.")
+        bool,
+        typer.Option("--all", help="Show each answer, evaluation, update and failure on a line."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
@@ -183,15 +184,15 @@ def show_privacy(
 @app.command("kept")
 def show_kept(
     config: Annotated[Path, typer.Option(help="The configuration file of the host.")],
-    client: Annotated[str | None, typer.Option(help="Of this client only.")] = None,
+    client: Annotated[str | None, typer.Option(help="List only this client.")] = None,
     run: Annotated[
-        str | None, typer.Option(help="Of this run only: a beginning of its id.")
+        str | None, typer.Option(help="List only this run: the first characters of its id.")
     ] = None,
     purpose: Annotated[
-        str | None, typer.Option(help="Only what is kept for this: model, personal, correction.")
+        str | None, typer.Option(help="List only this kind: model, personal, correction.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="With -o: the run's model, as `potluck model` wrote it.")
+        Path | None, typer.Option(help="With -o: file of the run's model, from `potluck model`.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the tensors to this file.")

@@ -45,146 +45,166 @@ class ClientConfig(Settings):
     old_keys: ClassVar[Mapping[str, str]] = {"patience_seconds": "cancel_timeout_seconds"}
 
     coordinator: str = Field(
-        description="Where the coordinator listens, HOST:PORT. Hosts dial, so no port needs to be\n"
-        "opened here."
+        description="Address of the coordinator, HOST:PORT. The host opens the connection, so it\n"
+        "needs no open port."
     )
     clients: tuple[str, ...] = Field(
         min_length=1,
-        description="The clients this host answers for: ids, or ranges such as client-0:23. Its\n"
-        "certificate must allow each.",
+        description="Clients of this host: ids, or ranges such as client-0:23. The host's\n"
+        "certificate must list each of them.",
     )
     state_directory: Path = Field(
-        description="Models already fetched and updates not yet delivered; survives a restart.\n"
-        "Each client process needs its own."
+        description="Folder for fetched models and for updates that are not yet delivered;\n"
+        "needed after a restart. Each host process needs its own."
     )
     data_directory: Path | None = Field(
-        default=None, description="Where tasks find the clients' data; it never leaves this host."
+        default=None,
+        description="Folder in which tasks find the clients' data. The data never\n"
+        "leave this host.",
     )
     tags: Tags = Field(
         default_factory=dict,
-        description="What this host is, for runs that choose or spread by it: words such as\n"
-        'site = "north" or scanner = "3t". The coordinator learns them.',
+        description="Properties of this host, by which a run can restrict or spread its\n"
+        'cohorts, such as site = "north" or scanner = "3t". The coordinator learns them.',
     )
     device: str = Field(
         default="auto",
-        description="What to train on: auto (a GPU if there is one), cpu, cuda:N, or several GPUs\n"
-        "such as cuda:0,cuda:1, which then train side by side, each for another client.",
+        description="Device for training: auto (a GPU if there is one), cpu, cuda:N, or several\n"
+        "GPUs such as cuda:0,cuda:1. Several GPUs train different clients at the same time.",
     )
     deterministic: bool = Field(
         default=False,
-        description="On a GPU, use deterministic kernels only: the same bits each time, slower,\n"
-        "and an operation that has none fails. On a CPU the bits are the same anyway.",
+        description="On a GPU, use deterministic kernels only: results are then the same bit for\n"
+        "bit, but training is slower, and an operation without a deterministic kernel fails.\n"
+        "Training on a CPU is always deterministic.",
     )
     model_modules: tuple[str, ...] = Field(
         default=MODEL_MODULES,
-        description="Python modules from which a run file may name a model, MODULE:NAME; whatever\n"
-        "they offer can be called. Others are refused, whatever the coordinator says.",
+        description="Python modules from which a run file may name a model, MODULE:NAME; any\n"
+        "name in them can be called. The host refuses models of other modules.",
     )
     threads: int = Field(
         default=1,
         ge=1,
         le=1024,
-        description="CPU threads of PyTorch; the same number gives the same result bit for bit.",
+        description="Number of CPU threads of PyTorch. With the same number, results are the\n"
+        "same bit for bit.",
     )
     workers: int | Literal["auto"] = Field(
         default=1,
-        description="Trainings that go on side by side on each device, each in a process of its\n"
-        "own; auto: one for each processor that `threads` leave, as far as memory goes; on a GPU\n"
-        "no more than its memory is enough for, which the host's first training shows. For hosts\n"
-        "with many clients, as in simulations.",
+        description="Number of trainings that each device runs in parallel, each in its own\n"
+        "process. auto: one for each processor that `threads` leaves free, if the memory\n"
+        "suffices; on a GPU, as many as its memory holds, measured in the first training. For\n"
+        "hosts with many clients, as in simulations.",
     )
     choices_directory: Path | None = Field(
         default=None,
-        description="Where it is kept whether clients are trained together or one by one, where a\n"
-        "run leaves that to the host; by default in the state directory. Hosts with the same one\n"
-        "choose alike.",
+        description="Folder in which the host stores whether it trains clients together or one\n"
+        "by one, if the run leaves this choice to the host. Hosts that share a folder make the\n"
+        "same choice. Unset: in the state directory.",
     )
     cancel_timeout_seconds: float = Field(
         default=CANCEL_TIMEOUT_SECONDS,
         gt=0,
         le=86_400,
-        description="How long a cancelled task may continue. Then its thread is abandoned,\n"
-        "and the device gets a new one.",
+        description="Seconds for which a cancelled task may continue. Then its thread is\n"
+        "abandoned, and the device gets a new one.",
     )
     maximum_model_bytes: int = Field(
-        default=4 * 2**30, ge=1, description="A model announced as larger than this is refused."
+        default=4 * 2**30,
+        ge=1,
+        description="Maximum size of a model, in bytes; the host\nrefuses larger ones.",
     )
     concurrent_transfers: int = Field(
         default=4,
         ge=1,
         le=256,
-        description="Models and updates on their way at once; the others wait.",
+        description="Maximum number of models and updates in transfer at the same time; others\n"
+        "wait.",
     )
     object_stores: tuple[str, ...] = Field(
         default=(),
-        description="Object stores that this host may fetch models from and put updates to where\n"
-        "the coordinator names one: https://HOST or https://HOST:PORT; http:// is not encrypted.\n"
-        "Files go straight from and to the coordinator where there are none.",
+        description="Object stores from which this host may fetch models, and to which it may\n"
+        "send updates: https://HOST or https://HOST:PORT. http:// is not encrypted. Empty: all\n"
+        "files are exchanged with the coordinator directly.",
     )
     object_store_authority: Path | None = Field(
         default=None,
-        description="The certificate of the authority of these, where that is not public.",
+        description="CA certificate of the object stores' addresses, if the CA is not public.",
     )
     cached_models: int = Field(
         default=2,
         ge=1,
-        description="Models kept on disk, those used last; one that is here is not fetched again.",
+        description="Number of models kept on disk, the last used ones, so that they need not be\n"
+        "fetched again.",
     )
     reconnect_maximum_seconds: float = Field(
-        default=5.0, gt=0, le=3600, description="The longest pause between two attempts to connect."
+        default=5.0, gt=0, le=3600, description="Maximum seconds between two attempts to\nconnect."
     )
     metrics_address: MetricsAddress = Field(
         default="",
-        description="Where /metrics, /healthz and /readyz are served: a port (on 127.0.0.1) or\n"
-        "HOST:PORT; empty: nowhere. Over plain HTTP, unless there is metrics_tls.",
+        description="Address that serves /metrics, /healthz and /readyz: a port (on 127.0.0.1)\n"
+        "or HOST:PORT. It uses plain HTTP unless metrics_tls is set. Empty: not served.",
     )
     log_format: LogFormat = Field(
         default=LogFormat.AUTO,
-        description="auto (console on a terminal, else json), console or json.",
+        description="Format of log lines: console, json, or auto (console on a terminal, else\n"
+        "json).",
     )
-    log_level: LogLevel = Field(default=LogLevel.INFO, description="debug, info, warning or error.")
+    log_level: LogLevel = Field(
+        default=LogLevel.INFO,
+        description="Minimum level of log lines:\ndebug, info, warning or error.",
+    )
     member_key: Path | None = Field(
         default=None,
-        description="The clients' Ed25519 key, or a folder with CLIENT.key for each: what they\n"
-        "disclose is signed with it. A key that is to replace it lies in `next` beside it. Made\n"
-        "by `potluck pki member`; not needed where the federation has no root.",
+        description="File with the clients' Ed25519 key, or a folder with CLIENT.key for each\n"
+        "client; `potluck pki member` makes it. It signs what clients disclose. A folder `next`\n"
+        "beside it may hold the key that will replace it. Not needed in a federation without a\n"
+        "root.",
     )
     members: Path | None = Field(
         default=None,
-        description="members.json as the operator gives it; one that is put in its place is\n"
-        "followed. Without it, and where theirs are newer, members come from the coordinator.",
+        description="The file members.json that the operator hands out; a replaced file is read\n"
+        "again. Unset, or if the coordinator has a newer version: the coordinator's version is\n"
+        "used, if the federation root has signed it.",
     )
     federation_root: Path | None = Field(
         default=None,
-        description="The federation root's public key, root.pub: in secure sums only members that\n"
-        "it signed count. Get it from the operator, not from the coordinator.",
+        description="File root.pub with the public key of the federation root. Secure sums\n"
+        "accept only members that this key has signed. Get it from the operator, not from the\n"
+        "coordinator.",
     )
     independent_root: bool = Field(
         default=False,
-        description="Set it to true if the federation root is kept by someone who does not run\n"
-        "the coordinator. Secure sums hold against a lying coordinator only in that case. It\n"
-        "changes only what reports state.",
+        description="True if the person who keeps the federation root does not run the\n"
+        "coordinator. Only then are secure sums protected against a lying coordinator. The\n"
+        "setting only changes what reports claim.",
     )
     metrics_tls: MetricsTls | None = Field(
         default=None,
         description="Serve metrics over mutual TLS, to these scrapers only; for addresses that\n"
-        "other machines reach. Its authority is not the federation's: `potluck pki init` makes\n"
-        "one, in which each metrics address is a coordinator and each scraper an operator.",
+        "other machines can reach. It needs a TLS authority other than the federation's: create\n"
+        "one with `potluck pki init`, issue a coordinator certificate for each metrics address,\n"
+        "and an operator certificate for each scraper.",
     )
     availability: AvailabilityPlan = Field(
         default=AvailabilityPlan(),
-        description="When the clients are likely to be there. Told where a selector asks (refl)\n"
-        "and `questions` of [disclosure] allow it; nothing else depends on it.",
+        description="When the clients are expected to be available. Sent only to selectors that\n"
+        "ask for it (refl), and only if `questions` of [disclosure] allows it.",
     )
     tracing: TracingSettings = Field(
         default=TracingSettings(),
-        description="Where spans of OpenTelemetry go, of rounds that the coordinator traces.",
+        description="Collector of OpenTelemetry spans, for the rounds that the coordinator\n"
+        "traces.",
     )
     disclosure: DisclosurePolicy = Field(
         default=DisclosurePolicy(),
-        description="What may leave this host besides updates; a request beyond it is refused.",
+        description="What may leave this host besides updates; the host refuses all other\n"
+        "requests.",
     )
-    tls: TlsFiles = Field(description="Who this host is; files made by `potluck pki issue`.")
+    tls: TlsFiles = Field(
+        description="Certificate and key of this host, made by `potluck pki\nissue`."
+    )
 
     @field_validator("object_stores")
     @classmethod

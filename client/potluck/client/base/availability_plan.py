@@ -26,16 +26,16 @@ class AvailabilityPlan(Settings):
         default=1.0,
         ge=0,
         le=1,
-        description="The chance that a client is there when it is needed.",
+        description="Probability that a client is available when it is selected.",
     )
     hours: tuple[str, ...] = Field(
         default=(),
-        description='Hours in which this host is there, in UTC, such as ["20:00-06:00"]; unset,\n'
-        "all day.",
+        description='Hours in which this host is available, in UTC, such as ["20:00-06:00"].\n'
+        "Unset: all day.",
     )
     clients: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(
         default_factory=dict,
-        description="Chances of single clients that differ, e.g. clients = {client-3 = 0.2}.",
+        description="Other probabilities of single clients, e.g. clients = {client-3 = 0.2}.",
     )
 
     @field_validator("hours")

@@ -58,68 +58,72 @@ class DisclosurePolicy(Settings):
 
     signals: tuple[str, ...] = Field(
         default=(LABEL_COUNTS, TRIPLET),
-        description="What may be disclosed at all: label_counts, triplet, interaction_matrix, or\n"
-        "others that are installed. interaction_matrix has no noisy form: it discloses exact\n"
-        "counts.",
+        description="Signals that clients may disclose: label_counts, triplet,\n"
+        "interaction_matrix, or those of installed packages. interaction_matrix has no noisy\n"
+        "form: it discloses exact counts.",
     )
     exact_signals: tuple[str, ...] = Field(
         default=(),
-        description="Which signals of other packages, among `signals`, may be disclosed without\n"
-        "noise.",
+        description="Signals of installed packages, among `signals`, that clients may disclose\n"
+        "without noise.",
     )
     exact_label_counts: bool = Field(
-        default=False, description="Whether label counts may be disclosed without noise."
+        default=False, description="True to allow label counts without noise."
     )
     triplet: NoisyOrExact = Field(
         default="noisy",
-        description="noisy: noise on the matrix that a triplet is computed from; exact: also\n"
-        "allow triplets without noise. For two classes, these reveal the matrix except for names.",
+        description="noisy: triplets are computed from a matrix with noise. exact: triplets\n"
+        "without noise are allowed, too. For two classes, an exact triplet reveals the matrix,\n"
+        "except for the names of its rows and columns.",
     )
     epsilon: float = Field(
         default=1.0,
         gt=0,
         allow_inf_nan=False,
-        description="Privacy loss of a noisy disclosure, and the most that may be asked for.",
+        description="Privacy loss ε of a noisy disclosure. Runs that ask for a larger one are\n"
+        "refused.",
     )
     epsilon_budget: float = Field(
         default=4.0,
         ge=0,
         allow_inf_nan=False,
-        description="All noisy disclosures of a client together, over all data epochs, for ever.",
+        description="Maximum privacy loss ε of all noisy disclosures of a client together, over\n"
+        "all versions of its data and all runs.",
     )
     adjacency: Adjacency = Field(
         default="replace",
-        description="What noise hides: that one sample was another (replace; the number of\n"
-        "samples is public), or that it was there at all (add-remove; holds only with\n"
-        'weighting = "equal").',
+        description="Difference in data that the noise hides: replace (one sample by another;\n"
+        "the number of samples is public) or add-remove (one sample; holds only with weighting\n"
+        '= "equal").',
     )
     weighting: Weighting = Field(
         default=Weighting.EXACT,
-        description="How exactly the number of samples is told with an update: exact, bucketed (a\n"
-        "power of two) or equal (not at all). A run that asks for more is refused.",
+        description="Precision with which the number of samples is sent with an update: exact,\n"
+        "bucketed (a power of two) or equal (not sent). Runs that ask for a more precise number\n"
+        "are refused.",
     )
     updates: Literal["open", "masked", "private"] = Field(
         default="open",
-        description="How what training makes of the model leaves a client: open (the update\n"
-        "itself, or as the run wants it), masked (only as part of a secure sum over at least\n"
-        "sum_hosts hosts; runs without secure_aggregation are refused) or private (only from a\n"
-        "training with noise, within training_epsilon; runs without [privacy] are refused).",
+        description="How a client's update leaves this host. open: as the run asks for it.\n"
+        "masked: only in a secure sum over at least sum_hosts hosts; runs without\n"
+        "secure_aggregation are refused. private: only from a training with noise, within\n"
+        "training_epsilon; runs without [privacy] are refused.",
     )
     training_epsilon: float = Field(
         default=8.0,
         ge=0,
         allow_inf_nan=False,
-        description="Most privacy loss (epsilon) by all trainings with noise in one data_epoch,\n"
-        "over all runs and coordinators: of a record, and of the client where noise hides its\n"
-        "updates. The host refuses what would exceed it.\n"
-        'Trainings without noise are not counted; updates = "private" refuses them.',
+        description="Maximum privacy loss ε of all trainings with noise on one data_epoch,\n"
+        "over all runs and coordinators: of each record, and of the client if the noise hides\n"
+        "whole updates. The host refuses a training that would exceed it. Trainings without\n"
+        'noise are not counted; updates = "private" refuses them.',
     )
     training_delta: float = Field(
         default=1e-5,
         gt=0,
         le=0.01,
-        description="Chance that a record's privacy loss by trainings is larger; well below\n"
-        "1 / number of records.",
+        description="Probability δ that the privacy loss of trainings exceeds ε. Choose it well\n"
+        "below 1 / number of records.",
     )
     total_epsilon: float | None = Field(
         default=None,
@@ -131,85 +135,88 @@ class DisclosurePolicy(Settings):
     )
     sets_per_model: Literal["one", "any"] = Field(
         default="one",
-        description="Into sums over how many sets of clients a client's updates of one model may\n"
-        "go, whatever the training settings: one, or any. Two sums over nearly the same clients\n"
-        'give an update away, and with "any" also those of others who were in them.',
+        description="Number of different sets of clients with which a client's updates of one\n"
+        "model may be summed: one or any. Two sums over nearly the same clients reveal a\n"
+        'single update; with "any", this can also reveal updates of other clients.',
     )
     masked_runs: int = Field(
         default=RUNS_PER_EPOCH,
         ge=1,
         le=1_000_000,
-        description="Runs whose masked rounds the updates of one data_epoch go into. Sums of\n"
-        "several runs that differ in a setting can give single samples away: the more runs, the\n"
-        "less masks hide.",
+        description="Maximum number of runs with masked updates on one data_epoch. Sums of\n"
+        "several runs with different settings can reveal single samples: the more runs, the less\n"
+        "masks protect.",
     )
     masked_rounds: int = Field(
         default=ROUNDS_PER_EPOCH,
         ge=1,
         le=1_000_000_000,
-        description="Masked rounds that the updates of one data_epoch go into, over all runs.",
+        description="Maximum number of masked rounds on one data_epoch, over all runs.",
     )
     held_out_counts: bool = Field(
         default=False,
-        description="Whether models may be evaluated on held-out samples, where a task has\n"
-        "clients hold some out; the counts sent show how many of these are of each class.",
+        description="True to allow evaluation on held-out samples, for tasks in which clients\n"
+        "hold samples out. The counts that a host sends reveal the number of held-out samples\n"
+        "per class.",
     )
     least_group: int = Field(
         default=LEAST_GROUP,
         ge=SMALLEST_GROUP,
-        description="Fewest clients over which the coordinator may show how measures on held-out\n"
-        "samples are spread; a run with a smaller evaluation.least_group is refused.",
+        description="Minimum number of clients over which the coordinator may show the spread of\n"
+        "metrics on held-out samples. Runs with a smaller evaluation.least_group are refused.",
     )
     questions: tuple[str, ...] = Field(
         default=(),
-        description='Questions answered before a selection: "loss" (the mean loss of a model\n'
-        'that the coordinator sends; pow-d asks for it), "context" (flash), "gradient-norm" (the\n'
-        'length of the model\'s gradient; feel), "sketch" (22 sums of a local update, with a\n'
-        'training to itself; hcsfed), "label-entropy" (how even labels seem by a local update;\n'
-        "hics-fl), others that are installed. Answers in runs with [privacy] have noise and count\n"
-        "against training_epsilon. Others have none: from ten of them a coordinator that chooses\n"
-        "the model can compute the samples of each class.\n"
-        '"availability" (the plan in [availability]; refl) discloses nothing about the data.',
+        description='Questions of selectors that clients may answer: "loss" (mean loss of the\n'
+        'coordinator\'s model; pow-d), "context" (flash), "gradient-norm" (norm of the model\'s\n'
+        'gradient; feel), "sketch" (22 sums over a local update, which takes a training;\n'
+        'hcsfed), "label-entropy" (evenness of labels, estimated from a local update;\n'
+        "hics-fl), or those of installed packages. In runs with [privacy], answers have noise\n"
+        "and are charged to training_epsilon. Without noise, a coordinator that chooses the\n"
+        "model can compute the samples per class from ten answers.\n"
+        '"availability" (the plan in [availability]; refl) discloses nothing about data.',
     )
     sums: tuple[SumName, ...] = Field(
         default=("total", "cells"),
-        description="Secure sums of label counts that the clients take part in: total (over the\n"
-        "federation), cells (over groups drawn by a public coin). The coordinator learns the sum\n"
-        "and no client's counts. Needs member_key, members and federation_root.\n"
-        "unsafe-stepwise: sums over any group, one after the other, and the question\n"
+        description="Secure sums of label counts in which the clients take part: total (over the\n"
+        "federation) and cells (over random groups). The coordinator learns only the sum. They\n"
+        "need member_key, members and federation_root.\n"
+        "unsafe-stepwise: sums over any group, one after another, and the question\n"
         "label-distance, as in the paper on DC selection. These reveal each client's exact\n"
         "counts; allow them only if the data need no protection.",
     )
     exact_sums: bool = Field(
         default=False,
-        description="Whether total and cells may be sums without noise. Who knows the counts of\n"
-        "all others in one knows the last; a version of the data goes into one such sum only.",
+        description="True to allow total and cells without noise. A party that knows all other\n"
+        "clients' counts can compute the remaining client's counts from such a sum. A version of\n"
+        "the data is used in one such sum only.",
     )
     sum_hosts: int = Field(
         default=LEAST_HOSTS,
         ge=SMALLEST_LEAST_HOSTS,
-        description="Fewest distinct hosts in a secure sum; a smaller group is refused. Fewer\n"
-        "than 5 hide little from hosts that work with the coordinator. Cells are drawn to have 7\n"
-        "hosts, or this minimum if it is larger.",
+        description="Minimum number of distinct hosts in a secure sum. Fewer than 5 give little\n"
+        "protection against hosts that collude with the coordinator. Cells are drawn with 7\n"
+        "hosts, or with this minimum if it is larger.",
     )
     sum_colluding_hosts: int | None = Field(
         default=None,
         ge=0,
-        description="Hosts that may work with the coordinator against the others; unset: a third.",
+        description="Number of hosts assumed to collude with the coordinator. Unset: a third of\n"
+        "the hosts.",
     )
     data_epoch: int = Field(
         default=1,
         ge=1,
         lt=2**53,
         description="Version of the clients' data. Increase it when the data have changed, so\n"
-        "that they are disclosed again; spent budget stays spent.",
+        "that clients disclose them again. The privacy budget already spent remains spent.",
     )
 
     simulation_seed: int | None = Field(
         default=None,
         ge=0,
-        description="Only for experiments on data that need no protection: noise is drawn from\n"
-        "this seed, so that a run can be repeated. Anyone who knows the seed can remove the noise.",
+        description="Seed of the noise, so that a run can be repeated; only for experiments on\n"
+        "data that need no protection. Anyone who knows the seed can remove the noise.",
     )
 
     @field_validator("signals", "exact_signals")

@@ -29,7 +29,7 @@ def _option(flag: str, metavar: str, text: str) -> Any:
 
 _OPTIONS: dict[str, Any] = {
     "coordinator": Annotated[
-        str | None, _option("--coordinator", "HOST:PORT", "Where the coordinator listens.")
+        str | None, _option("--coordinator", "HOST:PORT", "Address of the coordinator.")
     ],
     "certificate": Annotated[
         Path | None, _option("--certificate", "FILE", "The operator's certificate.")

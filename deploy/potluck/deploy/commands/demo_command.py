@@ -52,9 +52,9 @@ _WITH_SEED = {"digits", "colored-digits"}
 """Tasks whose data are split by a seed."""
 
 
-Task = Annotated[str, typer.Option(help="What is learned.")]
+Task = Annotated[str, typer.Option(help="Task to learn.")]
 Clients = Annotated[int, typer.Option(min=1, help="Clients of the federation.")]
-Hosts = Annotated[int, typer.Option(min=1, help="Client processes that hold them.")]
+Hosts = Annotated[int, typer.Option(min=1, help="Host processes; each runs some of the clients.")]
 ClientsPerRound = Annotated[int, typer.Option(min=1, help="Clients to select in each round.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds to commit.")]
 Selectors = Annotated[
@@ -69,35 +69,33 @@ Selectors = Annotated[
 ]
 Target = Annotated[
     float,
-    typer.Option(min=0.0, max=1.0, help="Accuracy in the worst group that counts as reached."),
+    typer.Option(min=0.0, max=1.0, help="Accuracy in the worst group at which rounds are counted."),
 ]
-Strategy = Annotated[str, typer.Option(help="How updates combine.")]
+Strategy = Annotated[str, typer.Option(help="Strategy that combines updates.")]
 Seed = Annotated[
-    int, typer.Option(min=0, help="Same seed: same data of clients, same cohorts, same model.")
+    int, typer.Option(min=0, help="The same seed gives the same data, cohorts and model.")
 ]
 Device = Annotated[
-    str, typer.Option(help="What the hosts train on: cpu, auto (a GPU if there is one), cuda:N.")
+    str, typer.Option(help="Device for training: cpu, auto (a GPU if there is one), cuda:N.")
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
-        help="The folder in which tasks such as mnist find their data; `potluck data` fills it.",
+        help="Data folder of tasks such as mnist; `potluck data` fills it.",
         show_default=False,
     ),
 ]
 Folder = Annotated[
     Path | None,
     typer.Option(
-        help="Where certificates, configurations, logs and results go; a new folder under "
-        "potluck-demo if left out.",
+        help="Folder for certificates, configurations, logs and results. Default: a new folder "
+        "in potluck-demo.",
         show_default=False,
     ),
 ]
 JsonSummary = Annotated[
     bool,
-    typer.Option(
-        "--json", help="Print the summary as the last line on standard output, nothing else."
-    ),
+    typer.Option("--json", help="Print only the summary to standard output, as JSON."),
 ]
 
 

@@ -155,7 +155,7 @@ def down(
     keep_state: Annotated[
         bool, typer.Option("--keep-state", help="Keep models, runs and the hosts' state.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
 ) -> None:
     """Remove everything that `up` made, and nothing else: containers, volumes, images.
 

@@ -21,9 +21,7 @@ async def profiles(
     run_id: RunId,
     output: Annotated[
         Path,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Where to write it.", show_default=False
-        ),
+        typer.Option("--output", "-o", metavar="FILE", help="File to write.", show_default=False),
     ],
 ) -> None:
     """Write what a run's clients have disclosed to a JSON file.

@@ -44,7 +44,9 @@ async def report(
     run_id: RunId,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="FILE.png", help="The picture.", show_default=False),
+        typer.Option(
+            "--output", "-o", metavar="FILE.png", help="File to write.", show_default=False
+        ),
     ],
     as_json: AsJson = False,
 ) -> None:

@@ -212,13 +212,16 @@ async def stop(client: OperatorClient, run_id: RunId, as_json: AsJson = False) -
 async def delete(
     client: OperatorClient,
     run_id: RunId,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Delete without asking for confirmation.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete the rounds and models of a run that is over.
 
-    Models that another run has as well stay. The record of what its clients have disclosed stays,
-    since it accounts for their privacy. The command asks first; without a terminal, it needs --yes.
+    Models that other runs also have are not deleted. Nor is the record of what its clients
+    disclosed, because it accounts for their privacy. The command asks first; without a terminal,
+    it needs --yes.
 
     ```console
     potluck delete 3f9a
@@ -263,9 +266,7 @@ async def model(
     client: OperatorClient,
     output: Annotated[
         Path,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Where to write it.", show_default=False
-        ),
+        typer.Option("--output", "-o", metavar="FILE", help="File to write.", show_default=False),
     ],
     run_id: RunOrNewest = None,
     round_number: Annotated[
