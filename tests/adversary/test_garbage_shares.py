@@ -20,7 +20,7 @@ from support.sum_federation import host_of
 from potluck.common.net.membership import load_private_key
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
-from potluck.secagg.coordinator.root_in_force import RootInForce
+from potluck.secagg.coordinator.sum_session import RootInForce
 from potluck.secagg.protocol import Envelope, MessageType, Rule, SessionRecord, decode, encode
 from potluck.secagg.protocol.wire.evidence import Conviction, check_verdict
 from potluck.secagg.protocol.wire.messages import Delivery, RefusalMessage, Shares

@@ -7,9 +7,12 @@ it in the run's ledger; a client beyond the run's limit is not in the sum, and n
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+
+import numpy as np
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.interruptible import in_thread
@@ -17,18 +20,46 @@ from potluck.common.records.privacy_loss import RUN_BUDGET_SPENT
 from potluck.common.run_file.run_settings import PrivateUpdates
 from potluck.common.run_file.runfile import RunFile
 from potluck.privacy.accounting import GaussianSteps
-from potluck.privacy.coordinator.adaptive_clip import next_clip, noise_of_sum
-from potluck.privacy.coordinator.noised_sum import opened_noised_sum
+from potluck.privacy.coordinator.noised_sum import NoisedSum, opened_noised_sum, system_normals
 from potluck.privacy.coordinator.round_ledger import NoisedRound, RoundLedger, divergences
-from potluck.privacy.coordinator.system_normals import system_normals
 from potluck.privacy.rdp_filter import epsilon_spent, solved_noise
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.rounds import events as rounds
-from potluck.server.rounds.update_noise import clip_of, with_clip, without_clip
+from potluck.server.rounds.update_noise import adapted, clip_of, with_clip, without_clip
 from potluck.server.runs.models import RoundModel
 from potluck.server.runs.run import Run
 from potluck.server.runs.update_path import OpenRounds
 from potluck.server.selection import Judgement
+
+# Adaptive clipping --------------------------------------------------------------------------------
+# The bound on updates follows a quantile of their norms (Andrew et al. 2021).
+#
+# Each round counts the updates within the bound C, with noise, and sets C ← C · exp(-0.2 · (b - γ)).
+# b is the noisy share of updates within the bound, γ the quantile. Sum and count are two Gaussian
+# mechanisms on the same updates. With multipliers z₁ for the sum and z₂ for the count (whose
+# sensitivity is 1/2), they are together as private as one with 1/z² = 1/z₁² + 1/z₂². The ledger
+# charges z. The count takes the share `clip_quantile_share` of 1/z².
+
+
+def noise_of_sum(settings: PrivateUpdates, noise_multiplier: float) -> float:
+    """Return the noise multiplier of the sum, with which sum and count have that of the run."""
+    if settings.clip_quantile is None:
+        return noise_multiplier
+    return noise_multiplier / math.sqrt(1 - settings.clip_quantile_share)
+
+
+def next_clip(total: NoisedSum, settings: PrivateUpdates, noise_multiplier: float) -> float:
+    """Return the bound for the next round, by a noisy count of updates within this round's.
+
+    noise_multiplier: the run's, for sum and count together.
+    """
+    deviation = noise_multiplier / (2 * math.sqrt(settings.clip_quantile_share))
+    within = np.where(total.norms <= total.clip, 0.5, -0.5).sum()
+    noisy = 0.5 + (float(within) + deviation * float(total.normals(1)[0])) / total.clients
+    return adapted(total.clip, noisy, settings)
+
+
+# Rounds -------------------------------------------------------------------------------------------
 
 
 class NoisedRounds(OpenRounds):

@@ -21,9 +21,9 @@ import structlog
 from numpy.typing import NDArray
 
 from potluck.common.errors import ConfigurationError, RunError
-from potluck.secagg.coordinator.root_in_force import RootInForce
 from potluck.secagg.coordinator.sum_session import (
     COUNTS,
+    RootInForce,
     SumSession,
     SumTerms,
     earlier_certificates,

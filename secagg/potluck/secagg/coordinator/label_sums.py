@@ -1,18 +1,26 @@
-"""Label counts of a run's clients, from secure sums."""
+"""Label counts of a run's clients, from secure sums: over the whole federation, or by cell."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 from potluck.common.disclosure import SumKind, TaskReference, canonical_json
+from potluck.common.errors import RunError
+from potluck.common.learning.step_by_step import UNSAFE_STEPWISE
 from potluck.common.run_file.run_settings import ProfileSettings
-from potluck.secagg.coordinator.counts import SecureSums
+from potluck.secagg.coordinator.counts import SecureSums, SumOutcome
 from potluck.secagg.coordinator.sum_session import SumTerms
-from potluck.server.eligibility.collected_sums import LabelSums, Say
+from potluck.secagg.protocol.primitives.cells import cells_of_members
+from potluck.server.eligibility.collected_sums import Counts, LabelSums, Say
 from potluck.server.hosts.instructions import task_plugin
 from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.plan import RunPlan
+from potluck.server.rounds.troubles import listed
 from potluck.server.store import SecureSum
+
+# Terms and outcomes -------------------------------------------------------------------------------
 
 
 class SecureLabelSums(LabelSums):
@@ -105,3 +113,210 @@ def members_of(stored: SecureSum) -> Sequence[str]:
     """Return the clients whose inputs are in a sum."""
     clients: object = stored.record["clients"]
     return list(clients) if isinstance(clients, Mapping) else []
+
+
+# Cells of clients ---------------------------------------------------------------------------------
+# A public coin draws cells of clients. Each cell is summed securely, once per version of its
+# clients' data. The coordinator learns the sums over cells only; selectors treat the mean of a cell
+# as the label counts of each client in it.
+
+_SHOWN = 3
+
+
+class LabelCells(SecureLabelSums):
+    """Label counts by cell, summed before the first selection and when more clients join."""
+
+    def __init__(
+        self, run_id: str, plan: RunPlan, sums: SecureSums, trust: Trust, say: Say
+    ) -> None:
+        super().__init__(run_id, plan, sums, trust, say)
+        self.cell_counts = self._counts = dict[str, Counts]()
+        self._tried: set[str] = set()
+        self._read = False
+
+    async def find(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
+        """Find or compute the sums of these clients' cells. Raises RunError if no client's cell has
+        a sum.
+        """
+        if not self._read:
+            self._read = True
+            await self._read_stored()
+        waiting = [client for client in clients if client not in self._counts]
+        fresh = [client for client in waiting if client not in self._tried]
+        if fresh:
+            self._tried.update(fresh)
+            await self._sum(waiting, present)
+        if not any(client in self._counts for client in clients):
+            raise RunError(
+                'disclosure = "cells": no cell of these clients could be summed; the messages of '
+                "this run say why"
+            )
+
+    async def _read_stored(self) -> None:
+        for each in reversed(await self._stored(SumKind.CELLS)):
+            members = members_of(each)
+            if self._is_current(each) and not any(client in self._counts for client in members):
+                self._use(members, np.array(each.total, dtype=np.float64))
+
+    def _use(self, members: Sequence[str], total: Counts) -> None:
+        total = total.clip(min=0.0)  # noise can make it negative
+        for client in members:
+            self._counts[client] = total / len(members)
+        self.totals = total if self.totals is None else self.totals + total
+
+    async def _sum(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
+        """Sum the cells of these clients, if enough members of the cell are connected.
+
+        Cells are drawn from all members, connected or not. Each client draws the cells itself, and
+        joins a sum only with the clients of its own cell. A client is in at most one sum.
+        """
+        trust, least = self._trust, self._profiles.sum_hosts
+        hosts = {} if trust.members is None else trust.members.hosts
+        sessions = {client: self._sums.attendance.session_of(client) for client in clients}
+        epoch_of = {client: each.data_epoch for client, each in sessions.items() if each}
+        for epoch in sorted(set(epoch_of.values())):
+            cells = cells_of_members(hosts, trust.federation, data_epoch=epoch, least_hosts=least)
+            waiting = {client for client, its in epoch_of.items() if its == epoch}
+            for cell in cells:
+                here = sorted(waiting.intersection(cell))
+                if not here:
+                    continue
+                waiting.difference_update(here)
+                if len({hosts[client] for client in here}) >= least:
+                    await self._sum_cell(here, len(cell), present)
+                else:
+                    self._say(
+                        f"{len(here)} of the {len(cell)} clients of a cell attend and are in no "
+                        f"sum yet, too few hosts: {listed(here, _SHOWN)} wait for others",
+                        warning=True,
+                    )
+            if waiting:
+                self._say(
+                    f"{listed(sorted(waiting), _SHOWN)}: in no cell that can be summed, as "
+                    f"{len(hosts)} members on {len(set(hosts.values()))} hosts are drawn",
+                    warning=True,
+                )
+
+    async def _sum_cell(
+        self, cell: Sequence[str], drawn: int, present: Callable[[str], bool]
+    ) -> None:
+        terms = sum_terms(self._run_id, self._plan, SumKind.CELLS)
+        try:
+            outcome = await self._sums.sum_counts(terms, cell, present=present)
+        except RunError as error:
+            self._say(f"no sum of a cell of {len(cell)} clients: {error.message}", warning=True)
+            return
+        if outcome.total is None:
+            why = outcome.explain()
+            self._say(f"no sum of a cell of {len(cell)} clients: {why}", warning=True)
+            return
+        self._use(list(outcome.record.clients), outcome.total.astype(np.float64))
+        self._announce(outcome, cell, drawn)
+
+    def _announce(self, outcome: SumOutcome, cell: Sequence[str], drawn: int) -> None:
+        record = outcome.record
+        self._say(
+            f"{len(record.clients)} clients of a cell of {drawn}, on {record.hosts} hosts, were "
+            f"summed, {noise_of(record.epsilon)} ({self._trust_statement()})"
+        )
+        left_out = sorted(set(cell) - record.clients.keys())
+        if left_out:
+            whys = [
+                f"{client} ({outcome.troubles[client]})"
+                for client in left_out
+                if client in outcome.troubles
+            ]
+            why = f": {'; '.join(whys[:_SHOWN])}" if whys else ""
+            self._say(f"not in the sum of its cell: {listed(left_out, _SHOWN)}{why}", warning=True)
+
+
+# The total over all clients -----------------------------------------------------------------------
+# An earlier sum of the same task and the same data versions is reused, no matter which clients are
+# connected: a version is summed exactly only once, and a noisy sum costs privacy budget. The reused
+# sum does not include clients that joined later.
+
+
+class LabelTotals(SecureLabelSums):
+    """The federation's label counts, summed once in a run."""
+
+    _tried = False
+
+    async def find(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
+        """Find or compute the sum over these clients; if there is none, report the reason."""
+        if self._tried:
+            return
+        self._tried = True
+        stored = self._usable(await self._stored(SumKind.TOTAL), clients)
+        if stored is not None:
+            self._reuse(stored, clients)
+            return
+        if not self._sums.possible:
+            self._do_without("the federation has no root; see `potluck pki root`")
+            return
+        terms = sum_terms(self._run_id, self._plan, SumKind.TOTAL)
+        try:
+            outcome = await self._sums.sum_counts(terms, clients, present=present)
+        except RunError as error:
+            self._do_without(error.message)
+            return
+        if outcome.total is None:
+            self._do_without(outcome.explain())
+            return
+        self.totals = outcome.total.astype(np.float64)
+        self._announce(outcome)
+
+    def _usable(self, stored: Sequence[SecureSum], clients: Sequence[str]) -> SecureSum | None:
+        """Return this run's own sum, or the newest sum of the same data."""
+        own = [each for each in stored if each.run_id == self._run_id]
+        if own:
+            return own[0]
+        return next((each for each in reversed(stored) if self._holds(each, clients)), None)
+
+    def _holds(self, stored: SecureSum, clients: Sequence[str]) -> bool:
+        """Return True if a sum is of current data, and good enough for these clients.
+
+        An exact sum is always good enough, since no second one is possible. A noisy sum can be
+        repeated, at the cost of ε for all clients. So it is good enough unless it lacks more than
+        half of these clients.
+        """
+        covered = set(clients).intersection(members_of(stored))
+        enough = epsilon_of(stored) is None or 2 * len(covered) >= len(clients)
+        return enough and self._is_current(stored)
+
+    def _reuse(self, stored: SecureSum, clients: Sequence[str]) -> None:
+        self.totals = np.array(stored.total, dtype=np.float64)
+        members = members_of(stored)
+        self._say(
+            f"target: the secure sum over {len(members)} clients of run {stored.run_id}, "
+            f"{noise_of(epsilon_of(stored))}"
+        )
+        late = sorted(set(clients).difference(members))
+        if late:
+            self._say(
+                f"the target is without {listed(late, _SHOWN)}: a sum that is there is used again "
+                "as long as its clients' data stay the same",
+                warning=True,
+            )
+
+    def _announce(self, outcome: SumOutcome) -> None:
+        record = outcome.record
+        self._say(
+            f"target: a secure sum of label counts over {len(record.clients)} clients on "
+            f"{record.hosts} hosts, {noise_of(record.epsilon)} ({self._trust_statement()})"
+        )
+        whys = {**record.refusals, **outcome.troubles}
+        if whys:
+            shown = "; ".join(f"{client} ({why})" for client, why in list(whys.items())[:_SHOWN])
+            self._say(f"not in the sum: {shown}", warning=True)
+
+    def _do_without(self, why: str) -> None:
+        """Continue without a sum. Raises RunError if the selector can't work without it."""
+        if self._profiles.disclosure == UNSAFE_STEPWISE:
+            raise RunError(
+                f"no secure sum of label counts, and the target is nothing else: {why}; start a "
+                "run with dc-balanced, whose target is the same number of samples of each class"
+            )
+        self._say(
+            f"no secure sum of label counts, the target is the sum of noisy ones: {why}",
+            warning=True,
+        )

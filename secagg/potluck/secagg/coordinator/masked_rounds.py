@@ -37,8 +37,7 @@ from potluck.secagg.coordinator.counts import SumOutcome, check_invited, convict
 from potluck.secagg.coordinator.label_sums import task_reference
 from potluck.secagg.coordinator.maskable import MaskedRules, session_seconds, weight_bound
 from potluck.secagg.coordinator.masked_reduction import check_masked, opened_sum
-from potluck.secagg.coordinator.root_in_force import RootInForce
-from potluck.secagg.coordinator.sum_session import SumTerms, earlier_certificates
+from potluck.secagg.coordinator.sum_session import RootInForce, SumTerms, earlier_certificates
 from potluck.secagg.coordinator.update_session import MaskedSession, SignedInput
 from potluck.secagg.masked_lanes import (
     METRIC_BOUND,

@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import RunError
 from potluck.secagg.coordinator.counts import SecureSums
-from potluck.secagg.coordinator.label_cells import LabelCells
-from potluck.secagg.coordinator.label_sums import sum_terms
-from potluck.secagg.coordinator.label_totals import LabelTotals
+from potluck.secagg.coordinator.label_sums import LabelCells, LabelTotals, sum_terms
 from potluck.server.eligibility.collected_sums import LabelSums, Say
 from potluck.server.rounds.plan import RunPlan
 

@@ -16,13 +16,14 @@ from datetime import UTC, datetime
 from functools import partial
 
 from potluck.common.disclosure import SumKind
-from potluck.common.errors import ProtocolError
+from potluck.common.errors import ProtocolError, RunError
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
 from potluck.secagg.protocol import (
     CoordinatorSession,
     CoordinatorStep,
     Envelope,
+    FederationRoot,
     MessageType,
     SetCertificate,
     coordinator,
@@ -31,7 +32,40 @@ from potluck.secagg.protocol import (
 )
 from potluck.server.eligibility.collected_sums import PhaseObserver
 from potluck.server.hosts.attendance import Attendance
+from potluck.server.profiles.trust import Trust
 from potluck.server.store.store_thread import InStore
+
+# The root in force --------------------------------------------------------------------------------
+
+
+class RootInForce:
+    """The root of a federation with its current members, rebuilt when the membership changes."""
+
+    def __init__(self, trust: Trust) -> None:
+        self._trust = trust
+        self._root: FederationRoot | None = None
+
+    @property
+    def now(self) -> FederationRoot | None:
+        """Return the root; None if the federation has none, so that members can't be verified."""
+        members = self._trust.members
+        if members is None:
+            return None
+        if self._root is None or self._root.members is not members:
+            self._root = FederationRoot(members)
+        return self._root
+
+    def require(self) -> FederationRoot:
+        """Return the root. Raises RunError if the federation has none."""
+        root = self.now
+        if root is None:
+            raise RunError(
+                "the federation has no root: set federation_root and members of the coordinator"
+            )
+        return root
+
+
+# The session --------------------------------------------------------------------------------------
 
 COUNTS = "counts"
 """Name of the lane with the label counts."""

@@ -32,11 +32,17 @@ from potluck.common.tensors.tensor_files import FileDigest
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
-from potluck.secagg.host.appointments import Appointment, Appointments, kept
-from potluck.secagg.host.masked_updates import expectation, write_masked, write_noisy, write_zeros
+from potluck.secagg.host.masked_updates import (
+    Appointment,
+    Appointments,
+    expectation,
+    kept,
+    write_masked,
+    write_noisy,
+    write_zeros,
+)
 from potluck.secagg.host.sum_ledger import SumLedger
-from potluck.secagg.host.sum_membership import SumMembership, cell_of
-from potluck.secagg.host.sum_rules import rules_of_updates
+from potluck.secagg.host.sum_membership import SumMembership, cell_of, rules_of_updates
 from potluck.secagg.protocol import (
     ClientSession,
     ClientStep,

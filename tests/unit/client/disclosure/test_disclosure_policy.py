@@ -50,7 +50,7 @@ from potluck.common.errors import (
 from potluck.common.signal import parse_request
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1.transfer_pb2 import ENCODING_MASKED_UINT32
-from potluck.secagg.host.sum_rules import rules_of_counts, rules_of_updates
+from potluck.secagg.host.sum_membership import rules_of_counts, rules_of_updates
 
 TASK = TaskReference(name="digits", options={"clients": 6})
 AT = datetime(2026, 5, 4, 12, tzinfo=UTC)

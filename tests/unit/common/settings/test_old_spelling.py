@@ -13,7 +13,7 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.run_file.runfile import OLD_KEYS, RunFile, parse_run_file
 from potluck.common.settings.configuration import parse
 from potluck.common.settings.old_spelling import OldSpellingWarning, with_current_keys
-from potluck.secagg.host.sum_rules import rules_of_counts
+from potluck.secagg.host.sum_membership import rules_of_counts
 
 
 def run_file(line: str) -> RunFile:

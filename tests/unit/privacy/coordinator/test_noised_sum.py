@@ -16,9 +16,13 @@ from potluck.common.tensors.encoding import EncodedUpdate
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import NamedTensors
 from potluck.privacy.accounting import GaussianSteps, rdp_of
-from potluck.privacy.coordinator.adaptive_clip import next_clip, noise_of_sum
-from potluck.privacy.coordinator.noised_sum import NoisedSum, opened_noised_sum
-from potluck.privacy.coordinator.system_normals import Normals, system_normals
+from potluck.privacy.coordinator.noised_rounds import next_clip, noise_of_sum
+from potluck.privacy.coordinator.noised_sum import (
+    NoisedSum,
+    Normals,
+    opened_noised_sum,
+    system_normals,
+)
 from potluck.server.aggregation.model_work import OpenedRound
 from potluck.server.rounds.update_noise import CLIP, clip_of, with_clip, without_clip
 from potluck.server.state import State
