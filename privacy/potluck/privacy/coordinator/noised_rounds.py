@@ -34,7 +34,7 @@ from potluck.server.selection import Judgement
 # Adaptive clipping --------------------------------------------------------------------------------
 # The bound on updates follows a quantile of their norms (Andrew et al. 2021).
 #
-# Each round counts the updates within the bound C, with noise, and sets C ← C · exp(-0.2 · (b - γ)).
+# Each round counts the updates within the bound C, with noise, and sets C ← C · exp(-0.2 · (b-γ)).
 # b is the noisy share of updates within the bound, γ the quantile. Sum and count are two Gaussian
 # mechanisms on the same updates. With multipliers z₁ for the sum and z₂ for the count (whose
 # sensitivity is 1/2), they are together as private as one with 1/z² = 1/z₁² + 1/z₂². The ledger
