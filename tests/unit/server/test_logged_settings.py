@@ -28,7 +28,9 @@ TLS = {"certificate": "a.pem", "key": "a.key", "authority": "b.pem"}
         ),
     ],
 )
-def test_passwords_are_not_logged(database: dict[str, Any], shown: str) -> None:
+def test_logged_coordinator_settings_contain_no_passwords(
+    database: dict[str, Any], shown: str
+) -> None:
     sinks = {"mlflow": {"tracking_uri": "http://me:s3cret@host"}}
     values = {"state_directory": "/state", "tls": TLS, "sinks": sinks, **database}
     logged = settings_for_the_log(validate(CoordinatorConfig, values, source="x"))

@@ -7,7 +7,7 @@ import numpy as np
 from potluck.server.state import State
 
 
-def test_what_lies_in_memory_of_others_is_copied() -> None:
+def test_state_copies_arrays_that_share_memory_with_others() -> None:
     workspace, own = np.ones(6, np.float32), np.ones(2, np.float32)
     state = State(scalars={"t": 1}, arrays={"view": workspace[:3], "own": own}).apart(
         {"w": workspace[3:]}

@@ -16,7 +16,7 @@ DRAWS = {"a": 1, "b": 3, "c": 2}
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedadam", "fednova", "clipped-mean"])
-def test_weights_take_the_place_of_samples(name: str, tmp_path: Path) -> None:
+def test_weights_from_the_selector_replace_sample_counts(name: str, tmp_path: Path) -> None:
     def model(samples: dict[str, int], weights: dict[str, float] | None = None) -> np.ndarray:
         rounds = Rounds(create(Strategy, name, {}), vector(0, 0), tmp_path)
         sent = {c: Sent(weights=MODELS[c], samples=samples[c], steps=2) for c in MODELS}
@@ -29,7 +29,9 @@ def test_weights_take_the_place_of_samples(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fednova", "median", "fedatt", "scaffold"])
-def test_an_update_that_is_set_aside_might_not_have_come(name: str, tmp_path: Path) -> None:
+def test_update_excluded_by_the_selector_changes_the_model_no_more_than_a_missing_one(
+    name: str, tmp_path: Path
+) -> None:
     def model(clients: str, aside: str = "") -> np.ndarray:
         strategy = create(Strategy, name, {})
         rounds = Rounds(strategy, vector(0, 0), tmp_path)

@@ -48,7 +48,7 @@ def judge(said: Any, losses: Sequence[float] = ()) -> tuple[Judgement, list[Any]
     return judged(Says(said), "says", State(), GIVEN, loss_of_mean), asked
 
 
-def test_a_selector_judges_nothing_by_default() -> None:
+def test_selector_excludes_no_update_by_default() -> None:
     class Silent(Says):
         judge = Selector.judge
 
@@ -56,7 +56,7 @@ def test_a_selector_judges_nothing_by_default() -> None:
     assert (found.set_aside, found.values) == ({}, {})
 
 
-def test_means_are_measured_with_weights_that_sum_to_1() -> None:
+def test_selector_measures_means_of_updates_with_weights_that_sum_to_1() -> None:
     def asking() -> Generator[MeasureMean, float, Judgement]:
         one = yield MeasureMean(rows=np.array([2, 4]))
         two = yield MeasureMean(rows=np.array([7, 2]), weights=np.array([3.0, 1.0]))
@@ -92,17 +92,17 @@ def yields(said: Any) -> Any:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(said: Any, message: str) -> None:
+def test_invalid_judgement_is_refused_naming_the_selector(said: Any, message: str) -> None:
     with pytest.raises(RunError, match=message):
         judge(said, [1.0])
 
 
-def test_who_sent_the_updates_set_aside() -> None:
+def test_excluded_rows_are_mapped_to_the_clients_that_sent_the_updates() -> None:
     seen = UpdatesSeen(state=State(), places={"a": 4, "b": 7, "c": 2})
     assert seen.rows.tolist() == [4, 7, 2]
     assert seen.clients({7: "x", 9: "y"}) == ["b"]
 
 
-def test_draws_of_a_judgement_are_others_than_those_of_the_selection() -> None:
+def test_judgement_and_selection_draw_from_different_random_streams() -> None:
     first = GIVEN.generator("says").random(), GIVEN.generator("says").random()
     assert first[0] == first[1] != context(population(3), 2).generator("says").random()

@@ -41,13 +41,15 @@ def rebased(seed: int) -> RebasedUpdate:
     return RebasedUpdate(EncodedUpdate(late, late.layout), drawn(100), drawn(0), BUFFERS)
 
 
-def test_staleness_weight_is_that_of_refl() -> None:
+def test_staleness_weight_equals_the_worked_example_of_refl() -> None:
     """A worked example: τ = 1 and Λ = Λ_max."""
     assert staleness_weight(1, 1.0, 0.35) == pytest.approx(0.54624, abs=1e-5)
 
 
 @given(st.integers(1, 1000), st.floats(0, 1), st.floats(0, 1))
-def test_a_late_update_weighs_less_than_a_fresh_one(age: int, share: float, beta: float) -> None:
+def test_late_update_has_a_smaller_weight_than_a_fresh_one(
+    age: int, share: float, beta: float
+) -> None:
     weight = staleness_weight(age, share, beta)
     assert 0 <= weight < 1
     assert weight == pytest.approx((1 - beta) / (age + 1) + beta * (1 - math.exp(-share)))
@@ -55,7 +57,9 @@ def test_a_late_update_weighs_less_than_a_fresh_one(age: int, share: float, beta
     assert staleness_weight(age, min(1.0, share + 0.1), beta) >= weight
 
 
-def test_a_late_update_is_a_step_from_the_rounds_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_update_is_its_delta_added_to_the_current_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     update = rebased(3)
     late, before, current = drawn(3).arrays, drawn(100).arrays, drawn(0).arrays
     found = update.decode_to_arrays()
@@ -84,7 +88,7 @@ def test_deviations_are_squared_distances_from_the_mean(
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_shares_are_of_the_largest() -> None:
+def test_deviation_shares_are_relative_to_the_largest_deviation() -> None:
     assert shares_of_largest(np.array([1.0, 4.0])).tolist() == [0.25, 1.0]
     assert shares_of_largest(np.zeros(2)).tolist() == [0.0, 0.0], "no client deviates"
     assert shares_of_largest(np.zeros(0)).tolist() == []

@@ -1,4 +1,4 @@
-"""Networks that are made in files have the values that they have elsewhere."""
+"""Networks whose tensors are stored in files have the same values as those in memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def in_file(tensor: Tensor) -> bool:
     return tensor.untyped_storage().filename is not None
 
 
-def test_large_tensors_lie_in_files_with_the_same_values(tmp_path: Path) -> None:
+def test_large_tensors_stored_in_files_have_the_same_values(tmp_path: Path) -> None:
     usual = made()
     with NetworksInFiles(tmp_path):
         network = made()
@@ -54,6 +54,6 @@ def test_large_tensors_lie_in_files_with_the_same_values(tmp_path: Path) -> None
     assert network.dense.weight.grad is not None
 
 
-def test_a_folder_that_can_not_take_them_is_named(tmp_path: Path) -> None:
+def test_folder_that_can_not_hold_tensors_is_named_in_the_error(tmp_path: Path) -> None:
     with NetworksInFiles(tmp_path / "gone"), pytest.raises(StorageError, match="can't allocate"):
         made()

@@ -1,4 +1,4 @@
-"""Updates that leave tensors out, against plain numpy, in every encoding."""
+"""Partial updates, compared with plain numpy, in every encoding."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_tensors_missing_from_an_update_are_unchanged(
     st.integers(0, 2**32),
 )
 @settings(max_examples=60, deadline=None)
-def test_each_tensor_is_averaged_over_those_that_sent_it(
+def test_each_tensor_is_averaged_over_the_updates_that_contain_it(
     dropped: list[set[str]], difference: bool, by_tensor: bool, seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
@@ -110,12 +110,12 @@ def test_each_tensor_is_averaged_over_those_that_sent_it(
         )
 
 
-def test_where_all_are_whole_nothing_changes() -> None:
+def test_weights_are_unchanged_when_every_update_has_all_tensors() -> None:
     combine = Combine(weights=np.array([0.5, 0.5]))
     assert renormalized(combine, [(), ()]) is combine
 
 
-def test_an_update_without_weight_makes_no_tensor_move() -> None:
+def test_tensor_sent_only_by_an_update_of_weight_zero_is_unchanged() -> None:
     combine = Combine(weights=np.array([0.0, 1.0]))
     updates = [sent(1, set(), Encoding.FLOAT32, delta=False)]
     updates.append(sent(2, {"a"}, Encoding.FLOAT32, delta=False))
@@ -124,7 +124,7 @@ def test_an_update_without_weight_makes_no_tensor_move() -> None:
     assert (found["c"] == arrays(2)["c"]).all()
 
 
-def test_norms_are_of_what_was_sent() -> None:
+def test_update_norm_covers_only_the_tensors_sent() -> None:
     update = sent(1, {"a", "e"}, Encoding.FLOAT32, delta=False)
     moves = [
         (arrays(1)[name] - MODEL.arrays[name].astype(np.float64)).reshape(-1) for name in "bcd"
@@ -133,11 +133,11 @@ def test_norms_are_of_what_was_sent() -> None:
     assert norm == pytest.approx(np.linalg.norm(np.concatenate(moves)))
 
 
-def test_shares_are_of_numbers() -> None:
+def test_share_sent_counts_numbers_and_not_tensors() -> None:
     shares = shares_sent(MODEL.layout, [("a", "e"), ()])
     assert shares.tolist() == pytest.approx([202 / 387, 1.0])
 
 
-def test_a_file_with_a_tensor_it_was_to_leave_out_is_refused() -> None:
+def test_update_file_with_a_tensor_that_must_be_dropped_is_refused() -> None:
     with pytest.raises(LayoutError, match="'a' is not in the model"):
         PartialUpdate(tensors(arrays(1)), MODEL, {"a"}, Encoding.FLOAT32, delta=False)

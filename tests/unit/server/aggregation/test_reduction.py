@@ -98,7 +98,7 @@ def straightforward(
 
 @pytest.mark.parametrize("count", [1, 2, 5, 10])
 @pytest.mark.parametrize(("reduction", "options"), COMBINES)
-def test_it_is_what_plain_numpy_computes(
+def test_reduction_equals_plain_numpy(
     tmp_path: Path, reduction: Reduction, options: dict[str, Any], count: int
 ) -> None:
     vectors, origin = draw(count, WIDE), draw(1, WIDE, seed=9)[0]
@@ -116,7 +116,7 @@ def test_it_is_what_plain_numpy_computes(
         assert (flat(result) != expected).mean() < 1e-4
 
 
-def test_small_numbers_are_exact(tmp_path: Path) -> None:
+def test_reductions_of_small_vectors_equal_values_computed_by_hand(tmp_path: Path) -> None:
     vectors = np.array([[1, -4, 1e8], [3, 0, 1], [5, 2, -1e8], [100, 2, 1]], np.float32)
     model = stored(tmp_path / "model", arrays_of(np.zeros(3)))
     updates = files(tmp_path, vectors)
@@ -144,7 +144,7 @@ def test_an_outlier_moves_the_clipped_mean_by_no_more_than_the_clip(tmp_path: Pa
         assert flat(result).tolist() == [3, 0, 4]
 
 
-def test_norms_are_those_of_the_differences(tmp_path: Path) -> None:
+def test_update_norms_are_norms_of_the_differences_from_the_model(tmp_path: Path) -> None:
     vectors, origin = draw(3, WIDE), draw(1, WIDE, seed=9)[0]
     model = stored(tmp_path / "model", arrays_of(origin))
     updates = files(tmp_path, vectors)
@@ -155,7 +155,9 @@ def test_norms_are_those_of_the_differences(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_the_distance_of_two_models_is_their_differences_norm(tmp_path: Path, threads: int) -> None:
+def test_distance_between_two_models_is_the_norm_of_their_difference(
+    tmp_path: Path, threads: int
+) -> None:
     first, second = draw(2, 3 * BLOCK_ELEMENTS + 7)
     one, other = files(tmp_path, [first, second])
     expected = np.linalg.norm((first - second).astype(np.float64))
@@ -163,7 +165,9 @@ def test_the_distance_of_two_models_is_their_differences_norm(tmp_path: Path, th
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_it_may_go_into_a_file_block_by_block(tmp_path: Path, threads: int) -> None:
+def test_reduction_written_to_a_file_block_by_block_equals_that_in_memory(
+    tmp_path: Path, threads: int
+) -> None:
     updates = files(tmp_path, draw(3, 2 * BLOCK_ELEMENTS + 5))
     how, model = combine(Reduction.MEAN, 3), updates[0]
     expected = reduce(updates, how, model)
@@ -175,7 +179,7 @@ def test_it_may_go_into_a_file_block_by_block(tmp_path: Path, threads: int) -> N
     assert digest == write_tensors(tmp_path / "expected", expected, layout=model.layout)
 
 
-async def test_it_ends_soon_when_nobody_waits_for_it(tmp_path: Path) -> None:
+async def test_cancelled_reduction_ends_after_the_current_block(tmp_path: Path) -> None:
     begun, blocks = asyncio.Event(), []
     loop = asyncio.get_running_loop()
 
@@ -225,7 +229,7 @@ with drafted(path.with_name(f"{count}"), model.layout) as draft:
 """
 
 
-def test_private_memory_grows_neither_with_the_model_nor_with_the_cohort(tmp_path: Path) -> None:
+def test_reduction_memory_is_independent_of_model_size_and_cohort_size(tmp_path: Path) -> None:
     megabytes = 64
     path = tmp_path / "model"
     stored(path, arrays_of(np.zeros(megabytes * 2**18)))

@@ -23,7 +23,7 @@ def applied(values: tuple[int, ...], begin: int, end: int) -> list[int]:
 
 
 @pytest.mark.parametrize("values", range(1, 10))
-def test_every_rank_is_right_for_all_inputs(values: int) -> None:
+def test_sorting_network_puts_every_rank_in_place_for_all_inputs(values: int) -> None:
     # The 0-1 principle: what sorts all sequences of zeros and ones sorts everything.
     for trimmed in range((values + 1) // 2):
         for row in product((0, 1), repeat=values):
@@ -31,7 +31,7 @@ def test_every_rank_is_right_for_all_inputs(values: int) -> None:
             assert applied(row, trimmed, end) == sorted(row)[trimmed:end]
 
 
-def test_a_median_takes_fewer_comparisons_than_sorting() -> None:
+def test_median_network_has_fewer_comparisons_than_a_full_sort() -> None:
     assert len(selection_network(10, 0, 10)) == 31
     assert len(selection_network(10, 4, 6)) < 31
     assert selection_network(1, 0, 1) == ()

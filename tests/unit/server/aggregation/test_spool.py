@@ -1,4 +1,4 @@
-"""The spool of updates, where disks fail."""
+"""The spool of updates when disks fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from potluck.common.errors import StorageError, disk_error
 from potluck.server.aggregation.spool import Spool
 
 
-def test_a_spool_that_cannot_be_removed_is_named(
+def test_spool_folder_that_can_not_be_removed_is_named_in_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = Spool(tmp_path / "ab12")
@@ -31,7 +31,7 @@ def test_a_spool_that_cannot_be_removed_is_named(
         spool.clear_except({(2, 1): ()})
 
 
-def test_an_upload_that_ends_while_its_spool_is_removed_leaves_nothing(
+def test_upload_that_ends_while_its_spool_is_removed_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool, honest = Spool(tmp_path / "ab12"), shutil.rmtree
@@ -49,7 +49,7 @@ def test_an_upload_that_ends_while_its_spool_is_removed_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_kill_left_of_a_removal_is_removed_too(
+def test_spool_removal_interrupted_by_a_kill_is_completed_by_the_next_removal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = Spool(tmp_path / "ab12")
@@ -62,11 +62,11 @@ def test_what_a_kill_left_of_a_removal_is_removed_too(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_spool_that_is_not_there_is_removed() -> None:
+def test_removing_a_missing_spool_succeeds() -> None:
     Spool(Path("/nonexistent")).remove()
 
 
-def test_a_disk_is_named_as_well_as_the_error_does() -> None:
+def test_disk_error_names_the_file_of_the_error_or_else_the_folder() -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/state/models/.abc")
     text = disk_error(full, "/state").message
     assert text == "can't use /state/models/.abc: No space left on device; see its disk"

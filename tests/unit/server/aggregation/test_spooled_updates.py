@@ -51,7 +51,7 @@ def spooled_sum(spool: Spool, clients: str, value: int = 0) -> str:
     return written.blake3
 
 
-def test_sums_come_back_with_all_their_members(tmp_path: Path) -> None:
+def test_host_sums_are_restored_with_all_their_members(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     both, alone = spooled_sum(spool, "ba"), spooled_sum(spool, "c")
     assert both != alone  # though their lanes are the same
@@ -61,7 +61,7 @@ def test_sums_come_back_with_all_their_members(tmp_path: Path) -> None:
     assert found["a"].path == found["b"].path != found["c"].path
 
 
-def test_a_sum_is_lost_with_a_member_that_left(tmp_path: Path) -> None:
+def test_host_sum_is_discarded_if_one_of_its_members_left(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     both = spooled_sum(spool, "ab")
     members = [member("a", both), member("b", both, MemberState.LATE)]
@@ -69,14 +69,14 @@ def test_a_sum_is_lost_with_a_member_that_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"no tensor file"])
-def test_a_torn_sum_is_lost(tmp_path: Path, damage: bytes) -> None:
+def test_host_sum_with_a_damaged_file_is_discarded(tmp_path: Path, damage: bytes) -> None:
     spool = Spool(tmp_path / "spool")
     alone = spooled_sum(spool, "a")
     spool.path(1, 1, "a", alone).write_bytes(damage)
     assert still_spooled(spool, KEY, [member("a", alone)], update_id) == {}
 
 
-def test_sums_are_added_up_and_divided_by_all_weights(tmp_path: Path) -> None:
+def test_host_sums_are_added_and_divided_by_the_total_weight(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     paths = {"ab": spooled_sum(spool, "ab", 3 << 10), "c": spooled_sum(spool, "c", 5 << 10)}
     samples = {"a": 2, "b": 1, "c": 200}  # the last counts with 100

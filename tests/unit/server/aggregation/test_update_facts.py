@@ -62,13 +62,13 @@ def read(wanted: set[UpdateFact], *, updates: int = 5, bias: bool = True, **opti
     return read_facts(wanted, encoded, base, **given), differences, (base, sent, moves)
 
 
-def test_the_gram_matrix_is_of_the_differences_of_parameters() -> None:
+def test_gram_matrix_is_that_of_the_parameter_differences() -> None:
     found, differences, _ = read({GRAM})
     assert list(found) == ["gram"]
     np.testing.assert_allclose(found["gram"], differences @ differences.T, rtol=1e-12)
 
 
-def test_norms_are_those_of_the_gram_matrix() -> None:
+def test_update_norms_are_computed_alone_and_together_with_the_gram_matrix() -> None:
     found, differences, _ = read({NORM, GRAM})
     np.testing.assert_allclose(found["norms"], np.linalg.norm(differences, axis=1), rtol=1e-12)
     alone, _, _ = read({NORM})
@@ -76,7 +76,7 @@ def test_norms_are_those_of_the_gram_matrix() -> None:
     assert (alone["norms"] == found["norms"]).all()
 
 
-def test_sketches_keep_distances_about() -> None:
+def test_sketches_preserve_distances_between_updates_approximately() -> None:
     found, differences, _ = read({SKETCH}, updates=40)
     assert found["sketches"].shape == (40, SKETCH_SIZE)
 
@@ -89,7 +89,7 @@ def test_sketches_keep_distances_about() -> None:
     assert 0.7 < ratios.min() < ratios.max() < 1.3
 
 
-def test_a_sketch_is_linear_and_another_with_each_seed() -> None:
+def test_sketch_is_linear_and_depends_on_the_seed() -> None:
     base = {"w": np.zeros(3000, np.float32)}
     one, other = np.random.default_rng(1).integers(-9, 9, (2, 3000)).astype(np.float32)
 
@@ -104,7 +104,7 @@ def test_a_sketch_is_linear_and_another_with_each_seed() -> None:
     assert (first[1] == sketches(1, other)[0]).all(), "with any other participants"
 
 
-def test_the_bias_of_the_output_layer_moves() -> None:
+def test_output_moves_are_the_changes_of_the_output_bias() -> None:
     found, _, (base, sent, _) = read({MOVE})
     expected = [
         each.arrays["head.bias"].astype(np.float64) - base.arrays["head.bias"] for each in sent
@@ -112,17 +112,19 @@ def test_the_bias_of_the_output_layer_moves() -> None:
     assert (found["output_moves"] == np.array(expected)).all()
 
 
-def test_or_else_the_rows_of_its_weights() -> None:
+def test_output_moves_without_a_bias_are_mean_changes_of_the_weight_rows() -> None:
     found, _, (_, _, moves) = read({MOVE}, bias=False)
     np.testing.assert_allclose(found["output_moves"], moves.mean(axis=2), rtol=1e-5)
 
 
-def test_a_model_without_such_a_layer_is_refused() -> None:
+def test_model_without_an_output_layer_for_the_classes_is_refused() -> None:
     with pytest.raises(RunError, match="the model has no output layer of 5 classes"):
         read({MOVE}, classes=5)
 
 
-def test_blocks_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_facts_are_identical_for_any_block_size_and_thread_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(update_facts, "_BLOCK_NUMBERS", 500)
     alone, differences, _ = read({GRAM, SKETCH}, threads=1)
     for _ in range(5):
@@ -132,6 +134,6 @@ def test_blocks_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     np.testing.assert_allclose(alone["gram"], differences @ differences.T, rtol=1e-12)
 
 
-def test_nothing_is_read_where_nothing_is_wanted(tmp_path: Path) -> None:
+def test_no_facts_are_returned_if_none_are_requested(tmp_path: Path) -> None:
     found, _, _ = read(set())
     assert found == {}

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 from potluck.server.cohorts.companions import LARGEST_GROUP, companions
 
 
-def test_clients_of_one_host_are_companions_in_the_order_given() -> None:
+def test_clients_of_one_host_form_a_group_in_the_order_given() -> None:
     where = {"c": "north", "a": "south", "b": "north", "d": "east"}
     found = companions((client, host, None) for client, host in where.items())
     assert found == {"c": ("c", "b"), "b": ("c", "b")}
 
 
-def test_clients_whose_host_is_not_known_are_alone() -> None:
+def test_clients_of_unknown_hosts_are_not_grouped() -> None:
     assert companions([("a", "", None), ("b", "", None)]) == {}
 
 
-def test_clients_that_make_other_passes_are_no_companions() -> None:
+def test_clients_with_different_numbers_of_passes_are_not_grouped() -> None:
     found = companions([("a", "north", None), ("b", "north", 3), ("c", "north", 3)])
     assert found == {"b": ("b", "c"), "c": ("b", "c")}
 
@@ -31,7 +31,7 @@ def test_many_clients_of_a_host_form_several_groups() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=300))
-def test_groups_are_shared_by_their_members(hosts: list[int]) -> None:
+def test_every_member_of_a_group_has_the_same_group(hosts: list[int]) -> None:
     where = {f"client-{number}": f"host-{host}" for number, host in enumerate(hosts)}
     found = companions((client, host, None) for client, host in where.items())
     for client, group in found.items():

@@ -1,4 +1,4 @@
-"""A cohort is completed so that it lies on enough hosts, and otherwise stays as it is."""
+"""Cohorts on too few hosts are completed; other cohorts are unchanged."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -24,28 +24,28 @@ def completed(
     )
 
 
-def test_a_cohort_on_enough_hosts_is_the_same_object() -> None:
+def test_cohort_on_enough_hosts_is_returned_unchanged() -> None:
     chosen = rows(3, 0)
     assert completed(chosen, rows(0, 1, 2, 3), "aabb", 2, 2) is chosen
 
 
-def test_a_full_cohort_gives_up_the_last_chosen_of_a_host_that_has_more() -> None:
+def test_full_cohort_replaces_the_last_selected_client_of_a_host_with_several() -> None:
     found = completed(rows(0, 3, 1, 4), rows(0, 1, 2, 3, 4, 5), "aaabbc", 3, 4)
     assert found is not None
     assert found.tolist() == [0, 3, 1, 5]
 
 
-def test_a_cohort_with_room_gives_up_no_client() -> None:
+def test_cohort_with_free_places_adds_a_client_and_removes_none() -> None:
     found = completed(rows(1, 0), rows(0, 1, 2), "aab", 2, 3)
     assert found is not None
     assert found.tolist() == [1, 0, 2]
 
 
-def test_too_few_hosts_give_no_cohort() -> None:
+def test_no_cohort_is_formed_from_too_few_hosts() -> None:
     assert completed(rows(0, 1), rows(0, 1, 2), "aab", 3, 3) is None
 
 
-def test_a_client_whose_host_is_unknown_covers_none() -> None:
+def test_client_of_an_unknown_host_does_not_count_as_a_host() -> None:
     assert completed(rows(0), rows(0, 1), ["", "b"], 2, 2) is None
     found = completed(rows(0, 1), rows(0, 1, 2), ["", "b", "c"], 2, 2)
     assert found is not None
@@ -70,7 +70,7 @@ def cohorts(draw: st.DrawFn) -> tuple[list[str], list[str], int, list[int], list
 
 
 @given(cohorts(), st.integers(1, 6), st.integers(0, 2**32 - 1))
-def test_a_cohort_is_completed_within_a_limit_if_that_is_possible(
+def test_cohort_is_completed_within_a_tag_limit_if_possible(
     drawn: tuple[list[str], list[str], int, list[int], list[int], int], least: int, seed: int
 ) -> None:
     hosts, sites, most, available, chosen, count = drawn

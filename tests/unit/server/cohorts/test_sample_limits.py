@@ -43,7 +43,7 @@ def test_sample_counts_are_limited_by_multiple_and_maximum(
 
 
 @given(st.lists(st.integers(1, MOST), min_size=2, max_size=12), st.floats(1, 1000))
-def test_a_count_is_bounded_by_the_others_and_is_its_own_where_it_is_within(
+def test_sample_count_above_the_bound_from_the_other_clients_is_lowered_to_it(
     samples: list[int], multiple: float
 ) -> None:
     for place, count in enumerate(counts(samples, multiple)):
@@ -55,7 +55,9 @@ def test_a_count_is_bounded_by_the_others_and_is_its_own_where_it_is_within(
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=2, max_size=9), st.integers(1, MOST))
-def test_one_liar_can_not_raise_its_own_bound(honest: list[int], lie: int) -> None:
+def test_client_that_reports_too_many_samples_can_not_raise_its_own_bound(
+    honest: list[int], lie: int
+) -> None:
     assert counts([*honest, lie])[-1] <= 100 * max(honest)
 
 
@@ -73,7 +75,9 @@ LABELS: NDArray[np.int64] = np.repeat(np.arange(10), 5000)
     ],
     ids=str,
 )
-def test_the_papers_partitions_count_as_they_are(split: dict[str, str | float]) -> None:
+def test_sample_counts_of_published_partitions_are_not_lowered(
+    split: dict[str, str | float],
+) -> None:
     parts = split_by(Splitting(**split), LABELS)  # type: ignore[arg-type]  # values of several types
     sizes = np.array([len(part) for part in parts], np.int64)
     generator = np.random.default_rng(3)

@@ -15,7 +15,7 @@ def rows(*numbers: int) -> Rows:
     return np.array(numbers, dtype=np.int64)
 
 
-def test_those_chosen_first_of_a_site_stay() -> None:
+def test_site_limit_keeps_the_clients_selected_first() -> None:
     sites = ["a", "a", "a", "b", "b", "c"]
     fewer = narrowed(rows(2, 0, 3, 1), rows(0, 1, 2, 3, 4, 5), [(sites, 2)])
     assert fewer is not None
@@ -23,7 +23,7 @@ def test_those_chosen_first_of_a_site_stay() -> None:
     assert narrowed(rows(2, 0, 3, 5), fewer, [(sites, 2)]) is None
 
 
-def test_no_limit_changes_nothing() -> None:
+def test_cohort_is_unchanged_without_tag_limits() -> None:
     assert narrowed(rows(0, 1), rows(0, 1), []) is None
 
 
@@ -34,7 +34,7 @@ def test_no_limit_changes_nothing() -> None:
     st.integers(1, 12),
     st.integers(0, 2**32 - 1),
 )
-def test_choosing_again_ends_within_the_limits(
+def test_repeated_selection_ends_within_the_tag_limits(
     tags: list[tuple[str, str]], per_site: int, per_scanner: int, count: int, seed: int
 ) -> None:
     limits = [([site for site, _ in tags], per_site), ([kind for _, kind in tags], per_scanner)]
@@ -56,7 +56,7 @@ def test_choosing_again_ends_within_the_limits(
         assert max(map(shared.count, shared)) <= most
 
 
-def test_a_client_is_eligible_with_one_value_of_each_tag() -> None:
+def test_client_is_eligible_if_each_tag_of_its_host_has_an_allowed_value() -> None:
     eligible = {"site": ("north", "south"), "scanner": ("3t",)}
     assert not ineligible({"site": "south", "scanner": "3t", "floor": "2"}, eligible)
     assert not ineligible({}, {})
@@ -76,7 +76,7 @@ def test_a_client_is_eligible_with_one_value_of_each_tag() -> None:
         {f"t{number}": "a" for number in range(33)},
     ],
 )
-def test_what_hosts_tell_is_checked(tags: dict[str, str]) -> None:
+def test_invalid_host_tags_are_refused_naming_the_host(tags: dict[str, str]) -> None:
     with pytest.raises(ProtocolError, match="host 'h'"):
         check_tags(tags, host_name="h")
     assert check_tags({"site": "Köln 2"}, host_name="h") == {"site": "Köln 2"}

@@ -1,4 +1,4 @@
-"""Alarms about clients that are picked far too often."""
+"""Alarms about clients that are selected far too often."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from potluck.server.eligibility.alarms import SelectionAlarms
 from potluck.server.rounds.roster import RunRoster
 
 
-def test_one_alarm_for_who_is_picked_far_too_often() -> None:
+def test_client_selected_far_too_often_raises_one_alarm() -> None:
     said = list[str]()
     roster = RunRoster("abcd")
     roster.append(f"client-{n}" for n in range(20))
@@ -41,7 +41,7 @@ def test_uniform_selection_among_half_of_the_clients_raises_no_alarm() -> None:
     assert "lopsided: client-0 (" in alarm
 
 
-def test_a_round_begun_before_a_restart_does_not_count() -> None:
+def test_round_started_before_a_restart_raises_no_selection_alarm() -> None:
     said = list[str]()
     alarms = SelectionAlarms(RunRoster("abcd"), SampleLimits(), said.append)
     for _ in range(100):
@@ -49,7 +49,7 @@ def test_a_round_begun_before_a_restart_does_not_count() -> None:
     assert not said
 
 
-def test_a_tag_that_no_host_gives_is_told_once_where_it_makes_cohorts_small() -> None:
+def test_tag_set_by_no_host_raises_one_alarm_if_cohorts_become_too_small() -> None:
     said = list[str]()
     alarms = SelectionAlarms(RunRoster("abcd"), SampleLimits(), said.append)
     for values in (("x", "x", "y", "y"), ("", "x", "y", "z")):

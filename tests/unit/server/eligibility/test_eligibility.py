@@ -61,14 +61,14 @@ async def scene(run_file: str = "", **collected: Any) -> Scene:
     return Scene(asked, roster, eligibility, said)
 
 
-async def test_everybody_available_may_be_selected() -> None:
+async def test_all_available_clients_are_eligible() -> None:
     there = await scene()
     assert await there.eligible() == [0, 1, 2, 3]
     assert await there.eligible("d", "b") == [1, 3]
     assert there.said == []
 
 
-async def test_who_is_in_quarantine_is_neither_asked_nor_selected() -> None:
+async def test_quarantined_client_is_neither_asked_for_a_profile_nor_selected() -> None:
     there = await scene()
     there.eligibility.quarantine({"b", "x"})
     assert there.eligibility.excluded == ("b", "x")
@@ -76,13 +76,13 @@ async def test_who_is_in_quarantine_is_neither_asked_nor_selected() -> None:
     assert there.asked.asked == [["a", "c", "d"]]
 
 
-async def test_a_refusal_ends_the_run_before_it_has_begun() -> None:
+async def test_profile_refusal_before_the_first_round_ends_the_run() -> None:
     there = await scene(refused={"c": "no (DISCLOSURE_REFUSED)"})
     with pytest.raises(RunError, match="DISCLOSURE_REFUSED"):
         await there.eligible()
 
 
-async def test_later_a_refusal_only_excludes() -> None:
+async def test_profile_refusal_in_a_later_round_excludes_only_that_client() -> None:
     there = await scene(refused={"c": "no (DISCLOSURE_REFUSED)"})
     assert await there.eligible(round_number=2) == [0, 1, 3]
     assert there.eligibility.excluded == ("c",)
@@ -92,7 +92,7 @@ async def test_later_a_refusal_only_excludes() -> None:
     assert "c" not in there.asked.asked[-1]
 
 
-async def test_a_run_may_include_who_refuses() -> None:
+async def test_client_that_refuses_a_profile_is_eligible_if_the_run_includes_missing_ones() -> None:
     there = await scene('[profiles]\nmissing = "include"', refused={"c": "no"}, silent={"d"})
     assert await there.eligible() == [0, 1, 2, 3]
     assert there.eligibility.excluded == ()
@@ -100,7 +100,7 @@ async def test_a_run_may_include_who_refuses() -> None:
     assert there.asked.asked[-1] == ["a", "b", "d"]  # who has refused isn't asked again
 
 
-async def test_the_silent_sit_out_and_are_asked_again() -> None:
+async def test_client_without_an_answer_skips_the_round_and_is_asked_again() -> None:
     there = await scene(silent={"a"})
     assert await there.eligible() == [1, 2, 3]
     assert there.eligibility.excluded == ()
@@ -109,13 +109,13 @@ async def test_the_silent_sit_out_and_are_asked_again() -> None:
     assert there.asked.asked[-1] == ["a", "b", "c", "d"]
 
 
-async def test_too_few_for_a_quorum_are_told_from_what_ends_a_run() -> None:
+async def test_too_few_clients_for_a_quorum_raise_scarce_error() -> None:
     there = await scene("[round]\nquorum = 1.0", silent={"a", "b", "c"})
     with pytest.raises(ScarceError, match="at least 2 are needed"):
         await there.eligible()
 
 
-async def test_nobody_is_picked_beyond_the_share() -> None:
+async def test_client_at_its_maximum_share_is_not_eligible() -> None:
     there = await scene("[selector_limits]\nmaximum_share = 0.5")
     there.eligibility.picks.add(["a", "b"])
     assert await there.eligible(round_number=2) == [2, 3]
@@ -123,7 +123,7 @@ async def test_nobody_is_picked_beyond_the_share() -> None:
     assert await there.eligible(round_number=3) == [0, 1, 2, 3]
 
 
-async def test_who_lacks_what_it_takes_to_answer_is_left_out_of_the_run() -> None:
+async def test_client_that_can_not_load_the_task_is_excluded_from_the_run() -> None:
     unable = {"b": "task 'digits' can't be loaded (PLUGIN_INVALID)"}
     found = await scene(unable=unable)
     assert await found.eligible() == [0, 2, 3]

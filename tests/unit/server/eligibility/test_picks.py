@@ -19,16 +19,18 @@ def rows(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     ("share", "round_number", "cap"),
     [(1.0, 1, 1), (1.0, 7, 7), (0.5, 1, 1), (0.5, 2, 1), (0.5, 3, 2), (0.1, 30, 3), (0.1, 31, 4)],
 )
-def test_the_cap_grows_with_the_rounds(share: float, round_number: int, cap: int) -> None:
+def test_cap_on_selections_grows_with_the_round_number(
+    share: float, round_number: int, cap: int
+) -> None:
     assert cap_on_picks(share, round_number) == cap
 
 
-def test_those_at_the_cap_wait() -> None:
+def test_clients_at_the_selection_cap_are_not_eligible() -> None:
     kept = under_cap(rows(0, 1, 2, 3), rows(2, 1, 0, 2), cap=2, count=2)
     np.testing.assert_array_equal(kept, [1, 2])
 
 
-def test_the_cap_spares_those_below_it_and_those_who_just_joined() -> None:
+def test_clients_below_the_cap_and_new_clients_stay_eligible() -> None:
     roster = RunRoster("abcd")
     picks = PickRecord(roster)
     picks.restore({"b": 2, "c": 3, "d": 5})
@@ -37,12 +39,12 @@ def test_the_cap_spares_those_below_it_and_those_who_just_joined() -> None:
     np.testing.assert_array_equal(kept, [0, 1, 6])
 
 
-def test_where_too_few_are_left_those_picked_least_come_in() -> None:
+def test_least_selected_clients_above_the_cap_fill_up_too_few_eligible_ones() -> None:
     kept = under_cap(rows(0, 1, 2, 3), rows(3, 2, 0, 2), cap=2, count=3)
     np.testing.assert_array_equal(kept, [1, 2, 3])
 
 
-def test_where_too_few_hosts_are_left_those_picked_least_on_others_come_in() -> None:
+def test_least_selected_clients_on_other_hosts_fill_up_too_few_hosts() -> None:
     def kept(least_hosts: int) -> list[int]:
         found: list[int] = under_cap(
             rows(0, 1, 2, 3, 4),
@@ -65,7 +67,7 @@ def test_where_too_few_hosts_are_left_those_picked_least_on_others_come_in() -> 
     count=st.integers(1, 20),
     data=st.data(),
 )
-def test_enough_are_always_left(
+def test_cap_always_leaves_enough_eligible_clients(
     picks: list[int], cap: int, count: int, data: st.DataObject
 ) -> None:
     everybody = st.sampled_from(range(len(picks)))

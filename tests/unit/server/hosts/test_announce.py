@@ -15,7 +15,7 @@ def member(client: str, state: MemberState) -> MemberRow:
     )
 
 
-def test_a_committed_round_names_the_update_of_each_client() -> None:
+def test_settlement_of_a_committed_round_names_the_update_of_each_client() -> None:
     row = RoundRow(
         key=AttemptKey("r", 2, 1),
         model_blake3="0" * 64,

@@ -56,7 +56,7 @@ async def evaluated(
     return found, notices
 
 
-async def test_each_missing_evaluation_is_counted_with_its_reason(
+async def test_missing_evaluations_are_counted_by_reason_in_one_notice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = {
@@ -78,14 +78,16 @@ async def test_each_missing_evaluation_is_counted_with_its_reason(
 @pytest.mark.parametrize(
     ("away", "why"), [("b", "1 disconnected (b)"), ("", "1 did not answer within 9 s (b)")]
 )
-async def test_a_silent_client_is_gone_or_late(
+async def test_client_without_an_answer_is_reported_as_disconnected_or_late(
     away: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, [notice] = await evaluated({"a": counts(1, 1)}, "ab", monkeypatch, away=away)
     assert why in notice
 
 
-async def test_clients_without_samples_are_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clients_without_held_out_samples_are_not_reported_as_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     answers = {"a": counts(1, 1), "b": counts(0, 0), "c": failure("NOTHING_HELD_OUT")}
     found, notices = await evaluated(answers, "abc", monkeypatch)
     assert notices == []

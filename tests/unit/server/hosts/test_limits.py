@@ -36,7 +36,7 @@ async def silence() -> AsyncIterator[bytes]:
     yield b""
 
 
-async def test_calls_are_counted_by_peer() -> None:
+async def test_call_above_the_limit_of_one_peer_is_refused_and_other_peers_are_not() -> None:
     admission = Admission(LIMITS)
     with admission.call("host a"), admission.call("host a"):
         with pytest.raises(OverloadedError, match="'host a' has 2 calls under way already"):
@@ -47,7 +47,7 @@ async def test_calls_are_counted_by_peer() -> None:
         pass
 
 
-async def test_transfers_of_a_peer_wait_for_each_other() -> None:
+async def test_transfers_of_one_peer_run_one_after_another() -> None:
     admission = Admission(LIMITS)
     with admission.call("host a"), admission.call("host b"):
         async with admission.transfer("host a"):
@@ -56,7 +56,7 @@ async def test_transfers_of_a_peer_wait_for_each_other() -> None:
         assert not admission.transfer("host a").locked()
 
 
-async def test_few_files_set_out_at_once() -> None:
+async def test_number_of_files_sent_at_once_is_limited() -> None:
     turns = TransferSlots(2, seconds=3600, least_bytes=1)
     set_out: asyncio.Queue[str] = asyncio.Queue()
     first_may_end = asyncio.Event()
@@ -77,7 +77,7 @@ async def test_few_files_set_out_at_once() -> None:
         first_may_end.set()
 
 
-async def test_a_file_that_crawls_leaves_its_turn_to_others() -> None:
+async def test_slow_file_transfer_frees_its_slot_for_others() -> None:
     turns = TransferSlots(1, seconds=0.001, least_bytes=100)
     moved = 0
 
@@ -98,14 +98,14 @@ async def test_a_file_that_crawls_leaves_its_turn_to_others() -> None:
     await last
 
 
-async def test_a_stream_must_begin() -> None:
+async def test_stream_without_a_first_message_in_time_is_refused() -> None:
     assert [len(each) async for each in with_first_message(messages(1, 2), LIMITS)] == [1, 2]
     assert [each async for each in with_first_message(messages(), LIMITS)] == []
     with pytest.raises(ProtocolError, match=r"nothing was sent within 0\.01 s"):
         await anext(with_first_message(silence(), LIMITS))
 
 
-async def test_an_upload_must_go_on() -> None:
+async def test_stalled_upload_is_ended() -> None:
     times = iter(float(second) for second in range(100))
     fast = not_too_slow(messages(300, 300), LIMITS, len, lambda: next(times))
     assert [len(each) async for each in fast] == [300, 300]
@@ -116,7 +116,7 @@ async def test_an_upload_must_go_on() -> None:
         await anext(not_too_slow(silence(), LIMITS, len, lambda: 0.0))
 
 
-async def test_a_download_must_be_read() -> None:
+async def test_download_that_is_not_read_is_cancelled() -> None:
     async def read_slowly() -> None:
         async for _ in not_left_unread(messages(1, 1), LIMITS):
             await asyncio.Event().wait()

@@ -21,7 +21,7 @@ def covered(clients: int, asked: int, least_share: float = 1.0) -> dict[str, Cov
     )
 
 
-def test_clients_are_grouped_by_reason_the_largest_group_first() -> None:
+def test_notice_groups_clients_by_reason_with_the_largest_group_first() -> None:
     missing = [
         silent("a", present=False, seconds=9),
         failed("b", "TRAINING_FAILED", "client 'b' has no scanner"),
@@ -36,7 +36,7 @@ def test_clients_are_grouped_by_reason_the_largest_group_first() -> None:
     )
 
 
-def test_another_measured_model_has_its_own_notice() -> None:
+def test_notice_names_the_evaluated_model_if_it_is_not_the_round_model() -> None:
     line = notice(1, MeasuredModel.TUNED, [malformed("a", "no")], covered(3, 4, 0.5))
     assert line == (
         "round 1: the tuned metrics are over 3 of 4 clients (30 samples): "
@@ -44,7 +44,7 @@ def test_another_measured_model_has_its_own_notice() -> None:
     )
 
 
-def test_a_thousand_reasons_of_a_thousand_clients_are_one_short_line() -> None:
+def test_notice_about_a_thousand_clients_with_different_reasons_is_one_short_line() -> None:
     missing = [
         failed(f"client-{number}", f"REASON_{number}", f"{number} " + "long\n" * 1000)
         for number in range(1000)
@@ -61,6 +61,6 @@ def test_a_thousand_reasons_of_a_thousand_clients_are_one_short_line() -> None:
     assert "\n" not in line
 
 
-def test_a_refusal_is_named_as_such() -> None:
+def test_notice_names_a_disclosure_refusal() -> None:
     line = notice(1, ROUND, [failed("a", "DISCLOSURE_REFUSED", "not mine")], covered(1, 2))
     assert "1 refused with DISCLOSURE_REFUSED (a; not mine)" in line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from potluck.server.hosts.offences import MOST_OFFENCES, Offences
 
 
-async def test_the_third_offence_is_one_too_many() -> None:
+async def test_client_is_quarantined_at_its_third_offence() -> None:
     excluded: dict[str, str] = {}
 
     async def quarantine(client: str, reason: str) -> None:

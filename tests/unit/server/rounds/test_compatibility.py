@@ -28,7 +28,7 @@ def test_every_strategy_except_fedbio_works_with_every_objective() -> None:
 DRAWN = f'{TASK}[selector]\nname = "clustered-sampling"\nunbiased = true\n'
 
 
-def test_a_selector_that_weighs_goes_with_strategies_that_weigh_by_samples() -> None:
+def test_selector_weights_are_refused_with_strategies_that_do_not_weight_by_samples() -> None:
     refused = {name for name in installed(STRATEGIES) if not create(Strategy, name, {}).by_samples}
     for strategy in installed(STRATEGIES):
         text = f'{DRAWN}[strategy]\nname = "{strategy}"\n'
@@ -58,7 +58,7 @@ def test_a_selector_that_weighs_goes_with_strategies_that_weigh_by_samples() -> 
         ('name = "clustered-sampling"', None),
     ],
 )
-def test_a_roster_too_large_to_compare_all_is_refused_before_the_run(
+def test_roster_above_the_selector_maximum_is_refused_before_the_run(
     selector: str, most: int | None
 ) -> None:
     def text(roster: int) -> str:
@@ -76,7 +76,7 @@ def test_a_roster_too_large_to_compare_all_is_refused_before_the_run(
 PYRAMID = f'{TASK}[selector]\nname = "pyramidfl"\n'
 
 
-def test_updates_may_leave_tensors_out_where_they_are_averaged_and_no_more() -> None:
+def test_partial_updates_are_refused_with_strategies_that_do_more_than_average() -> None:
     for strategy in installed(STRATEGIES):
         text = f'{PYRAMID}drop = true\n[strategy]\nname = "{strategy}"\n'
         made = create(Strategy, strategy, {})
@@ -97,7 +97,7 @@ def test_updates_may_leave_tensors_out_where_they_are_averaged_and_no_more() -> 
         )
 
 
-def test_passes_of_each_client_do_not_go_with_counted_steps() -> None:
+def test_passes_per_client_are_refused_with_a_fixed_number_of_steps() -> None:
     steps = "[training]\nsteps = 3\n"
     draw_up(f"{PYRAMID}{steps}", source="run file")
     with pytest.raises(ConfigurationError, match=r"training.steps = 3 counts steps; set training"):
@@ -183,13 +183,13 @@ def test_incompatible_parts_are_refused_before_the_run(text: str, message: str) 
         draw_up(TASK + text, source="run file")
 
 
-def test_fednova_with_adam_is_allowed_and_said() -> None:
+def test_fednova_with_adam_is_accepted_with_a_remark() -> None:
     text = f'{TASK}[strategy]\nname = "fednova"\n[training]\noptimizer = "adam"\n'
     [remark] = draw_up(text, source="run file").remarks
     assert "normalised by their number of steps" in remark
 
 
-def test_clients_measure_where_they_keep_tensors() -> None:
+def test_run_whose_clients_keep_tensors_is_evaluated_on_the_clients() -> None:
     text = f'{TASK}[model]\nkeep = ["3.*"]\n'
     plan = draw_up(text, source="run file")
     [remark] = plan.remarks
@@ -201,7 +201,7 @@ def test_clients_measure_where_they_keep_tensors() -> None:
     assert list(unmeasured.remarks) == []
 
 
-def test_the_model_of_a_run_file_takes_the_place_of_the_task_s() -> None:
+def test_model_of_the_run_file_replaces_the_model_of_the_task() -> None:
     text = f'{TASK}[model]\nname = "perceptron"\ninputs = 64\nclasses = 10\nhidden = [32]\n'
     plan = draw_up(text, source="run file")
     shapes = [tuple(parameter.shape) for parameter in plan.task.model().parameters()]
@@ -210,7 +210,7 @@ def test_the_model_of_a_run_file_takes_the_place_of_the_task_s() -> None:
 
 
 @pytest.mark.parametrize("name", installed(STRATEGIES))
-def test_strategies_that_look_at_single_updates_are_refused_masked_ones(name: str) -> None:
+def test_secure_aggregation_is_refused_with_strategies_that_need_single_updates(name: str) -> None:
     text = f'secure_aggregation = true\nclients_per_round = 6\n{TASK}[strategy]\nname = "{name}"\n'
     correction = create(Strategy, name, {}).correction
     if name in (
@@ -236,7 +236,7 @@ def test_strategies_that_look_at_single_updates_are_refused_masked_ones(name: st
 STEPWISE = '[profiles]\ndisclosure = "unsafe-stepwise"\n'
 
 
-def test_steps_by_protocol_are_for_selectors_that_have_them() -> None:
+def test_protocol_steps_are_accepted_only_for_selectors_that_support_them() -> None:
     text = f'clients_per_round = 12\n{TASK}[selector]\nname = "dc-balanced"\n{STEPWISE}'
     plan = draw_up(text, source="run file")
     assert not plan.selector.needs_profiles

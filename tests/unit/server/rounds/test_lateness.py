@@ -49,7 +49,7 @@ def close(
     return {row.client_id: row.state for row in rows}
 
 
-def test_on_a_virtual_clock_an_update_joins_when_it_would_have_come() -> None:
+def test_late_update_on_a_virtual_clock_joins_at_its_simulated_arrival() -> None:
     """It takes 25 s; its round was over after 10: 15 s are left, of which the next takes 10."""
     late = register(simulated=True, most=3)
     assert close(late, 1, missed={"a": UPDATE}) == {"a": LateState.AWAITED}
@@ -62,7 +62,7 @@ def test_on_a_virtual_clock_an_update_joins_when_it_would_have_come() -> None:
     assert late.awaited == []
 
 
-def test_on_a_real_clock_it_joins_once_it_is_here() -> None:
+def test_late_update_on_a_real_clock_joins_after_its_arrival() -> None:
     late = register(simulated=False)
     close(late, 1, missed={"b": None, "a": UPDATE})
     assert [row.client_id for row in late.awaited] == ["a", "b"]
@@ -75,7 +75,7 @@ def test_on_a_real_clock_it_joins_once_it_is_here() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
-def test_nobody_is_awaited_for_more_rounds_than_allowed(most: int) -> None:
+def test_late_client_is_dropped_after_the_maximum_number_of_rounds(most: int) -> None:
     late = register(simulated=False, most=most)
     close(late, 1, missed={"a": None})
     for number in range(2, most + 1):
@@ -84,7 +84,7 @@ def test_nobody_is_awaited_for_more_rounds_than_allowed(most: int) -> None:
     assert late.find("a") is None
 
 
-def test_a_failure_is_stored_with_the_next_round() -> None:
+def test_failure_of_a_late_client_is_stored_with_the_next_round() -> None:
     late = register(simulated=False)
     close(late, 1, missed={"a": None, "b": None})
     assert late.fail("a", "no data") is not None
@@ -93,7 +93,7 @@ def test_a_failure_is_stored_with_the_next_round() -> None:
     assert close(late, 3) == {"b": LateState.DROPPED}
 
 
-def test_it_goes_on_after_a_restart() -> None:
+def test_late_updates_are_awaited_again_after_a_restart() -> None:
     late = register(simulated=True, most=3)
     rows = late.close_round(
         AttemptKey("run", 1, 1),
@@ -129,13 +129,15 @@ late_updates = {rounds = 3}
         ("[host_sums]\nenabled = true", "host_sums"),
     ],
 )
-def test_what_late_updates_do_not_go_with(more: str, why: str) -> None:
+def test_settings_incompatible_with_late_updates_are_refused_with_the_reason(
+    more: str, why: str
+) -> None:
     with pytest.raises(ConfigurationError, match="late_updates is not compatible with") as refusal:
         draw_up(RUN + more, source="run.toml")
     assert why in refusal.value.message
 
 
-def test_masked_rounds_take_none() -> None:
+def test_late_updates_are_refused_with_secure_aggregation() -> None:
     with pytest.raises(ConfigurationError, match="is not compatible with secure aggregation"):
         draw_up(
             "secure_aggregation = true\nexpected_clients = 9\n" + RUN.replace("= 2", "= 9"),
@@ -144,6 +146,6 @@ def test_masked_rounds_take_none() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedavgm", "fedadam", "fednova"])
-def test_strategies_that_weigh_by_samples_take_them(strategy: str) -> None:
+def test_late_updates_are_accepted_with_strategies_that_weight_by_samples(strategy: str) -> None:
     plan = draw_up(RUN + f'[strategy]\nname = "{strategy}"', source="run.toml")
     assert plan.run_file.kept_models.keep_last == 4

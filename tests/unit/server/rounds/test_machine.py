@@ -1,10 +1,10 @@
-"""The round state machine, as transcripts: what happens, and what it answers.
+"""The round state machine, as transcripts of events and answers.
 
 Each file of `tests/testdata/rounds` is one run. A line `plan key=value …` or
 `resume key=value …` sets it up; a line `SECONDS event arguments` is an event, the indented lines
 under it are the actions it must answer with, then the phase and the next wake-up. Under
-`SECONDS waits` is what the run says it waits for. After a change that is meant,
-`pytest tests/unit/server/rounds/test_machine.py --rewrite` writes what the machine answers now;
+`SECONDS waits` is the reported reason for waiting. After an intended change,
+`pytest tests/unit/server/rounds/test_machine.py --rewrite` writes the current answers;
 read the difference before you commit it.
 """
 
@@ -145,7 +145,9 @@ def replay(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", sorted(TRANSCRIPTS.glob("*.txt")), ids=lambda path: path.stem)
-def test_transcript(path: Path, request: pytest.FixtureRequest) -> None:
+def test_round_machine_answers_events_as_in_the_transcript(
+    path: Path, request: pytest.FixtureRequest
+) -> None:
     text = path.read_text()
     answered = replay(text)
     if request.config.getoption("--rewrite"):
@@ -158,7 +160,7 @@ CLIENTS = tuple("abcdef")
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject) -> None:
+def test_round_machine_ends_or_waits_after_any_order_of_events(data: st.DataObject) -> None:
     """No order of joins, leaves, failures and delays wedges the machine or breaks a rule."""
     policy = RoundPolicy(
         deadline_seconds=10,

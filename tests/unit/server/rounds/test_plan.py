@@ -34,7 +34,7 @@ def asked(text: str) -> TripletSettings | None:
     return request.settings
 
 
-def test_clients_are_asked_with_what_the_task_recommends() -> None:
+def test_triplet_profile_request_uses_the_settings_the_task_recommends() -> None:
     recommended = TripletSettings(attribute_learning_rate=0.1, attribute_steps=100)
     assert asked(RUN_FILE) == recommended
     assert asked(example_run_file()) == recommended
@@ -43,7 +43,7 @@ def test_clients_are_asked_with_what_the_task_recommends() -> None:
     )
 
 
-def test_pretraining_is_as_the_run_file_says() -> None:
+def test_pretraining_settings_come_from_the_run_file() -> None:
     text = RUN_FILE + "pretraining_rounds = 3\npretraining_participation = 'all'"
     settings = draw_up(text, source="test").run_file.profiles.triplet
     assert (settings.pretraining_rounds, settings.pretraining_participation) == (3, "all")
@@ -56,7 +56,7 @@ def test_unknown_triplet_settings_are_refused() -> None:
         draw_up(RUN_FILE + "attribute_step = 3", source="test")
 
 
-def test_a_selector_may_recommend_how_clients_train() -> None:
+def test_training_setting_recommended_by_a_selector_is_the_default() -> None:
     def kept_back(selector: str, training: str = "") -> float:
         text = f'[task]\nname = "digits"\n[selector]\nname = "{selector}"\n[training]\n{training}'
         return draw_up(text, source="test").training.validation_share
@@ -66,13 +66,13 @@ def test_a_selector_may_recommend_how_clients_train() -> None:
     assert kept_back("flash", "validation_share = 0.2") == 0.2
 
 
-def test_a_selector_says_what_clients_report() -> None:
+def test_selector_declares_the_values_that_clients_report() -> None:
     text = '[task]\nname = "digits"\n[selector]\nname = "{}"\n'
     assert draw_up(text.format("oort"), source="test").reports == {"utility"}
     assert draw_up(text.format("uniform"), source="test").reports == frozenset()
 
 
-def test_paces_are_drawn_only_on_a_virtual_clock() -> None:
+def test_client_paces_are_drawn_only_on_a_virtual_clock() -> None:
     clock = "[virtual_clock]\nenabled = {}\ndeadline_seconds = 50\n"
     simulated, real = (
         draw_up(RUN_FILE + clock.format(value), source="test") for value in ("true", "false")
@@ -83,7 +83,7 @@ def test_paces_are_drawn_only_on_a_virtual_clock() -> None:
     assert not real.rules.simulated
 
 
-def test_quotas_have_a_number_for_each_client_and_class() -> None:
+def test_quotas_of_wrong_shape_are_refused() -> None:
     population = Population(
         ids=["a", "b"],
         classes=2,
@@ -101,7 +101,7 @@ def test_quotas_have_a_number_for_each_client_and_class() -> None:
             check_selection(dataclasses.replace(selection, quotas=wrong), context, "kl")
 
 
-def test_work_for_each_client_is_checked_and_has_to_be_declared() -> None:
+def test_work_per_client_is_refused_if_invalid_or_not_declared_by_the_selector() -> None:
     population = Population(ids=["a", "b"], classes=2, samples=np.array([4, 4]))
     rows, names = np.arange(2), ["v", "w"]
     context = SelectionContext(
@@ -128,7 +128,7 @@ def test_work_for_each_client_is_checked_and_has_to_be_declared() -> None:
         check_declared(KullbackLeibler(), limited, "mine")
 
 
-def test_clients_have_a_model_of_their_own_or_tensors() -> None:
+def test_personal_models_and_kept_tensors_together_are_refused() -> None:
     both = 'task = {name = "digits"}\npersonal = {method = "ditto"}\nmodel = {keep = ["3.*"]}\n'
     with pytest.raises(ConfigurationError, match="remove one of them"):
         draw_up(both, source="test")

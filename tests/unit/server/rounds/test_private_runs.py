@@ -1,4 +1,4 @@
-"""Runs with noise for records or clients: what the instruction has, and what is refused."""
+"""Runs with noise for records or clients: the instruction, and refused settings."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def instructed(run_file: str) -> Privacy | None:
     return work.privacy if work.HasField("privacy") else None
 
 
-def test_the_instruction_has_the_noise_of_the_run() -> None:
+def test_instruction_carries_the_noise_settings_of_the_run() -> None:
     found = instructed(text("noise_multiplier = 1.5\nclip = 0.5"))
     assert found == Privacy(unit="record", noise_multiplier=1.5, delta=1e-5, clip=0.5, trainings=30)
     found = instructed(text("epsilon = 3\ndelta = 1e-6\ntrainings = 12"))
@@ -87,7 +87,7 @@ def asked(run_file: str, kind: str) -> Question:
     return question_instruction(plan, "i", "run", 1, "client-0", ask, model, None).question
 
 
-def test_questions_about_data_have_the_noise_that_trainings_count_with() -> None:
+def test_question_about_data_has_the_noise_accounted_for_in_training() -> None:
     run_file = text("epsilon = 3\nanswer_clip = 2.0", selector="pow-d")
     noise = asked(run_file, "loss").privacy
     assert noise == instructed(run_file)
@@ -96,13 +96,13 @@ def test_questions_about_data_have_the_noise_that_trainings_count_with() -> None
     assert asked(run_file, "context").privacy.answer_noise_multiplier == 25.0
 
 
-def test_a_question_that_is_not_about_data_has_no_noise() -> None:
+def test_question_that_does_not_read_data_has_no_noise() -> None:
     assert not asked(text(selector="refl"), "availability").HasField("privacy")
     without = text(selector="pow-d").replace("[privacy]\nnoise_multiplier = 1.5", "")
     assert not asked(without, "loss").HasField("privacy")
 
 
-def test_a_run_without_the_table_has_no_such_field() -> None:
+def test_instruction_of_a_run_without_a_privacy_table_has_no_noise() -> None:
     assert instructed(text().replace("[privacy]\nnoise_multiplier = 1.5", "")) is None
 
 
@@ -135,30 +135,32 @@ def test_a_run_without_the_table_has_no_such_field() -> None:
         (text(table="training.kept_epochs = 1"), "kept_epochs"),
     ],
 )
-def test_what_has_no_noise_is_refused_before_the_run(run_file: str, words: str) -> None:
+def test_settings_that_release_data_without_noise_are_refused_before_the_run(
+    run_file: str, words: str
+) -> None:
     with pytest.raises(ConfigurationError, match=words):
         draw_up(run_file, source="run.toml")
 
 
 @pytest.mark.parametrize("selector", ["uniform", "fedentopt", "refl"])
 @pytest.mark.parametrize("strategy", ["fedavg", "fednova", "median", "scaffold"])
-def test_selectors_and_strategies_that_use_what_is_released_work(
+def test_selectors_and_strategies_that_use_only_noised_values_are_accepted(
     selector: str, strategy: str
 ) -> None:
     assert instructed(text(selector=selector, strategy=strategy)) is not None
 
 
-def test_updates_with_noise_may_be_masked() -> None:
+def test_record_noise_is_accepted_with_secure_aggregation() -> None:
     run_file = text(table="secure_aggregation = true").replace("round = 2", "round = 7")
     assert instructed(run_file) is not None
 
 
-def test_groups_of_clients_may_train_parts_of_a_model() -> None:
+def test_record_noise_is_accepted_with_fedconcat() -> None:
     assert instructed(text(strategy="fedconcat", table=CONCATENATION)) is not None
 
 
 @pytest.mark.parametrize("capable", [True, False])
-def test_a_trainer_must_declare_that_it_adds_noise(
+def test_trainer_without_the_privacy_capability_is_refused(
     capable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(PLUGINS)
@@ -176,7 +178,7 @@ def test_a_trainer_must_declare_that_it_adds_noise(
 AT_COORDINATOR = 'unit = "client"\nnoise = "coordinator"\nnoise_multiplier = 1.0'
 
 
-def test_a_run_with_noise_at_the_coordinator_takes_its_path_and_asks_hosts_for_none() -> None:
+def test_run_with_noise_at_the_coordinator_sends_no_noise_settings_to_hosts() -> None:
     plan = draw_up(text(AT_COORDINATOR), source="run.toml")
     assert plan.path is plugins.find(plugins.UPDATE_PATHS, NOISED)
     assert instructed(text(AT_COORDINATOR)) is None
@@ -215,20 +217,20 @@ def test_private_runs_refuse_settings_that_use_numbers_without_noise(
 
 @pytest.mark.parametrize("selector", ["uniform", "round-robin", "fedentopt", "kl", "refl"])
 @pytest.mark.parametrize("strategy", ["fedavg", "fedavgm", "fedadam"])
-def test_selectors_by_noisy_profiles_or_chance_work_with_noise_at_the_coordinator(
+def test_selectors_without_exact_data_are_accepted_with_noise_at_the_coordinator(
     selector: str, strategy: str
 ) -> None:
     assert draw_up(text(AT_COORDINATOR, selector=selector, strategy=strategy), source="run.toml")
 
 
-def test_training_numbers_of_clients_are_dropped_from_such_runs() -> None:
+def test_training_metrics_are_dropped_in_runs_with_noise_at_the_coordinator() -> None:
     plan = draw_up(text(AT_COORDINATOR), source="run.toml")
     message = transfer_pb2.TrainingReport(samples=9, steps=3, loss=0.25)
     found = report_said(plan, message)
     assert (found.samples, found.loss, found.measures) == (9, None, {})
 
 
-def test_running_statistics_are_refused_and_frozen_ones_are_not_sent() -> None:
+def test_running_statistics_are_refused_with_noise_at_the_coordinator() -> None:
     network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     arrays = state_arrays(network)
     with pytest.raises(ConfigurationError, match=r"running statistics \('1'\).*group"):
@@ -246,7 +248,7 @@ def test_running_statistics_are_refused_and_frozen_ones_are_not_sent() -> None:
         ("evaluation.every = 1", True, ""),
     ],
 )
-def test_what_clients_measure_must_not_choose_a_model(
+def test_client_evaluations_that_choose_a_model_are_refused_with_noise(
     table: str, on_clients: bool, refused: str
 ) -> None:
     plan = draw_up(text(AT_COORDINATOR, table=table), source="run.toml")
@@ -273,13 +275,13 @@ def whole(privacy: str = CLIENTS, *, table: str = MASKED, **parts: str) -> str:
     return text(privacy, table=table, **parts).replace("clients_per_round = 2\n", "")
 
 
-def test_noise_of_clients_makes_weights_equal() -> None:
+def test_client_noise_makes_all_update_weights_equal() -> None:
     plan = draw_up(whole(), source="run.toml")
     work = check_instruction(plan, "i", "run", 1, "client-0", b"").check.train
     assert work.weighting == WEIGHTING_EQUAL
 
 
-def test_noise_of_all_clients_is_solved_for_by_the_coordinator() -> None:
+def test_coordinator_computes_the_noise_multiplier_of_client_noise() -> None:
     found = instructed(whole(f"{CLIENTS}\nclip = 0.5"))
     assert found == Privacy(
         unit="client", noise="clients", noise_multiplier=4, delta=1e-5, clip=0.5, trainings=30
@@ -304,7 +306,7 @@ def test_noise_of_all_clients_is_solved_for_by_the_coordinator() -> None:
         (whole('unit = "client"\nepsilon = 1e-9'), "ε = 1e-09 can't be reached"),
     ],
 )
-def test_what_noise_of_clients_does_not_hide_is_refused_before_the_run(
+def test_settings_that_client_noise_does_not_protect_are_refused_before_the_run(
     run_file: str, words: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):
@@ -313,11 +315,13 @@ def test_what_noise_of_clients_does_not_hide_is_refused_before_the_run(
 
 @pytest.mark.parametrize("selector", ["uniform", "fedentopt"])
 @pytest.mark.parametrize("strategy", ["fedavg", "fedavgm", "fedadam"])
-def test_plain_means_work_with_noise_of_clients(selector: str, strategy: str) -> None:
+def test_strategies_that_take_plain_means_are_accepted_with_client_noise(
+    selector: str, strategy: str
+) -> None:
     assert instructed(whole(selector=selector, strategy=strategy)) is not None
 
 
-def test_running_statistics_are_refused_with_noise_of_clients() -> None:
+def test_running_statistics_are_refused_with_client_noise() -> None:
     class Normalised(Digits):
         def model(self) -> nn.Module:
             return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))

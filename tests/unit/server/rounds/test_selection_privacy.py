@@ -34,7 +34,9 @@ def verdict(name: str, unit: Protection) -> SelectionVerdict:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_run_of_a_refused_selector_is_refused_with_reason_and_remedy(name: str) -> None:
+def test_run_with_a_selector_refused_under_noise_is_refused_with_reason_and_remedy(
+    name: str,
+) -> None:
     found = verdict(name, Protection.RECORD)
     added = "selector.added = 2" if name == "dc-exhaustive" else ""
     text = RUN.format(name=name) + added
@@ -49,14 +51,14 @@ def test_the_run_of_a_refused_selector_is_refused_with_reason_and_remedy(name: s
     assert "; choose a selector" in message
 
 
-def test_selectors_whose_questions_have_noise_are_charged() -> None:
+def test_selectors_that_ask_noised_questions_are_charged_privacy_loss() -> None:
     charged = {
         name for name in NAMES if verdict(name, Protection.RECORD).treatment is Treatment.CHARGED
     }
     assert charged == {*ASKING}
 
 
-def test_selectors_that_use_no_data_of_single_clients_are_free_for_both_units() -> None:
+def test_selectors_that_use_no_client_data_cost_no_privacy_loss() -> None:
     free = {name for name in NAMES if verdict(name, Protection.RECORD).reason == ""}
     assert free == WITHOUT_DATA
     for name in sorted(free - {"clustered-sampling", "everyone"}):
@@ -75,18 +77,18 @@ def test_selectors_that_use_no_data_of_single_clients_are_free_for_both_units() 
         ("everyone", "has all clients train"),
     ],
 )
-def test_the_noise_of_clients_refuses_what_reads_single_clients(name: str, words: str) -> None:
+def test_client_noise_refuses_selectors_that_read_single_clients(name: str, words: str) -> None:
     found = verdict(name, Protection.CLIENT)
     assert found.treatment is Treatment.REFUSED
     assert words in found.reason
 
 
-def test_noise_of_clients_leaves_profiles_out_and_says_so() -> None:
+def test_client_noise_does_not_cover_profiles_and_states_this() -> None:
     found = verdict("fedentopt", Protection.CLIENT)
     assert found.treatment is Treatment.FREE
     assert "leaves out" in found.reason
 
 
-def test_the_page_has_the_table_of_the_code() -> None:
+def test_selector_table_on_the_page_equals_that_of_the_code() -> None:
     page = SELECTION.read_text(encoding="utf-8")
     assert marked(page, "selectors", noise_table()) == page, "run: make pages"

@@ -39,7 +39,9 @@ def plan(*lines: str) -> RunPlan:
         ('selector.name = "fedentropy"', "selector fedentropy and host_sums.*skips uploads"),
     ],
 )
-def test_parts_that_need_single_updates_are_refused(line: str, message: str) -> None:
+def test_settings_that_need_single_updates_are_refused_with_host_sums(
+    line: str, message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         plan(line)
 
@@ -55,11 +57,11 @@ def test_parts_that_need_single_updates_are_refused(line: str, message: str) -> 
         'strategy.name = "fedbio"',
     ],
 )
-def test_the_others_work(line: str) -> None:
+def test_settings_compatible_with_host_sums_are_accepted(line: str) -> None:
     plan(line)
 
 
-def test_weights_are_known_beforehand() -> None:
+def test_weight_unit_and_cap_of_host_sums_follow_from_the_run_file() -> None:
     def weights(*lines: str) -> tuple[int, int]:
         made = plan(*lines)
         terms = lane_terms(made.run_file, made.strategy)
@@ -72,6 +74,6 @@ def test_weights_are_known_beforehand() -> None:
     assert weights('strategy.name = "scaffold"') == (1, 1)  # its mean is over clients
 
 
-def test_a_unit_is_a_power_of_two() -> None:
+def test_weight_unit_that_is_not_a_power_of_two_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="power of two"):
         plan("host_sums.weight_unit = 1000")

@@ -46,13 +46,15 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ('[objective]\nname = "fedprox"\n', "objective fedprox is a loss for the built-in loop"),
     ],
 )
-def test_what_its_trainer_can_not_do_is_refused(text: str, message: str) -> None:
+def test_settings_unsupported_by_the_trainer_of_the_task_are_refused(
+    text: str, message: str
+) -> None:
     head, _, tables = text.partition("[")
     with pytest.raises(ConfigurationError, match=message):
         draw_up(f"{head}{TASK}[{tables}", source="run file")
 
 
 @pytest.mark.parametrize("selector", ["uniform", "round-robin", "pow-d", "feel", "hcsfed", "oort"])
-def test_what_it_can_do_is_not(selector: str) -> None:
+def test_selectors_supported_by_the_trainer_of_the_task_are_accepted(selector: str) -> None:
     plan = draw_up(f'{TASK}[selector]\nname = "{selector}"\n', source="run file")
     assert list(plan.measures) == ["squared_error", "near", "loss"]

@@ -11,7 +11,9 @@ from potluck.server.rounds.waiting import LONGEST_PAUSE_SECONDS, QuorumStatus, a
     ("failures", "seconds"),
     [(1, 1.0), (2, 2.0), (3, 4.0), (6, 32.0), (7, 60.0), (8, 60.0), (10_000, 60.0)],
 )
-def test_attempts_back_off(failures: int, seconds: float) -> None:
+def test_pause_between_attempts_grows_with_failures_up_to_a_maximum(
+    failures: int, seconds: float
+) -> None:
     assert attempt_pause(failures) == seconds <= LONGEST_PAUSE_SECONDS
 
 
@@ -34,7 +36,7 @@ def test_attempts_back_off(failures: int, seconds: float) -> None:
         ),
     ],
 )
-def test_what_is_missing_is_said(
+def test_quorum_status_reports_the_missing_clients_or_hosts(
     quorum: tuple[int, int, int, int], suffices: bool, counted: str, lacking: str
 ) -> None:
     clients, clients_needed, hosts, hosts_needed = quorum

@@ -78,25 +78,25 @@ def context(clients: int, count: int) -> SelectionContext:
     )
 
 
-def test_an_unmasked_cohort_is_left_as_it_is() -> None:
+def test_unmasked_cohort_is_unchanged() -> None:
     run = run_on("a" * 12, MASKED.replace("true", "false"))
     run.check(np.arange(12))
     selection = chosen(*range(10))
     assert run.complete(selection, context(12, 10)) is selection
 
 
-def test_a_masked_cohort_on_enough_hosts_is_left_as_it_is() -> None:
+def test_masked_cohort_on_enough_hosts_is_unchanged() -> None:
     selection = chosen(*range(10))
     assert run_on("abcdeabcdeab").complete(selection, context(12, 10)) is selection
 
 
-def test_an_added_client_has_its_own_reason() -> None:
+def test_client_added_to_cover_hosts_has_that_as_its_reason() -> None:
     found = run_on("aaabbbccddde").complete(chosen(*range(10)), context(12, 10))
     assert found.rows.tolist() == [*range(9), 11]
     assert found.reasons == [*chosen(*range(9)).reasons, "needed for 5 hosts"]
 
 
-def test_spare_clients_are_spread_until_the_quorum_fits() -> None:
+def test_over_selected_clients_are_replaced_until_enough_hosts_are_covered() -> None:
     # Of 12 clients on hosts with 8, 1, 1, 1 and 1 of them, 11 must stay; the round closes at ten.
     spare = MASKED + "[round]\nover_selection = 2\n"
     found = run_on("aaaaaaaabcdefg", spare).complete(chosen(*range(12)), context(14, 12))
@@ -104,7 +104,7 @@ def test_spare_clients_are_spread_until_the_quorum_fits() -> None:
     assert found.reasons[11] == "needed for 6 hosts"
 
 
-def test_as_many_hosts_are_needed_as_one_does_not_collude() -> None:
+def test_minimum_of_hosts_is_one_more_than_the_colluding_hosts() -> None:
     run = run_on("abcdefabcdef", MASKED + "[masking]\ncolluding_hosts = 5\n")
     found = run.complete(chosen(*range(5), *range(6, 11)), context(12, 10))
     assert found.rows.tolist()[-1] in (5, 11)
@@ -121,7 +121,7 @@ def test_as_many_hosts_are_needed_as_one_does_not_collude() -> None:
         ),
     ],
 )
-def test_clients_on_too_few_hosts_are_waited_for(tables: str, why: str) -> None:
+def test_masked_round_waits_if_clients_are_on_too_few_hosts(tables: str, why: str) -> None:
     sites = {host: {"site": "north" if host < "c" else "south"} for host in "abcd"}
     run = run_on("aabbccdd", MASKED + tables, sites)
     with pytest.raises(ScarceError, match=why):

@@ -18,7 +18,7 @@ def scalars(**values: float) -> rpc.Answer:
     return rpc.Answer(scalars=rpc.Scalars(values=values))
 
 
-def test_numbers_come_in_the_order_asked() -> None:
+def test_answer_values_are_returned_in_the_order_asked() -> None:
     assert read_scalars(scalars(b=2.0, a=-1.0), ["a", "b"]) == (-1.0, 2.0)
 
 
@@ -36,12 +36,14 @@ def test_numbers_come_in_the_order_asked() -> None:
         (rpc.Answer(failure=rpc.Failure(reason="R" * 999, message="m" * 999)), "m" * 300 + r" \("),
     ],
 )
-def test_other_answers_count_as_none(answer: rpc.Answer | None, why: str) -> None:
+def test_answer_with_missing_or_invalid_values_is_refused(
+    answer: rpc.Answer | None, why: str
+) -> None:
     with pytest.raises(ProtocolError, match=why):
         read_scalars(answer, ["a"])
 
 
-def test_stored_answers_come_back() -> None:
+def test_stored_answers_are_read_back_unchanged() -> None:
     answers = stored_answers({"rows": [3, 1], "values": {"loss": [0.1, 0.2]}}, KEY)
     assert answers.rows.tolist() == [3, 1]
     assert answers.values["loss"].tolist() == [0.1, 0.2]
@@ -50,7 +52,7 @@ def test_stored_answers_come_back() -> None:
     assert len(empty.values["loss"]) == 0
 
 
-def test_a_sum_among_the_answers_is_of_no_client() -> None:
+def test_stored_sum_is_not_returned_as_an_answer_of_a_client() -> None:
     asked = Exchange(
         step=1, question={"kind": "loss"}, answers={"rows": [2], "values": {"loss": [0.5]}}
     )
@@ -72,7 +74,7 @@ def test_a_sum_among_the_answers_is_of_no_client() -> None:
         {"rows": ["x"], "values": {}},
     ],
 )
-def test_damaged_answers_are_not_believed(record: dict[str, object]) -> None:
+def test_damaged_stored_answers_are_refused(record: dict[str, object]) -> None:
     with pytest.raises(StorageError, match="restore the database"):
         stored_answers(record, KEY)
 
@@ -86,7 +88,7 @@ CONTEXT = SelectionContext(
 )
 
 
-def test_a_question_may_be_asked() -> None:
+def test_valid_question_of_a_selector_is_accepted() -> None:
     check_ask(Ask(rows=np.array([3, 0]), kind="loss"), CONTEXT, "s")
     parameters: dict[str, bool | int | float | str] = {"x": 1, "y": 0.5, "z": "a", "on": True}
     ask = Ask(rows=np.array([1]), kind="context", names=("a", "b"), parameters=parameters)
@@ -114,13 +116,13 @@ def test_a_question_may_be_asked() -> None:
         ({"parameters": {"x": [1]}}, r"with x = \[1\]"),
     ],
 )
-def test_questions_that_make_no_sense(changes: dict[str, Any], why: str) -> None:
+def test_invalid_question_is_refused_naming_the_selector(changes: dict[str, Any], why: str) -> None:
     values: dict[str, Any] = {"rows": np.array([0]), "kind": "loss", **changes}
     with pytest.raises(RunError, match=why) as caught:
         check_ask(Ask(**values), CONTEXT, "odd")
     assert caught.value.message.startswith("selector 'odd' ")
 
 
-def test_yielding_a_value_that_is_not_a_question_is_an_error() -> None:
+def test_selector_that_yields_a_value_other_than_a_question_is_refused() -> None:
     with pytest.raises(RunError, match="yielded a int, not an Ask"):
         check_ask(3, CONTEXT, "odd")

@@ -1,4 +1,4 @@
-"""The models of a run: what is current, what an attempt makes, what may be deleted."""
+"""The models of a run: the current one, results of attempts, and deletion."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def result_of(model: ModelVersion) -> RoundModel:
     return RoundModel(model=model, strategy_state=COMMITTED.strategy)
 
 
-def test_the_first_result_is_the_model_as_it_is(files: ModelFiles) -> None:
+def test_result_before_any_round_is_the_current_model(files: ModelFiles) -> None:
     run = models(files)
     assert run.result == RoundModel(model=run.current, strategy_state=BEGUN.strategy)
     assert run.digests == run.current.digests
 
 
-def test_a_committed_result_is_the_model_that_clients_train_from(files: ModelFiles) -> None:
+def test_committed_result_becomes_the_current_model(files: ModelFiles) -> None:
     run = models(files)
     first, second = run.current, moved(files, run.current, 0.5)
     run.result = result_of(second)
@@ -67,7 +67,7 @@ def test_a_committed_result_is_the_model_that_clients_train_from(files: ModelFil
     assert (run.current, run.states) == (second, COMMITTED)
 
 
-def test_a_new_attempt_lets_go_of_the_result_before(files: ModelFiles) -> None:
+def test_new_attempt_deletes_the_result_of_the_previous_attempt(files: ModelFiles) -> None:
     run = models(files)
     dropped = moved(files, run.current, 0.5)
     files.needed(run.current.digests)
@@ -79,7 +79,7 @@ def test_a_new_attempt_lets_go_of_the_result_before(files: ModelFiles) -> None:
     assert files.existing(run.current.blake3).is_file()
 
 
-async def test_the_last_step_is_measured_once(files: ModelFiles) -> None:
+async def test_norm_of_the_last_model_change_is_measured_once(files: ModelFiles) -> None:
     run = models(files)
     assert await run.last_step() is None
     first = run.current
@@ -93,7 +93,7 @@ async def test_the_last_step_is_measured_once(files: ModelFiles) -> None:
     assert await run.last_step() is None
 
 
-def test_a_new_roster_begins_another_selector_state(files: ModelFiles) -> None:
+def test_new_roster_initialises_the_selector_state(files: ModelFiles) -> None:
     run = models(files, '[selector]\nname = "oort"\n' + RUN_FILE)
     clients = population(3)
     run.start_selector(clients)
@@ -102,7 +102,7 @@ def test_a_new_roster_begins_another_selector_state(files: ModelFiles) -> None:
     assert run.states.strategy is BEGUN.strategy
 
 
-async def test_a_strategy_without_profiles_goes_by_its_committed_state(files: ModelFiles) -> None:
+async def test_strategy_without_profiles_uses_its_committed_state(files: ModelFiles) -> None:
     run = models(files)
     assert await run.enrolled(3, lambda: pytest.fail("profiles were read")) is BEGUN.strategy
 

@@ -1,4 +1,4 @@
-"""The updates of a run: what came in the attempt under way, and late ones that may still join."""
+"""The updates of a run: those of the current attempt, and late ones that can join."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def everybody(clients: Iterable[str]) -> Iterable[str]:
     return clients
 
 
-def test_a_new_attempt_has_nothing_of_the_one_before(tmp_path: Path) -> None:
+def test_new_attempt_starts_without_updates_of_the_previous_attempt(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     updates = scene.updates
     updates.note_instructed("a", 5.0)
@@ -142,7 +142,7 @@ def test_a_new_attempt_has_nothing_of_the_one_before(tmp_path: Path) -> None:
     assert updates.seconds("a", 9.0, late=False) == 0.0
 
 
-def test_seconds_begin_with_the_first_instruction(tmp_path: Path) -> None:
+def test_training_seconds_are_counted_from_the_first_instruction(tmp_path: Path) -> None:
     updates = Scene(tmp_path).updates
     updates.note_instructed("a", 5.0)
     updates.note_instructed("a", 8.0)  # to another host, after a reconnect
@@ -150,7 +150,7 @@ def test_seconds_begin_with_the_first_instruction(tmp_path: Path) -> None:
     assert updates.seconds("b", 9.0, late=False) == 0.0
 
 
-def test_a_late_training_began_when_its_round_sent_it(tmp_path: Path) -> None:
+def test_seconds_of_a_late_training_are_counted_from_its_own_round(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.updates.note_instructed("a", 5.0)
     scene.close(FIRST, missed=["a"])
@@ -161,7 +161,7 @@ def test_a_late_training_began_when_its_round_sent_it(tmp_path: Path) -> None:
     assert scene.updates.seconds("b", 25.0, late=True) == 5.0
 
 
-def test_the_last_included_update_of_a_client_is_known(tmp_path: Path) -> None:
+def test_last_included_update_of_each_client_is_restored(tmp_path: Path) -> None:
     updates = Scene(tmp_path).updates
     updates.recall(
         [
@@ -197,7 +197,7 @@ def test_the_last_included_update_of_a_client_is_known(tmp_path: Path) -> None:
     assert [updates.included(client) for client in "abc"] == ["r/2.1/a", "", "r/1.1/c"]
 
 
-async def test_each_offender_is_judged_once(tmp_path: Path) -> None:
+async def test_offending_client_is_judged_once(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     for client in "bab":
         scene.updates.note_offender(client)
@@ -207,7 +207,7 @@ async def test_each_offender_is_judged_once(tmp_path: Path) -> None:
     assert scene.warnings == ["b is in quarantine: three times; see `potluck clients`"]
 
 
-def test_a_missed_update_is_awaited_joins_and_is_weighed(tmp_path: Path) -> None:
+def test_missed_update_is_awaited_joins_later_and_gets_a_weight(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.close(FIRST, missed=["a", "b"])
     assert scene.awaited() == ["a", "b"]
@@ -222,7 +222,7 @@ def test_a_missed_update_is_awaited_joins_and_is_weighed(tmp_path: Path) -> None
     assert scene.awaited() == ["a"]
 
 
-def test_an_excluded_client_does_not_join(tmp_path: Path) -> None:
+def test_late_update_of_an_excluded_client_does_not_join(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.close(FIRST, missed=["a", "b"])
     for client in "ab":
@@ -231,7 +231,7 @@ def test_an_excluded_client_does_not_join(tmp_path: Path) -> None:
     assert [row.client_id for row in scene.updates.joining] == ["b"]
 
 
-def test_on_a_virtual_clock_only_updates_that_are_here_are_awaited(tmp_path: Path) -> None:
+def test_only_arrived_updates_are_awaited_on_a_virtual_clock(tmp_path: Path) -> None:
     scene = Scene(tmp_path, SIMULATED)
     scene.receive("a", seconds=30.0)
     scene.close(FIRST, missed=["a", "b"], seconds=10.0)
@@ -242,7 +242,9 @@ def test_on_a_virtual_clock_only_updates_that_are_here_are_awaited(tmp_path: Pat
     assert [row.client_id for row in scene.updates.joining] == ["a"]
 
 
-async def test_a_client_that_is_selected_again_is_not_awaited(tmp_path: Path) -> None:
+async def test_late_update_is_no_longer_awaited_when_its_client_is_selected_again(
+    tmp_path: Path,
+) -> None:
     scene = Scene(tmp_path)
     scene.close(FIRST, missed=["a", "b"])
     await scene.updates.give_up("a")
@@ -253,7 +255,7 @@ async def test_a_client_that_is_selected_again_is_not_awaited(tmp_path: Path) ->
     assert [scene.dropped(FIRST, client) for client in "abc"] == [True, False, False]
 
 
-async def test_after_a_restart_torn_late_updates_are_to_be_sent_again(tmp_path: Path) -> None:
+async def test_damaged_late_updates_are_awaited_again_after_a_restart(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "r")
     draft = tmp_path / "whole"
     digest = write_tensors(draft, {})

@@ -121,14 +121,14 @@ async def test_quarantined_clients_are_excluded(scene: Scene) -> None:
     assert scene.posted == [Excluded(("c",))]
 
 
-async def test_committed_cohorts_count_as_picks(scene: Scene) -> None:
+async def test_committed_cohorts_increase_selection_counts(scene: Scene) -> None:
     owner = await admitted(scene)
     owner.note_committed(committed(1, "a", "b"))
     owner.note_committed(committed(2, "a", "c"))
     assert owner.eligibility.picks.counts.tolist() == [2, 1, 1, 0]
 
 
-async def test_recalled_rounds_give_picks_and_samples(scene: Scene) -> None:
+async def test_stored_rounds_restore_selection_and_sample_counts(scene: Scene) -> None:
     owner = await admitted(scene)
     parts = [
         Participation(
@@ -141,13 +141,13 @@ async def test_recalled_rounds_give_picks_and_samples(scene: Scene) -> None:
     assert owner.population().samples.tolist() == [0, 40, 0, 0]
 
 
-async def test_tags_of_hosts_that_are_away_are_empty(scene: Scene) -> None:
+async def test_tags_of_disconnected_hosts_are_empty(scene: Scene) -> None:
     owner = await admitted(scene)
     scene.attach("h", "a", "c", tags={"site": "north"})
     assert owner.tag_limits() == [("site", ["north", "", "north", ""], 1)]
 
 
-async def test_hosts_are_in_roster_order(scene: Scene) -> None:
+async def test_hosts_of_clients_are_listed_in_roster_order(scene: Scene) -> None:
     owner = await admitted(scene)
     owner.eligibility.host_of = {"a": "h", "b": "", "c": "i", "d": "h"}.__getitem__
     assert owner.hosts() == ["h", "", "i", "h"]

@@ -50,7 +50,7 @@ class Recorder:
 
 
 @pytest.mark.asyncio
-async def test_a_client_spared_while_its_update_is_being_recorded_stays_spared() -> None:
+async def test_client_spared_while_its_update_is_stored_keeps_the_state_spared() -> None:
     store, waited_for = Recorder(), ["client-0"]
 
     async def in_store(call: Callable[[Store], Any]) -> Any:
@@ -84,7 +84,7 @@ async def test_a_client_spared_while_its_update_is_being_recorded_stays_spared()
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_no_update_is_waited_for_once_the_run_has_ended(phase: Phase) -> None:
+def test_no_update_is_expected_after_the_run_has_ended(phase: Phase) -> None:
     run = SimpleNamespace(
         machine=SimpleNamespace(
             cohort=SimpleNamespace(waits_for=["client-0"].__contains__, undecided=False),

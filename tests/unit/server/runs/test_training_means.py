@@ -1,4 +1,4 @@
-"""Measures of a round that come from its trainings."""
+"""Metrics of a round that come from its trainings."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def report(loss: float | None, samples: int = 1, **measures: Measured) -> Update
     return UpdateReport(loss=loss, samples=samples, measures=measures)
 
 
-def test_the_loss_of_a_rounds_trainings_is_their_mean_by_samples() -> None:
+def test_training_loss_of_a_round_is_the_mean_weighted_by_samples() -> None:
     assert training_loss([report(1.0, 30), report(3.0, 10)]) == {"training_loss": 1.5}
     assert training_loss([report(2.0, 5), report(None, 10**6)]) == {"training_loss": 2.0}
     assert training_loss([report(None, 5)]) == {}
     assert training_loss([]) == {}
 
 
-def test_a_trainers_own_measures_are_means_over_what_was_counted() -> None:
+def test_metrics_of_a_trainer_are_means_weighted_by_their_counts() -> None:
     reports = [
         report(None, near=Measured(3.0, 4), far=Measured(0.0, 0)),
         report(None, near=Measured(1.0, 4)),
@@ -35,7 +35,7 @@ def test_a_trainers_own_measures_are_means_over_what_was_counted() -> None:
     assert training_means(reports) == {"training_near": 0.5}
 
 
-def test_measures_of_trainings_say_whose_they_are() -> None:
+def test_coverage_of_training_metrics_counts_clients_and_samples() -> None:
     reports = [report(1.0, 30, near=Measured(3.0, 4)), report(None, 5, near=Measured(0.0, 0))]
     assert training_coverage(reports) == {"training_near": Coverage(clients=1, asked=2, samples=4)}
     assert loss_coverage(reports) == {"training_loss": Coverage(clients=1, asked=2, samples=30)}
@@ -52,7 +52,7 @@ def test_measures_of_trainings_say_whose_they_are() -> None:
         ({"loss": 0.5}, 5, True),  # or the curve would have gaps
     ],
 )
-def test_it_is_wanted_where_not_every_round_has_a_loss(
+def test_training_loss_is_recorded_if_some_rounds_are_not_evaluated(
     measured: dict[str, float], every: int, wanted: bool
 ) -> None:
     assert wants_training_loss(measured, every) is wanted

@@ -1,4 +1,4 @@
-"""Updates that arrive for a real run: taken, waited for, late or refused."""
+"""Updates that arrive for a real run: accepted, awaited, late or refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def states(small: SmallRun) -> dict[str, MemberState]:
     return {member.client_id: member.state for member in attempt.members}
 
 
-async def test_an_update_is_stored_before_the_machine_learns_of_it(
+async def test_update_is_stored_before_the_round_machine_receives_the_event(
     tmp_path: Path, store: Store
 ) -> None:
     small = await small_run(tmp_path, store)
@@ -83,7 +83,9 @@ async def test_an_update_of_another_attempt_is_refused(tmp_path: Path, store: St
             inbox.require(client, update_id)
 
 
-async def test_a_failed_client_is_reported_and_not_waited_for(tmp_path: Path, store: Store) -> None:
+async def test_failed_client_is_reported_and_no_longer_expected(
+    tmp_path: Path, store: Store
+) -> None:
     small = await small_run(tmp_path, store)
     await small.begin_round("a", "b", "c")
     inbox = inbox_of(small)
@@ -116,7 +118,7 @@ async def test_an_update_after_the_deadline_is_late_and_may_join(
     assert small.posted() == [rounds.StillTraining(())]
 
 
-async def test_a_restarted_run_has_its_cohort_and_its_whole_updates(
+async def test_restarted_run_keeps_its_cohort_and_discards_damaged_updates(
     tmp_path: Path, store: Store
 ) -> None:
     small = await small_run(tmp_path, store)
@@ -131,7 +133,9 @@ async def test_a_restarted_run_has_its_cohort_and_its_whole_updates(
     assert inbox_of(again).expects("a", "r/1.1/a")
 
 
-async def test_people_see_the_wait_and_then_the_round(tmp_path: Path, store: Store) -> None:
+async def test_progress_shows_the_wait_for_clients_and_then_the_round(
+    tmp_path: Path, store: Store
+) -> None:
     small = await small_run(tmp_path, store)
     assert progress(small.run) is None
     small.handle(rounds.Started())

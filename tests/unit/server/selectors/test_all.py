@@ -186,7 +186,7 @@ def replayed(answers: Sequence[Answers]) -> Respond:
 @every
 @settings(max_examples=25, deadline=None)
 @given(federation=federations(), count=st.integers(0, 16), data=st.data())
-def test_cohorts_are_complete_distinct_and_available(
+def test_every_selector_selects_complete_cohorts_of_distinct_available_clients(
     name: str, federation: Population, count: int, data: st.DataObject
 ) -> None:
     """This holds in every round, for any disconnected clients, any failures in the cohort, and any
@@ -234,7 +234,7 @@ def test_cohorts_are_complete_distinct_and_available(
 @every
 @settings(max_examples=10, deadline=None)
 @given(federation=federations(), count=st.integers(1, 16), data=st.data())
-def test_every_selector_goes_on_with_cohorts_completed_to_enough_hosts(
+def test_every_selector_continues_after_cohorts_are_completed_to_enough_hosts(
     name: str, federation: Population, count: int, data: st.DataObject
 ) -> None:
     selector, clients = selector_called(name), len(federation)
@@ -297,14 +297,14 @@ def listed(selections: list[Selection]) -> list[tuple[list[int], list[str]]]:
 
 
 @every
-def test_a_kill_at_any_round_changes_nothing(name: str) -> None:
+def test_selectors_select_the_same_clients_after_a_restart_in_any_round(name: str) -> None:
     straight = list(rounds(selector_called(name), large(), 7, 12))
     killed = list(rounds(selector_called(name), large(), 7, 12, store=through_the_store))
     assert listed(killed) == listed(straight)
 
 
 @every
-def test_seeds_decide(name: str) -> None:
+def test_selections_depend_only_on_the_seed(name: str) -> None:
     def cohorts(seed: int) -> list[tuple[list[int], list[str]]]:
         return listed(list(rounds(selector_called(name), large(), 7, 6, seed=seed)))
 
@@ -314,7 +314,7 @@ def test_seeds_decide(name: str) -> None:
 
 
 @every
-def test_late_joiners_can_be_selected(name: str) -> None:
+def test_clients_that_join_later_can_be_selected(name: str) -> None:
     selector, small, grown = selector_called(name), large(5), large(12)
     state = selector.init(small)
     for number, federation in ((1, small), (2, grown), (3, grown)):
@@ -324,7 +324,7 @@ def test_late_joiners_can_be_selected(name: str) -> None:
 
 
 @every
-def test_selecting_leaves_its_arguments_alone(name: str) -> None:
+def test_selectors_do_not_modify_their_arguments(name: str) -> None:
     federation, selector = large(), selector_called(name)
     columns = (federation.label_counts, federation.triplets, federation.interaction_matrices)
     for column in columns:
@@ -346,7 +346,7 @@ def test_selecting_leaves_its_arguments_alone(name: str) -> None:
 
 
 @every
-def test_an_unknown_option_lists_the_valid_ones(name: str) -> None:
+def test_error_about_an_unknown_selector_option_lists_the_valid_ones(name: str) -> None:
     with pytest.raises(PluginError, match="its options: "):
         create(Selector, OPTIONS.get(name, (name, {}))[0], {"colour": "green"})
 
@@ -361,7 +361,7 @@ def test_an_unknown_option_lists_the_valid_ones(name: str) -> None:
         ("hics-fl", {}),
     ],
 )
-def test_what_imports_a_library_late_misses_it_at_once(
+def test_selector_without_its_library_is_refused_when_created(
     name: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)

@@ -13,7 +13,7 @@ weights = st.lists(st.one_of(st.just(0.0), st.floats(0, 1e300)), max_size=20)
 
 
 @given(weights=weights, data=st.data())
-def test_drawing_takes_nobody_twice_and_zeros_last(
+def test_weighted_draw_takes_no_client_twice_and_weight_zero_last(
     weights: list[float], data: st.DataObject
 ) -> None:
     table = np.array(weights)
@@ -24,7 +24,7 @@ def test_drawing_takes_nobody_twice_and_zeros_last(
     assert (table[drawn] > 0).sum() >= min(size, positive)
 
 
-def test_drawing_is_one_after_the_other_by_weight() -> None:
+def test_weighted_draw_takes_clients_one_after_another_by_weight() -> None:
     """P(first a, then b) = w_a / Σ · w_b / (Σ − w_a), within four deviations."""
     table = np.array([1.0, 2.0, 5.0])
     generator = np.random.default_rng(0)
@@ -37,13 +37,13 @@ def test_drawing_is_one_after_the_other_by_weight() -> None:
             assert seen[first, second] == pytest.approx(draws * share, abs=spread)
 
 
-def test_what_is_reported_becomes_a_column() -> None:
+def test_answers_become_a_column_with_nan_for_missing_clients() -> None:
     answers = Answers(rows=np.array([3, 1]), values={"loss": np.array([0.3, 0.1])})
     assert np.array_equal(column(answers, "loss", 4), [np.nan, 0.1, np.nan, 0.3], equal_nan=True)
     assert np.isnan(column(answers, "other", 4)).all()
 
 
-def test_implausible_numbers_are_none_or_limited() -> None:
+def test_implausible_values_become_nan_or_are_capped() -> None:
     values = np.array([1.0, 2.0, 3.0, 0.0, -1.0, np.nan, np.inf, 50.0])
     expected = [1.0, 2.0, 3.0, 0.0, np.nan, np.nan, np.nan, 25.0]
     assert np.array_equal(plausible(values, factor=10), expected, equal_nan=True)

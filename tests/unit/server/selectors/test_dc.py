@@ -33,7 +33,7 @@ def after(rows: NDArray[np.int64], target: Floats = ONES) -> float:
     return distance(np.array(FIVE, dtype=np.float64)[rows].sum(axis=0), target)
 
 
-def test_the_worked_example_greedily() -> None:
+def test_dc_balanced_selects_as_in_the_worked_example() -> None:
     selection = starting_with(0, DcBalanced(added=2), labelled(FIVE), 3)
     assert set(selection.rows.tolist()) == {0, 1, 2} or set(selection.rows.tolist()) == {0, 1, 4}
     assert after(selection.rows) == pytest.approx(0.02627, abs=5e-6)
@@ -41,14 +41,14 @@ def test_the_worked_example_greedily() -> None:
     assert selection.reasons[2].endswith("→ 0.0263")
 
 
-def test_the_worked_example_exhaustively() -> None:
+def test_dc_exhaustive_selects_as_in_the_worked_example() -> None:
     selection = starting_with(0, DcExhaustive(added=2), labelled(FIVE), 3)
     assert sorted(selection.rows.tolist()) == [0, 2, 4]
     assert after(selection.rows) == pytest.approx(0.01527, abs=5e-6)
     assert selection.reasons[1] == "best of 6 subsets, distance to target 0.0153"
 
 
-def test_the_size_of_the_paper_is_tried_whole() -> None:
+def test_dc_exhaustive_searches_all_subsets_at_the_size_of_the_paper() -> None:
     """M = 100, m = 10, m_DC = 5: C(90, 5) subsets; the best is at least as good as greedy's."""
     table = np.floor(np.random.default_rng(4).dirichlet([0.2] * 10, 100) * 300)
     federation = population(100, classes=10, label_counts=table)
@@ -60,7 +60,7 @@ def test_the_size_of_the_paper_is_tried_whole() -> None:
     assert apart[0] <= apart[1] + 1e-12
 
 
-def test_real_steers_to_the_federation() -> None:
+def test_dc_real_minimises_the_distance_to_the_labels_of_the_federation() -> None:
     federation = labelled([[9, 0], [0, 1], [9, 0], [0, 1], [9, 1]])
     selection = starting_with(1, DcReal(added=1), federation, 2)
     table = np.array(federation.label_counts)
@@ -82,7 +82,7 @@ def test_a_secure_sum_replaces_the_sum_of_the_profiles() -> None:
     assert starting_with(0, DcReal(added=1), totals, 2).rows[1] == 2
 
 
-def test_the_family_begins_alike() -> None:
+def test_all_dc_selectors_draw_the_same_first_clients() -> None:
     generator = np.random.default_rng(0)
     federation = labelled(generator.integers(0, 20, (20, 4)).tolist())
     selectors = (DcReal(), DcBalanced(), DcRandom(), DcExhaustive())
@@ -91,7 +91,7 @@ def test_the_family_begins_alike() -> None:
 
 
 @pytest.mark.parametrize("selector", [DcBalanced(), DcReal(), DcRandom(), DcExhaustive()])
-def test_a_small_cohort_begins_with_one(selector: Selector) -> None:
+def test_dc_draws_one_client_uniformly_for_a_small_cohort(selector: Selector) -> None:
     selection = next(rounds(selector, labelled(FIVE), 3, 1))
     assert len(selection.rows) == 3
     assert selection.reasons.count("drawn uniformly") == 1
@@ -104,13 +104,13 @@ def test_early_stop_leaves_the_cohort_smaller() -> None:
     assert len(next(rounds(DcBalanced(), federation, 15, 1)).rows) == 15
 
 
-def test_early_stop_does_nothing_while_the_distance_falls() -> None:
+def test_early_stop_adds_clients_while_the_distance_falls() -> None:
     federation = labelled([[9, 0], [9, 0], [0, 3], [0, 3]])
     first = starting_with(0, DcBalanced(added=2, stop_early=True), federation, 3)
     assert sorted(first.rows.tolist()) == [0, 2, 3]
 
 
-def test_clients_without_samples_bring_nothing() -> None:
+def test_dc_balanced_does_not_add_clients_without_samples() -> None:
     assert distance(np.zeros(3), ONES) == 1
     federation = labelled([[0, 0], [4, 0], [0, 4]])
     selection = starting_with(1, DcBalanced(added=1), federation, 2)
@@ -118,7 +118,7 @@ def test_clients_without_samples_bring_nothing() -> None:
 
 
 @pytest.mark.parametrize("selector", [DcBalanced(added=2), DcReal(added=2), DcExhaustive(added=2)])
-def test_clients_without_counts_are_not_added_by_target(selector: Selector) -> None:
+def test_dc_does_not_add_clients_without_label_counts(selector: Selector) -> None:
     counts = np.array([*FIVE, [np.nan] * 3])
     for seed in range(30):
         selection = next(
@@ -127,7 +127,7 @@ def test_clients_without_counts_are_not_added_by_target(selector: Selector) -> N
         assert 5 not in selection.rows[2:]
 
 
-def test_too_many_subsets_are_refused_by_number() -> None:
+def test_dc_exhaustive_refuses_too_many_subsets_naming_their_number() -> None:
     federation = labelled(np.random.default_rng(0).integers(0, 9, (100, 10)).tolist())
     with pytest.raises(ConfigurationError, match="77515521435 ways, more than 10\\^8"):
         next(rounds(DcExhaustive(added=8), federation, 18, 1, seed=1))
@@ -139,7 +139,9 @@ def test_too_many_subsets_are_refused_by_number() -> None:
     hnp.arrays(np.float64, 3, elements=st.integers(0, 9).map(float)),
     st.integers(1, 9),
 )
-def test_exhaustive_finds_the_nearest(counts: Floats, base: Floats, size: int) -> None:
+def test_nearest_subset_has_the_minimum_distance_of_all_subsets(
+    counts: Floats, base: Floats, size: int
+) -> None:
     best = nearest_subset(counts, base, ONES, size, np.random.default_rng(0))
     assert len(set(best.tolist())) == size
     found = distance(base + counts[best].sum(axis=0), ONES)
@@ -148,7 +150,7 @@ def test_exhaustive_finds_the_nearest(counts: Floats, base: Floats, size: int) -
     assert found == pytest.approx(least, abs=1e-12)
 
 
-def test_exhaustive_draws_among_ties() -> None:
+def test_nearest_subset_is_drawn_uniformly_among_ties() -> None:
     """Any two of four equal clients: six subsets, each with probability ⅙."""
     counts = np.tile([2.0, 1.0, 1.0], (4, 1))
     generator = np.random.default_rng(0)
@@ -157,7 +159,7 @@ def test_exhaustive_draws_among_ties() -> None:
     np.testing.assert_allclose(shares, 1 / 6, atol=0.04)
 
 
-def test_every_pick_is_the_nearest_of_many() -> None:
+def test_dc_balanced_adds_the_nearest_of_70000_clients() -> None:
     """Enough clients for several threads; each pick is a least distance, computed again here."""
     generator = np.random.default_rng(3)
     counts = np.floor(generator.dirichlet([0.3] * 10, 70_000) * 300)

@@ -103,7 +103,7 @@ def with_total(counts: Counts) -> Population:
     stop_early=st.booleans(),
     real=st.booleans(),
 )
-def test_the_protocol_selects_as_a_coordinator_that_knows_all_counts(
+def test_dc_protocol_selects_as_a_coordinator_that_knows_all_label_counts(
     counts: Counts, seed: int, stop_early: bool, real: bool
 ) -> None:
     selector = (DcReal if real else DcBalanced)(added=2, stop_early=stop_early)
@@ -119,7 +119,7 @@ def test_the_protocol_selects_as_a_coordinator_that_knows_all_counts(
     assert sizes == list(range(sizes[0], sizes[0] + len(sizes))) if sizes else True
 
 
-def test_without_a_sum_or_an_answer_the_rest_is_drawn() -> None:
+def test_dc_protocol_draws_the_remaining_clients_without_a_sum_or_answers() -> None:
     counts = np.array(FIVE)
     selector = DcBalanced(added=2).by_protocol()
     federation = population(5, classes=3)
@@ -133,7 +133,7 @@ def test_without_a_sum_or_an_answer_the_rest_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("lie", [-0.5, 1.5, -1e9])
-def test_what_can_not_be_a_distance_is_not_believed(lie: float) -> None:
+def test_client_with_an_impossible_distance_is_not_added(lie: float) -> None:
     counts, liar = np.array(FIVE), 4
 
     def lying(counts: Counts, ask: Ask) -> dict[int, float]:
@@ -146,18 +146,18 @@ def test_what_can_not_be_a_distance_is_not_believed(lie: float) -> None:
         assert liar not in found.rows or liar in first.rows
 
 
-def test_nobody_steers_by_a_total_that_is_not_there() -> None:
+def test_dc_real_without_the_sum_of_label_counts_is_refused() -> None:
     with pytest.raises(RunError, match="no sum of the federation's label counts"):
         interviewed(DcReal().by_protocol(), context(population(5, classes=3), 4), np.array(FIVE))
 
 
 @pytest.mark.parametrize("text", ["", "1 x", "1 -2", f"{1 << 53}", "1,2"])
-def test_distances_to_nonsense_are_not_told(text: str) -> None:
+def test_label_distance_with_invalid_vectors_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="'active' is"):
         LabelDistance(active=text, target="1 1")
 
 
-def test_a_distance_is_over_all_classes() -> None:
+def test_label_distance_over_a_wrong_number_of_classes_is_refused() -> None:
     ask = Ask(
         rows=np.array([0]), kind=LABEL_DISTANCE, parameters={"active": "1 2", "target": "1 1 1"}
     )

@@ -29,18 +29,18 @@ def threes_starting_from_sc(selector: FedDiverse) -> list[list[int]]:
     return [rows for rows in found if rows[0] == 2]
 
 
-def test_the_worked_example() -> None:
+def test_feddiverse_selects_as_in_the_worked_example() -> None:
     threes = threes_starting_from_sc(FedDiverse())
     assert {tuple(rows) for rows in threes} == {(2, 0, 1), (2, 1, 0)}
 
 
-def test_the_worked_example_as_printed() -> None:
+def test_feddiverse_with_a_signed_product_selects_as_the_printed_example() -> None:
     """Signed, with AI as the complement, the least CI client comes third: none of the pure."""
     threes = threes_starting_from_sc(FedDiverse(cross_product="signed"))
     assert {tuple(rows) for rows in threes if rows[1] == 1} == {(2, 1, 3)}
 
 
-def test_the_drawn_component_decides_the_odds() -> None:
+def test_first_client_is_drawn_in_proportion_to_its_spurious_correlation() -> None:
     """1, .2 and .1 of the five's spurious correlation: client 2 comes first in 10 of 13."""
     federation = population(5, triplet_rows=FIVE)
     firsts = [
@@ -51,13 +51,13 @@ def test_the_drawn_component_decides_the_odds() -> None:
     np.testing.assert_allclose(shares, np.array([0, 0, 10, 2, 1]) / 13, atol=0.04)
 
 
-def test_true_triplets_give_equal_shares() -> None:
+def test_true_triplets_select_the_three_client_types_equally_often() -> None:
     shares = picks(FedDiverse(), table_6("spawrious-gsc"), 9, 2000) / (2000 * 9)
     by_type = [shares[:4].sum(), shares[4:8].sum(), shares[8:].sum()]
     np.testing.assert_allclose(by_type, 1 / 3, atol=0.02)
 
 
-def test_the_signed_product_favours_correlation() -> None:
+def test_signed_product_selects_clients_with_spurious_correlation_more_often() -> None:
     selector = FedDiverse(cross_product="signed")
     shares = picks(selector, table_6("spawrious-gsc"), 9, 2000) / (2000 * 9)
     by_type = [shares[:4].sum(), shares[4:8].sum(), shares[8:].sum()]
@@ -65,7 +65,7 @@ def test_the_signed_product_favours_correlation() -> None:
 
 
 @pytest.mark.parametrize(("cross_product", "share"), [("absolute", 1.0), ("signed", 0.11)])
-def test_class_imbalanced_clients_of_waterbirds(
+def test_class_imbalanced_clients_of_waterbirds_are_selected_in_most_rounds(
     cross_product: Literal["absolute", "signed"], share: float
 ) -> None:
     """Rows 0, 1, 2 have more class than attribute imbalance; picked all three in every round."""
@@ -80,7 +80,7 @@ def test_rotation_by_round_starts_from_sc_then_ci_then_ai() -> None:
     assert starts == [{"sc-weighted"}, {"ci-weighted"}, {"ai-weighted"}, {"sc-weighted"}]
 
 
-def test_rotation_by_triplet_moves_on_within_a_round() -> None:
+def test_rotation_by_triplet_changes_the_component_within_a_round() -> None:
     selector = FedDiverse(rotation="triplet")
     reasons = [s.reasons[::3] for s in rounds(selector, table_6("spawrious-gsc"), 9, 2)]
     assert reasons == [
@@ -89,7 +89,7 @@ def test_rotation_by_triplet_moves_on_within_a_round() -> None:
     ]
 
 
-def test_reasons_name_the_clients_they_depend_on() -> None:
+def test_feddiverse_reasons_name_the_previously_selected_clients() -> None:
     first, second, third = next(rounds(FedDiverse(), table_6("spawrious-gsc"), 3, 1)).rows
     reasons = next(rounds(FedDiverse(), table_6("spawrious-gsc"), 3, 1)).reasons
     assert reasons == (
@@ -101,11 +101,11 @@ def test_reasons_name_the_clients_they_depend_on() -> None:
 
 
 @pytest.mark.parametrize("count", [4, 5])
-def test_it_stops_within_a_three(count: int) -> None:
+def test_feddiverse_cohort_size_need_not_be_a_multiple_of_three(count: int) -> None:
     assert len(next(rounds(FedDiverse(), table_6("spawrious-gsc"), count, 1)).rows) == count
 
 
-def test_known_triplets_come_from_the_matrices() -> None:
+def test_known_triplets_are_computed_from_interaction_matrices() -> None:
     selector = FedDiverse(triplets="known")
     assert selector.needs_profiles == {Signal.INTERACTION_MATRIX}
     estimated = [s.rows.tolist() for s in rounds(FedDiverse(), table_6("spawrious-gai"), 9, 20)]
@@ -113,19 +113,19 @@ def test_known_triplets_come_from_the_matrices() -> None:
     assert known == estimated
 
 
-def test_zero_triplets_are_drawn_uniformly() -> None:
+def test_clients_with_zero_triplets_are_drawn_uniformly() -> None:
     counts = picks(FedDiverse(), population(12, triplet_rows=np.zeros((12, 3))), 4, 3000)
     np.testing.assert_allclose(counts / 3000, 1 / 3, atol=0.05)
 
 
-def test_clients_without_a_triplet_come_last() -> None:
+def test_feddiverse_selects_clients_without_a_triplet_last() -> None:
     rows = np.array([[np.nan] * 3, [1, 0, 0], [np.nan] * 3, [0, 0, 1]])
     for selection in rounds(FedDiverse(), population(4, triplet_rows=rows), 3, 30):
         assert set(selection.rows[:2].tolist()) == {1, 3}
         assert selection.reasons[2] == "no triplet; drawn uniformly"
 
 
-def test_unknown_values_list_the_valid_ones() -> None:
+def test_error_about_an_invalid_option_value_lists_the_valid_ones() -> None:
     with pytest.raises(
         ConfigurationError, match="'rotation' is 'daily'; it must be 'round' or 'triplet'"
     ):

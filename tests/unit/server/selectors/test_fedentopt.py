@@ -34,7 +34,7 @@ def mean_entropy(federation: Population, buffer: int, number_of_rounds: int = 30
     return float(np.mean([bits(table[s.rows].sum(axis=0)) for s in chosen]))
 
 
-def test_the_worked_example() -> None:
+def test_fedentopt_selects_as_in_the_worked_example() -> None:
     """From client 0 the scores span .811 to 1.441 bits; 5 then 1 are chosen, H = 1.54101 bits."""
     table = np.array(SIX, dtype=np.float64)
     with passes(6) as run:
@@ -50,19 +50,19 @@ def test_the_worked_example() -> None:
     assert bits(table[[0, 5, 1]].sum(axis=0)) == pytest.approx(1.54101, abs=5e-6)
 
 
-def test_entropy_of_two_of_ten_labels() -> None:
+def test_fedentopt_cohorts_of_two_label_clients_have_the_published_entropy() -> None:
     """κ = 10, Q = 70: 3.289 bits on average, where ten uniform clients have 2.992."""
     assert mean_entropy(two_of_ten(), 70) >= 3.27
 
 
-def test_without_a_buffer_some_are_never_selected() -> None:
+def test_fedentopt_without_a_buffer_never_selects_some_clients() -> None:
     times = np.zeros(100, dtype=np.int64)
     for selection in rounds(FedEntOpt(buffer=0), two_of_ten(), 10, 300):
         times[selection.rows] += 1
     assert (times == 0).any()
 
 
-def test_a_large_buffer_evens_out_the_picks() -> None:
+def test_large_buffer_makes_selection_counts_even() -> None:
     """Q = 90: 26 to 32 picks each in 300 rounds."""
     times = np.zeros(100, dtype=np.int64)
     for selection in rounds(FedEntOpt(buffer=90), two_of_ten(), 10, 300):
@@ -71,12 +71,12 @@ def test_a_large_buffer_evens_out_the_picks() -> None:
     assert times.max() <= 32
 
 
-def test_a_buffer_smaller_than_the_cohort_repeats_nobody() -> None:
+def test_buffer_smaller_than_the_cohort_selects_no_client_twice_in_a_round() -> None:
     for selection in rounds(FedEntOpt(buffer=2), labelled(SIX), 6, 20):
         assert sorted(selection.rows.tolist()) == [0, 1, 2, 3, 4, 5]
 
 
-def test_the_buffer_pauses_clients_also_those_that_failed() -> None:
+def test_buffer_pauses_selected_clients_including_failed_ones() -> None:
     selector, federation = FedEntOpt(buffer=4), labelled(SIX)
     state = selector.init(federation)
     first = select(selector, state, context(federation, 2))
@@ -90,7 +90,7 @@ def test_the_buffer_pauses_clients_also_those_that_failed() -> None:
     assert not set(first.rows.tolist()) & set(second.rows.tolist())
 
 
-def test_the_oldest_of_the_buffer_are_let_out_when_nobody_else_is_there() -> None:
+def test_oldest_clients_of_the_buffer_are_selected_if_no_others_are_available() -> None:
     selector, federation = FedEntOpt(buffer=6), labelled(SIX)
     state = selector.init(federation)
     for number in (1, 2, 3):
@@ -110,7 +110,7 @@ def test_the_default_buffer_is_half_of_the_clients() -> None:
     assert FedEntOpt().init(two_of_ten()).scalars["capacity"] == 50
 
 
-def test_clients_without_counts_are_only_first_or_last() -> None:
+def test_clients_without_label_counts_are_selected_only_first_or_last() -> None:
     counts = np.array([*SIX, [np.nan] * 3, [np.nan] * 3])
     firsts = set()
     for seed in range(60):
@@ -121,14 +121,14 @@ def test_clients_without_counts_are_only_first_or_last() -> None:
     assert firsts == set(range(8))
 
 
-def test_noise_below_zero_counts_as_zero() -> None:
+def test_negative_noisy_label_counts_are_treated_as_zero() -> None:
     noisy = labelled([[5, -3], [0, 5], [-2, -9]])
     for seed in range(20):
         rows = next(rounds(FedEntOpt(), noisy, 2, 1, seed=seed)).rows.tolist()
         assert set(rows) == {0, 1} or 2 in rows[:1]
 
 
-def test_ties_are_broken_uniformly() -> None:
+def test_fedentopt_breaks_ties_uniformly() -> None:
     federation = labelled([[8, 0], *[[0, 8]] * 4])
     seconds = [
         rows[1]
@@ -144,13 +144,15 @@ def test_ties_are_broken_uniformly() -> None:
     hnp.arrays(np.float64, (40, 5), elements=st.integers(0, 50).map(float)),
     hnp.arrays(np.float64, 5, elements=st.integers(0, 1000).map(float)),
 )
-def test_scores_are_entropies(counts: NDArray[np.float64], base: NDArray[np.float64]) -> None:
+def test_fedentopt_scores_equal_label_entropies(
+    counts: NDArray[np.float64], base: NDArray[np.float64]
+) -> None:
     with passes(40, block=16) as run:
         scores = Entropies(counts).with_each(base, run)
     np.testing.assert_allclose(scores, bits(base + counts), rtol=0, atol=1e-12)
 
 
-def test_every_pick_is_the_best_of_many() -> None:
+def test_fedentopt_adds_the_client_of_highest_entropy_among_70000() -> None:
     """Enough clients for several threads; each pick is a largest entropy, computed again here."""
     generator = np.random.default_rng(3)
     counts = np.floor(
@@ -165,6 +167,6 @@ def test_every_pick_is_the_best_of_many() -> None:
 
 
 @pytest.mark.parametrize("buffer", [-1, 2.5, True, "many"])
-def test_other_buffers_are_refused(buffer: object) -> None:
+def test_invalid_fedentopt_buffer_is_refused(buffer: object) -> None:
     with pytest.raises(ConfigurationError, match="option 'buffer' is "):
         create(Selector, "fedentopt", {"buffer": buffer})

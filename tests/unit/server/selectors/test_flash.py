@@ -40,7 +40,7 @@ def of(rows: list[int]) -> Selection:
 # The bandit ------------------------------------------------------------------------------------
 
 
-def test_the_vectors() -> None:
+def test_flash_posterior_equals_the_worked_example() -> None:
     """A worked example."""
     contexts = np.array([[1.0, 0.5], [0.0, 1.0]])
     posterior = Posterior.prior(2, 1.0).given(contexts, np.array([0.4, 0.2]))
@@ -54,12 +54,12 @@ def test_the_vectors() -> None:
 
 
 @pytest.mark.parametrize(("number", "width"), [(0, 4.4616), (1, 6.2641), (100, 7.7862)])
-def test_the_width_of_exploration(number: int, width: float) -> None:
+def test_exploration_width_equals_the_formula_of_the_paper(number: int, width: float) -> None:
     found = exploration_width(number, 50, dimension=4, regularization=1.0, delta=0.05)
     assert found == pytest.approx(width, abs=5e-5)
 
 
-def test_samples_are_spread_as_the_inverse_of_the_precision() -> None:
+def test_posterior_samples_have_the_inverse_precision_as_covariance() -> None:
     generator = np.random.default_rng(0)
     contexts = generator.normal(size=(30, 3)) * [1.0, 5.0, 0.2]
     posterior = Posterior.prior(3, 1.0).given(contexts, np.ones(30))
@@ -71,7 +71,7 @@ def test_samples_are_spread_as_the_inverse_of_the_precision() -> None:
 
 
 @given(scale=st.floats(1e-9, 1e9), seed=st.integers(0, 1000))
-def test_contexts_of_any_scale_can_be_sampled(scale: float, seed: int) -> None:
+def test_posterior_samples_are_finite_for_contexts_of_any_scale(scale: float, seed: int) -> None:
     """Raw durations make the precision ill-conditioned; it stays a precision."""
     generator = np.random.default_rng(seed)
     contexts = generator.random((50, 4)) * [1.0, 1.0, scale, 1.0]
@@ -80,7 +80,7 @@ def test_contexts_of_any_scale_can_be_sampled(scale: float, seed: int) -> None:
     assert np.isfinite(posterior.sample(5.0, generator.standard_normal(4))).all()
 
 
-def test_dividing_by_means_conditions_the_precision() -> None:
+def test_contexts_divided_by_their_means_give_a_well_conditioned_precision() -> None:
     """500 contexts with durations around 11,000 s and rewards around 1e-5."""
     generator = np.random.default_rng(0)
     raw = generator.uniform(0.5, 1.5, (500, 4)) * [1.0, 1.0, 11_000.0, 1e-5]
@@ -95,7 +95,7 @@ def test_dividing_by_means_conditions_the_precision() -> None:
 # Contexts and rewards ---------------------------------------------------------------------------
 
 
-def test_contexts_are_ratios_to_the_first_losses() -> None:
+def test_flash_contexts_are_losses_relative_to_the_first_losses() -> None:
     memory = Memory.empty(2, 1.0).heard(told([2.0, 4.0], [1.0, 3.0], [10.0, 30.0]), 1, RAW)
     assert memory.contexts(RAW).tolist() == [[1, 1, 10, 0], [1, 1, 30, 0]]
     memory = memory.heard(told([1.0, 5.0], [0.5, 3.0], [99.0, 99.0]), 2, RAW)
@@ -106,7 +106,7 @@ def test_contexts_are_ratios_to_the_first_losses() -> None:
     assert standardised[:, 3] == pytest.approx([1.5, 0.5])
 
 
-def test_a_reward_is_credited_one_round_late_to_the_context_it_was_chosen_by() -> None:
+def test_reward_is_credited_one_round_later_to_the_context_of_the_selection() -> None:
     """S_1 = {0}: its reward is L(w_2) − L(w_1) over the duration of round 1."""
     first, second = told([2.0, 4.0], None, [10.0, 20.0]), told([1.5, 3.0])
     memory = Memory.empty(2, 1.0).heard(first, 1, RAW)
@@ -122,7 +122,7 @@ def test_a_reward_is_credited_one_round_late_to_the_context_it_was_chosen_by() -
     assert again.response.tolist() == credited.response.tolist()
 
 
-def test_literally_a_cohort_is_credited_with_the_change_before_it() -> None:
+def test_literal_crediting_uses_the_loss_change_before_the_cohort_trained() -> None:
     """S_2 = {0}: its reward is L(w_2) − L(w_1), its context has the reward before that."""
     rules = replace(RAW, literal=True)
     memory = Memory.empty(2, 1.0).heard(told([2.0, 4.0], None, [10.0, 20.0]), 1, rules)
@@ -139,7 +139,7 @@ def test_literally_a_cohort_is_credited_with_the_change_before_it() -> None:
     assert third.contexts(rules)[0, 3] == pytest.approx(0.1)
 
 
-def test_a_dropped_feature_leaves_the_bandit_of_the_others() -> None:
+def test_flash_without_a_feature_equals_a_bandit_over_the_other_features() -> None:
     """Its column is 0, and what is drawn for the others is what a smaller bandit would draw."""
     rules = replace(RAW, dropped=frozenset({"seconds"}))
     generator, others = np.random.default_rng(0), [0, 1, 3]
@@ -156,7 +156,7 @@ def test_a_dropped_feature_leaves_the_bandit_of_the_others() -> None:
 
 @pytest.mark.parametrize("first", [0.0, 5e-324, 1e308])
 @pytest.mark.parametrize("second", [0.0, 5e-324, 1e308])
-def test_losses_of_any_size_stay_numbers(first: float, second: float) -> None:
+def test_flash_stays_finite_for_losses_of_any_size(first: float, second: float) -> None:
     """The smallest and the largest doubles, and nothing overflows between them."""
     memory = Memory.empty(2, 1.0).heard(told([first, 1.0], [first, 1.0], [0.0, 1.0]), 1, RAW)
     ended = replace(outcome(1, of([0, 1])), seconds=np.array([5e-324, 1.0]))
@@ -166,7 +166,7 @@ def test_losses_of_any_size_stay_numbers(first: float, second: float) -> None:
     assert np.isfinite(memory.response).all()
 
 
-def test_rewards_with_and_without_sign() -> None:
+def test_flash_rewards_are_absolute_unless_signed() -> None:
     """Client 0 gets better by 1, client 1 worse by 1."""
     rewards = {}
     for signed in (False, True):
@@ -176,7 +176,7 @@ def test_rewards_with_and_without_sign() -> None:
     assert rewards == {False: [1.0, 1.0], True: [1.0, -1.0]}
 
 
-def test_a_failed_client_has_no_reward_and_takes_as_long_as_the_deadline() -> None:
+def test_failed_client_gets_no_reward_and_the_deadline_as_its_duration() -> None:
     memory = Memory.empty(2, 1.0).heard(told([2.0, 2.0], None, [1.0, 1.0]), 1, RAW)
     ended = replace(
         outcome(1, of([0, 1])),
@@ -190,7 +190,7 @@ def test_a_failed_client_has_no_reward_and_takes_as_long_as_the_deadline() -> No
 
 
 @pytest.mark.parametrize("nonsense", [np.nan, np.inf, -np.inf, -1.0])
-def test_who_tells_no_losses_keeps_its_context(nonsense: float) -> None:
+def test_client_without_valid_losses_keeps_its_context(nonsense: float) -> None:
     memory = Memory.empty(2, 1.0).heard(told([2.0, 2.0], None, [1.0, 1.0]), 1, RAW)
     memory = memory.trained(outcome(1, of([0, 1])), RAW)
     later = memory.heard(told([nonsense, 1.0]), 2, RAW)
@@ -202,14 +202,14 @@ def test_who_tells_no_losses_keeps_its_context(nonsense: float) -> None:
 
 
 @pytest.mark.parametrize("seconds", [np.inf, np.nan, -5.0, 0.0])
-def test_durations_that_can_not_be_are_unknown(seconds: float) -> None:
+def test_invalid_durations_are_treated_as_unknown(seconds: float) -> None:
     memory = Memory.empty(2, 1.0).heard(told([2.0, 2.0], None, [seconds, 4.0]), 1, RAW)
     ended = replace(outcome(1, of([0])), seconds=np.array([seconds]))
     contexts = memory.trained(ended, RAW).heard(told([1.0, 1.0]), 2, RAW).contexts(STANDARDISED)
     assert np.isfinite(contexts).all()
 
 
-def test_one_liar_does_not_move_the_others() -> None:
+def test_false_loss_of_one_client_hardly_changes_the_contexts_of_the_others() -> None:
     honest = np.linspace(1.0, 2.0, 19)
     contexts = {}
     for name, lie in (("true", 1.5), ("lie", 1e300)):
@@ -224,7 +224,7 @@ def test_one_liar_does_not_move_the_others() -> None:
 # The selector -----------------------------------------------------------------------------------
 
 
-def test_all_are_asked_or_those_just_selected() -> None:
+def test_flash_asks_all_clients_or_only_the_last_cohort_for_losses() -> None:
     federation = population(6)
     for selector, expected in (
         (Flash(refresh="all"), [0, 1, 2, 3, 4, 5]),
@@ -240,7 +240,7 @@ def test_all_are_asked_or_those_just_selected() -> None:
         assert ask.rows.tolist() == (expected or sorted(selection.rows.tolist()))
 
 
-def test_everybody_may_train_in_the_first_round() -> None:
+def test_flash_can_select_every_client_in_the_first_round() -> None:
     """As in the paper: then all have a reward when the second cohort is chosen."""
     federation, selector = population(6), Flash(start="everybody")
     assert [selector.everybody(number) for number in (1, 2)] == [True, False]
@@ -272,7 +272,7 @@ def cohorts(selector: Selector, number_of_rounds: int) -> list[list[int]]:
     return chosen
 
 
-def test_the_options_of_the_paper_choose_other_cohorts() -> None:
+def test_each_flash_option_changes_the_selected_cohorts() -> None:
     options: list[dict[str, object]] = [
         {},
         {"crediting": "literal"},
@@ -283,7 +283,7 @@ def test_the_options_of_the_paper_choose_other_cohorts() -> None:
     assert all(a != b for i, a in enumerate(chosen) for b in chosen[:i])
 
 
-def test_nobody_is_asked_where_nobody_is_due() -> None:
+def test_flash_asks_no_client_if_the_last_cohort_is_disconnected() -> None:
     """With `refresh = selected`, and those just selected away."""
     federation, selector = population(4), Flash(refresh="selected")
     state = selector.init(federation)
@@ -297,7 +297,7 @@ def test_nobody_is_asked_where_nobody_is_due() -> None:
     selector.observe(state, outcome(2, later))
 
 
-def test_who_has_never_told_its_losses_comes_last() -> None:
+def test_flash_selects_clients_without_known_losses_last() -> None:
     federation, selector = population(5), Flash()
 
     def answering(ask: Ask) -> Answers:
@@ -308,7 +308,7 @@ def test_who_has_never_told_its_losses_comes_last() -> None:
     assert "never told" in selection.reasons[2]
 
 
-def test_reasons_say_by_which_round_s_context() -> None:
+def test_flash_reasons_name_the_round_of_an_old_context() -> None:
     federation, selector = population(2), Flash()
     state = selector.init(federation)
     selection, answers = played(selector, state, context(federation, 2))
@@ -322,7 +322,7 @@ def test_reasons_say_by_which_round_s_context() -> None:
     assert all("told in round 1" in reason for reason in later.reasons)
 
 
-def test_clients_with_larger_rewards_are_found() -> None:
+def test_flash_selects_clients_with_larger_rewards_more_often() -> None:
     """Half of the clients are ten times as quick, and all losses fall as fast: the quick ones have
     ten times the reward. After 200 rounds they are most of the cohorts; uniform would give half."""
     federation, selector = population(40), Flash()
@@ -360,12 +360,12 @@ def test_clients_with_larger_rewards_are_found() -> None:
         {"without": ["robust", "validation", "seconds", "reward"]},
     ],
 )
-def test_options_are_checked(options: dict[str, object]) -> None:
+def test_flash_option_out_of_range_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
         create(Selector, "flash", options)
 
 
-def test_state_is_arrays_alone() -> None:
+def test_flash_state_consists_of_numeric_arrays() -> None:
     state: State = Flash().init(population(3))
     assert not state.scalars
     assert all(array.dtype != object for array in state.arrays.values())

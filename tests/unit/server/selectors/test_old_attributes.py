@@ -10,7 +10,7 @@ from potluck.server.selection import Selection, SelectionContext, Selector
 from potluck.server.state import State
 
 
-def test_an_old_class_attribute_sets_the_new_one() -> None:
+def test_selector_class_attribute_under_its_old_name_works_with_a_warning() -> None:
     with pytest.warns(FutureWarning, match="Old: the attribute `asks` of selectors is now"):
 
         class Old(Selector):
@@ -23,7 +23,7 @@ def test_an_old_class_attribute_sets_the_new_one() -> None:
     assert Selector.asks_questions == frozenset()
 
 
-def test_an_old_attribute_of_one_selector_sets_the_new_one() -> None:
+def test_selector_instance_attribute_under_its_old_name_works_with_a_warning() -> None:
     @dataclass(frozen=True)
     class Old(Selector):
         weighted: bool = True

@@ -38,14 +38,14 @@ def ended(number: int, rows: list[int], utility: ArrayLike, seconds: ArrayLike) 
     )
 
 
-def test_the_vectors() -> None:
+def test_speed_and_staleness_equal_the_worked_example() -> None:
     """A worked example: speed of a client twice as slow, and what age is worth."""
     utility = 6.48074
     assert utility * SCORING.speed(np.array([20.0]), 10.0)[0] == pytest.approx(1.62019, abs=1e-5)
     assert staleness(np.array([50.0]), 100)[0] == pytest.approx(0.09597, abs=1e-5)
 
 
-def test_quick_clients_are_not_rewarded() -> None:
+def test_speed_factor_of_fast_clients_is_1() -> None:
     speed = SCORING.speed(np.array([1.0, 10.0, 40.0, np.nan]), 10.0)
     assert speed.tolist() == [1.0, 1.0, 0.0625, 1.0]
 
@@ -57,7 +57,7 @@ def test_exploration_reaches_its_minimum_at_step_75_or_30() -> None:
     assert fast.exploration_in(30) > fast.exploration_in(31) == 0.2
 
 
-def test_utilities_are_cut_at_a_quantile() -> None:
+def test_utilities_are_clipped_at_a_quantile_and_scaled() -> None:
     utilities = np.append(np.arange(100.0), 1e12)
     scaled = SCORING.exploited(utilities)
     assert scaled.max() == scaled[95] == scaled[-1] == 1.0
@@ -66,7 +66,7 @@ def test_utilities_are_cut_at_a_quantile() -> None:
     assert SCORING.exploited(np.zeros(4)).tolist() == [0.0] * 4
 
 
-def test_the_preferred_duration_is_a_percentile_of_those_known() -> None:
+def test_preferred_duration_is_a_percentile_of_the_known_durations() -> None:
     seconds = np.array([np.nan, 1.0, 2.0, 3.0, 4.0])
     assert preferred_seconds(seconds, 50) == 2.0
     assert preferred_seconds(seconds, 0) == 1.0
@@ -74,7 +74,7 @@ def test_the_preferred_duration_is_a_percentile_of_those_known() -> None:
     assert preferred_seconds(np.full(3, np.nan), 50) == math.inf
 
 
-def test_a_cohort_mixes_the_useful_with_the_unseen() -> None:
+def test_oort_cohort_mixes_high_utility_clients_with_unseen_ones() -> None:
     """Ten seen, ten not; ε = 0.4 of a cohort of 5."""
     federation = population(20)
     state = known(np.arange(10.0), np.ones(10))
@@ -87,13 +87,15 @@ def test_a_cohort_mixes_the_useful_with_the_unseen() -> None:
 
 
 @pytest.mark.parametrize(("clients", "seen", "count"), [(10, 10, 10), (10, 4, 10), (6, 6, 4)])
-def test_the_number_exploited_may_be_all(clients: int, seen: int, count: int) -> None:
+def test_oort_cohort_is_complete_if_all_places_are_exploited(
+    clients: int, seen: int, count: int
+) -> None:
     state = known(np.arange(float(seen)), np.ones(seen))
     selection = select(Oort(), state, context(population(clients), count, number=2))
     assert len(selection.rows) == count
 
 
-def test_slow_clients_are_passed_over() -> None:
+def test_oort_avoids_slow_clients_unless_the_penalty_is_zero() -> None:
     """The most useful one takes ten times as long as the others: (1/10)² of its score."""
     state = known([9.0, 8.0, 8.0, 1.0], [10.0, 1.0, 1.0, 1.0])
     selector = Oort(exploration=0.0)
@@ -108,7 +110,7 @@ def test_slow_clients_are_passed_over() -> None:
     assert best == 0
 
 
-def test_observing_notes_utility_duration_and_round() -> None:
+def test_oort_records_utility_duration_and_round_of_each_update() -> None:
     selector = Oort()
     state = selector.observe(
         selector.init(population(4)), ended(3, [2, 0], utility=[5.0, 7.0], seconds=[11.0, 13.0])
@@ -118,7 +120,7 @@ def test_observing_notes_utility_duration_and_round() -> None:
     assert state.arrays["last_seen"].tolist() == [3, 0, 3, 0]
 
 
-def test_a_failed_client_is_as_slow_as_the_deadline_and_keeps_its_utility() -> None:
+def test_failed_client_gets_the_deadline_as_duration_and_keeps_its_utility() -> None:
     selector = Oort()
     state = selector.observe(
         selector.init(population(3)), ended(1, [0, 1], utility=[5.0, 6.0], seconds=[1.0, 2.0])
@@ -131,7 +133,7 @@ def test_a_failed_client_is_as_slow_as_the_deadline_and_keeps_its_utility() -> N
 
 
 @pytest.mark.parametrize("nonsense", [np.nan, np.inf, -np.inf, -3.0])
-def test_nonsense_is_no_utility_and_no_duration(nonsense: float) -> None:
+def test_invalid_utilities_and_durations_are_discarded(nonsense: float) -> None:
     selector = Oort()
     state = selector.observe(
         selector.init(population(2)),
@@ -153,7 +155,7 @@ def paced(window: list[float], *, number: int = 40, percentile: float = 50.0) ->
     return result
 
 
-def test_the_pacer() -> None:
+def test_pacer_adapts_the_preferred_duration_to_the_change_of_utility() -> None:
     """Flat: slower clients are welcome. Fivefold change: quicker ones again. Else nothing."""
     flat, falling, sharp = [1.0] * 40, [2.0] * 20 + [1.0] * 20, [0.1] * 20 + [1.0] * 20
     assert paced(flat) == 55.0
@@ -177,12 +179,12 @@ def test_the_pacer() -> None:
         {"clip": True},
     ],
 )
-def test_options_are_checked(options: dict[str, object]) -> None:
+def test_oort_option_out_of_range_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
         create(Selector, "oort", options)
 
 
-def test_utilities_of_any_size_stay_numbers() -> None:
+def test_oort_selects_with_utilities_of_any_size() -> None:
     """Two of the largest doubles have no mean."""
     selector = Oort(exploration=0.0)
     federation = population(2)

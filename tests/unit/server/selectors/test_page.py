@@ -28,7 +28,7 @@ def test_every_selector_has_a_page_and_a_row_in_the_overview() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_has_the_five_fields_and_the_facts_of_the_code(name: str) -> None:
+def test_selector_page_has_the_five_sections_and_the_generated_facts(name: str) -> None:
     text = PAGES[name].read_text(encoding="utf-8")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE)[: len(FIELDS)] == list(FIELDS)
     assert filled(SELECTORS, name, text) == text, "run: make pages"
@@ -38,7 +38,7 @@ def test_a_page_has_the_five_fields_and_the_facts_of_the_code(name: str) -> None
 @pytest.mark.parametrize(
     ("name", "option"), [("kl", "truncate = true"), ("feel", "unbiased = true")]
 )
-def test_options_that_masked_updates_exclude_are_refused_before_the_run(
+def test_selector_options_incompatible_with_secure_aggregation_are_refused(
     name: str, option: str
 ) -> None:
     needs = PAGES[name].read_text(encoding="utf-8").partition("## What it costs")[0]
@@ -47,7 +47,7 @@ def test_options_that_masked_updates_exclude_are_refused_before_the_run(
         draw_up(f'{RUN}[selector]\nname = "{name}"\n{option}\n', source="run file")
 
 
-def test_the_example_is_a_profile_file_and_gives_the_line_shown(tmp_path: Path) -> None:
+def test_profile_file_example_of_the_guide_gives_the_output_shown(tmp_path: Path) -> None:
     profiles, line = re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)
     path = tmp_path / "profiles.json"
     path.write_text(profiles)

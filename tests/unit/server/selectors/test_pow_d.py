@@ -38,7 +38,7 @@ def asked(
     return rows
 
 
-def test_the_largest_losses_of_all() -> None:
+def test_pow_d_selects_the_largest_losses_as_in_the_worked_example() -> None:
     """A worked example: the vector, both ways round."""
     given = context(population(4), 2)
     losses = answering([0.3, 0.9, 0.5, 0.7])
@@ -47,7 +47,7 @@ def test_the_largest_losses_of_all() -> None:
     assert select(ascending, State(), given, losses).rows.tolist() == [0, 2]
 
 
-def test_only_candidates_are_asked_and_chosen() -> None:
+def test_pow_d_asks_and_selects_only_candidates() -> None:
     federation = population(40)
     for seed in range(20):
         rows = asked(PowerOfChoice(), federation, 5, seed=seed)
@@ -58,13 +58,15 @@ def test_only_candidates_are_asked_and_chosen() -> None:
 
 
 @pytest.mark.parametrize(("candidates", "expected"), [(0, 10), (7, 7), (3, 5), (100, 40)])
-def test_the_number_of_candidates(candidates: int, expected: int) -> None:
+def test_number_of_candidates_lies_between_cohort_size_and_available_clients(
+    candidates: int, expected: int
+) -> None:
     """Twice the cohort by default; never fewer than the cohort, never more than there are."""
     selector = PowerOfChoice(candidates=candidates)
     assert len(asked(selector, population(40), 5)) == expected
 
 
-def test_candidates_are_drawn_by_samples() -> None:
+def test_candidates_are_drawn_in_proportion_to_their_samples() -> None:
     """Without replacement, P ∝ n: of one candidate in 4000 draws, within four deviations."""
     federation = with_samples([100, 200, 300, 400])
     drawn = Counter(
@@ -79,7 +81,7 @@ def test_candidates_are_drawn_by_samples() -> None:
     assert min(drawn.values()) > 850
 
 
-def test_an_unknown_number_of_samples_counts_as_the_mean() -> None:
+def test_unknown_sample_count_is_treated_as_the_mean() -> None:
     federation = with_samples([0, 10, 30, 0])
     drawn = Counter(
         asked(PowerOfChoice(candidates=1), federation, 1, seed=seed)[0] for seed in range(4000)
@@ -89,7 +91,7 @@ def test_an_unknown_number_of_samples_counts_as_the_mean() -> None:
 
 
 @pytest.mark.parametrize("nonsense", [np.nan, np.inf, -np.inf, -1.0])
-def test_a_candidate_without_a_loss_is_not_available(nonsense: float) -> None:
+def test_candidate_without_a_valid_loss_is_selected_last(nonsense: float) -> None:
     losses = answering([nonsense, 0.1, 0.2])
     selection = select(PowerOfChoice(), State(), context(population(3), 2), losses)
     assert selection.rows.tolist() == [2, 1]
@@ -98,7 +100,7 @@ def test_a_candidate_without_a_loss_is_not_available(nonsense: float) -> None:
     assert "sent no loss" in only.reasons[2]
 
 
-def test_others_take_the_place_of_candidates_that_do_not_answer() -> None:
+def test_candidates_without_an_answer_are_replaced_by_other_clients() -> None:
     federation = population(10)
 
     def no_answers(ask: Ask) -> Answers:
@@ -110,7 +112,7 @@ def test_others_take_the_place_of_candidates_that_do_not_answer() -> None:
     assert len(selection.rows) == 3
 
 
-def test_equal_losses_are_drawn_from() -> None:
+def test_pow_d_draws_among_equal_losses_at_random() -> None:
     first = {
         int(select(PowerOfChoice(), State(), context(population(6), 1, seed=seed)).rows[0])
         for seed in range(3)
@@ -131,6 +133,6 @@ def test_equal_losses_are_drawn_from() -> None:
 @pytest.mark.parametrize(
     "options", [{"candidates": -1}, {"draw": "size"}, {"order": "up"}, {"candidates": 1.5}]
 )
-def test_options_are_checked(options: dict[str, object]) -> None:
+def test_pow_d_option_out_of_range_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
         create(Selector, "pow-d", options)

@@ -1,4 +1,4 @@
-"""Figures computed when the algorithms were defined, of what the papers say or leave out."""
+"""Numbers computed from the papers' definitions, for claims the papers make or omit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def all_two_by_two(samples: int) -> NDArray[np.int64]:
 @pytest.mark.parametrize(
     "matrix", [[[110, 23], [10, 23]], [[89, 39], [1, 29]], [[81, 35], [9, 31]], [[126, 1], [1, 31]]]
 )
-def test_a_triplet_and_the_number_of_samples_give_the_matrix_away(matrix: list[list[int]]) -> None:
+def test_triplet_and_sample_count_determine_the_interaction_matrix(matrix: list[list[int]]) -> None:
     """They determine it except for the order of rows and columns, even rounded to two decimals."""
     candidates = all_two_by_two(int(np.sum(matrix)))
     assert 657_000 <= len(candidates) < 791_000
@@ -44,14 +44,14 @@ def test_a_triplet_and_the_number_of_samples_give_the_matrix_away(matrix: list[l
     assert 136 <= by_decimals[1] <= 9044
 
 
-def test_one_sample_moves_the_spurious_correlation_all_the_way() -> None:
+def test_one_sample_can_change_the_spurious_correlation_from_0_to_1() -> None:
     assert triplet([[150, 0], [0, 0]])[2] == 0
     assert triplet([[150, 0], [0, 1]])[2] == pytest.approx(1)
     moved = triplet([[150, 0], [0, 0]])[0] - triplet([[150, 0], [0, 1]])[0]
     assert moved == pytest.approx(0.0575, abs=5e-4)
 
 
-def test_the_types_of_spawrious_gai_by_their_largest_component() -> None:
+def test_client_types_of_spawrious_gai_have_the_computed_shares() -> None:
     """Figure 7's 12, 60 and 8 % leave clients out: some are exactly as much one type as another."""
     federation = np.array(table_6("spawrious-gai").triplets)
     largest = federation.max(axis=1, keepdims=True)
@@ -68,14 +68,14 @@ def test_clients_of_spawrious_4_differ_in_size_fivefold() -> None:
     assert (sizes.min(), sizes.max()) == (100, 496)
 
 
-def test_the_hundred_clients_of_spawrious_gci_fit_its_images() -> None:
+def test_partition_of_spawrious_gci_over_100_clients_fits_its_images() -> None:
     cells = np.asarray(table_6("spawrious-gci-100").interaction_matrices).sum(axis=0)
     assert cells.tolist() == [[5640, 5640], [2160, 2160]]
     assert cells.max() <= 5702
 
 
 @pytest.mark.parametrize(("alpha", "least", "most"), [(0.1, 0, 0), (0.2, 0, 0), (2.0, 0.005, 0.15)])
-def test_how_often_nobody_more_improves_the_distance(
+def test_early_stop_share_of_dc_balanced_depends_on_label_skew(
     alpha: float, least: float, most: float
 ) -> None:
     """Stopping early only matters where clients are nearly alike: equal ones always stop."""
@@ -86,7 +86,7 @@ def test_how_often_nobody_more_improves_the_distance(
     assert least <= stopped <= most
 
 
-def test_four_clients_of_two_labels_cover_at_most_eight() -> None:
+def test_fedentopt_cohort_of_four_two_label_clients_covers_eight_labels() -> None:
     counts = np.zeros((100, 10))
     for client in range(100):
         counts[client, [client % 10, (client + 1 + client // 10 % 9) % 10]] = 250

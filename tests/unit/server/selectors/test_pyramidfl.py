@@ -54,33 +54,33 @@ def by_row(selection: Selection) -> dict[int, tuple[int, int]]:
     return dict(zip(selection.rows.tolist(), told, strict=True))
 
 
-def test_the_vector() -> None:
+def test_number_of_passes_equals_the_worked_example() -> None:
     """A worked example: T = 100, t = 40, t_comp = 20, E = 5 make 4 times the epochs."""
     found = passes(np.array([40.0]), np.array([20.0]), 100.0, 5, longest=10.0)
     assert (found / 5).tolist() == [4.0]
 
 
-def test_no_more_than_the_longest_and_no_less_than_the_runs() -> None:
+def test_number_of_passes_lies_between_that_of_the_run_and_the_maximum() -> None:
     seconds = np.array([1e-6, 100.0, 101.0, np.nan, 99.0])
     assert passes(seconds, seconds, 100.0, 5, longest=10.0).tolist() == [55, 5, 5, 5, 5]
     assert passes(seconds, seconds, 100.0, 2, longest=0.0).tolist() == [2] * 5
     assert passes(seconds, seconds, -math.inf, 2, longest=10.0).tolist() == [2] * 5
 
 
-def test_a_round_lasts_until_the_last_that_is_not_to_spare() -> None:
+def test_round_duration_is_that_of_the_slowest_client_not_spared() -> None:
     seconds = np.array([4.0, np.nan, 1.0, 3.0, 2.0])
     assert [round_seconds(seconds, last) for last in (0, 1, 3, 4, 5)] == [1.0, 1.0, 3.0, 4.0, 4.0]
     assert round_seconds(np.full(2, np.nan), 2) == -math.inf
 
 
-def test_shares_fall_with_what_updates_say() -> None:
+def test_share_of_dropped_tensors_falls_with_the_update_utility() -> None:
     shares = dropped_shares(np.array([1.0, 9.0, np.nan, 4.0, 9.0]), 0.1, 0.6)
     np.testing.assert_allclose(shares, [0.6, 0.1, 0.0, 0.1 + 0.5 * 2 / 3, 0.1])
     assert dropped_shares(np.array([3.0]), 0.1, 0.6).tolist() == [0.1]
     assert dropped_shares(np.full(2, np.nan), 0.1, 0.6).tolist() == [0.0, 0.0]
 
 
-def test_utilities_are_those_of_whole_updates() -> None:
+def test_gradient_utilities_are_those_of_complete_updates() -> None:
     found = facts_of([[3.0, 4.0, 0.0], [0.0, 0.0, 4.0]])
     assert gradient_utilities(found).tolist() == pytest.approx([0.25, 0.2])
     partial = replace(found, shares=np.array([0.25, 1.0]))
@@ -89,7 +89,7 @@ def test_utilities_are_those_of_whole_updates() -> None:
     assert gradient_utilities(wild).tolist() == pytest.approx([0.0, 5e7])
 
 
-def test_quick_clients_train_longer_and_those_that_say_little_leave_tensors_out() -> None:
+def test_fast_clients_train_more_passes_and_low_utility_clients_drop_tensors() -> None:
     state = known([10.0, 20.0, 40.0, 40.0], [9.0, 1.0, 5.0, np.nan])
     told = by_row(chosen(state, 4))
     assert {row: epochs for row, (epochs, _) in told.items()} == {0: 20, 1: 10, 2: 5, 3: 5}
@@ -104,14 +104,16 @@ def test_quick_clients_train_longer_and_those_that_say_little_leave_tensors_out(
     assert "tensors" not in reasons[3]
 
 
-def test_who_is_to_spare_is_not_waited_for() -> None:
+def test_passes_are_computed_without_the_spared_slowest_client() -> None:
     state = known([10.0, 20.0, 40.0, 4000.0], [1.0] * 4)
     told = by_row(chosen(state, 4, spares=1))
     assert {row: epochs for row, (epochs, _) in told.items()} == {0: 20, 1: 10, 2: 5, 3: 5}
 
 
 @given(st.floats(0.1, 1.0), st.floats(0.0, 20.0))
-def test_passes_come_to_fill_the_round(computing: float, way: float) -> None:
+def test_passes_converge_until_a_client_fills_the_round_duration(
+    computing: float, way: float
+) -> None:
     """A client that is a part of its time on the way never takes longer than the slowest."""
     federation, slowest, epochs = population(2), 40.0, 5
     state = known([way + computing, slowest], [1.0, 1.0])
@@ -141,7 +143,7 @@ def test_passes_come_to_fill_the_round(computing: float, way: float) -> None:
     )
 
 
-def test_without_options_it_is_oort() -> None:
+def test_pyramidfl_without_options_selects_as_oort() -> None:
     federation = population(30)
     mine = [(s.rows.tolist(), s.reasons) for s in rounds(PyramidFL(), federation, 5, 8)]
     assert mine == [(s.rows.tolist(), s.reasons) for s in rounds(Oort(), federation, 5, 8)]
@@ -149,7 +151,7 @@ def test_without_options_it_is_oort() -> None:
     assert (first.epochs, first.dropped) == (None, None)
 
 
-def test_the_engine_is_told_what_its_options_need() -> None:
+def test_pyramidfl_declares_the_needs_of_its_options() -> None:
     plain = PyramidFL()
     assert (plain.sets_epochs, plain.drops_tensors, plain.needs_facts) == (
         False,
@@ -163,13 +165,13 @@ def test_the_engine_is_told_what_its_options_need() -> None:
     )
 
 
-def test_a_model_of_one_tensor_is_always_sent() -> None:
+def test_only_tensor_of_a_model_is_never_dropped() -> None:
     state = known([10.0, 20.0], [1.0, 2.0])
     given_context = replace(context(population(2), 2, number=2), tensors=["0.weight"])
     selection = select(PyramidFL(drop=True, most_dropped=1.0), state, given_context)
     assert selection.dropped == [[], []]
 
 
-def test_shares_in_the_wrong_order_are_refused() -> None:
+def test_minimum_drop_share_above_the_maximum_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="swap them"):
         PyramidFL(least_dropped=0.7)

@@ -4,7 +4,7 @@ from support.populations import context, outcome, population, rounds, select
 from potluck.server.selectors.round_robin import RoundRobin
 
 
-def test_everybody_is_selected_equally_often() -> None:
+def test_round_robin_selects_every_client_equally_often() -> None:
     """24 clients, 9 a round: never more than one apart, three each after eight rounds."""
     times = np.zeros(24, dtype=np.int64)
     for number, selection in enumerate(rounds(RoundRobin(), population(24), 9, 40), start=1):
@@ -15,14 +15,14 @@ def test_everybody_is_selected_equally_often() -> None:
             assert (times == 3).all()
 
 
-def test_order_among_equals_is_random() -> None:
+def test_round_robin_order_among_equal_counts_is_random() -> None:
     first = {
         next(rounds(RoundRobin(), population(24), 1, 1, seed=seed)).rows[0] for seed in range(200)
     }
     assert len(first) == 24
 
 
-def test_failures_count_as_selections() -> None:
+def test_failed_selection_counts_as_a_selection_of_round_robin() -> None:
     """A client that is never included is not picked again before its turn."""
     selector, federation = RoundRobin(), population(4)
     state = selector.init(federation)
@@ -36,7 +36,7 @@ def test_failures_count_as_selections() -> None:
     assert not set(second.rows.tolist()) & set(selection.rows.tolist())
 
 
-def test_who_was_away_catches_up_by_one_slot_a_round() -> None:
+def test_reconnected_client_catches_up_by_one_selection_per_round() -> None:
     selector, federation = RoundRobin(), population(4)
     state = selector.init(federation)
     for number in range(1, 13):
@@ -50,7 +50,7 @@ def test_who_was_away_catches_up_by_one_slot_a_round() -> None:
     assert state.arrays["selections"].max() - state.arrays["selections"].min() <= 1
 
 
-def test_late_joiners_are_appended() -> None:
+def test_client_that_joins_later_is_appended_to_the_selection_counts() -> None:
     selector = RoundRobin()
     state = selector.init(population(2))
     grown = population(5)
@@ -60,7 +60,7 @@ def test_late_joiners_are_appended() -> None:
     assert state.arrays["selections"].tolist() == [1] * 5
 
 
-def test_reasons_say_how_often_before() -> None:
+def test_round_robin_reasons_give_the_number_of_earlier_selections() -> None:
     reasons = [s.reasons[0] for s in rounds(RoundRobin(), population(1), 1, 4)]
     assert reasons == [
         "never selected before",

@@ -28,30 +28,30 @@ def select(
     return Uniform().select(State(), context)
 
 
-def test_it_is_installed() -> None:
+def test_uniform_selector_is_installed() -> None:
     assert isinstance(create(Selector, "uniform", {}), Uniform)
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (3, 3), (4, 4), (9, 4)])
-def test_it_takes_count_or_all_that_are_available(count: int, size: int) -> None:
+def test_uniform_selects_count_clients_or_all_available_ones(count: int, size: int) -> None:
     chosen = select(24, count, available=[2, 3, 11, 20])
     assert len(set(chosen.rows.tolist())) == size
     assert set(chosen.rows.tolist()) <= {2, 3, 11, 20}
     assert len(chosen.reasons) == size
 
 
-def test_nobody_available_is_an_empty_cohort() -> None:
+def test_uniform_selects_an_empty_cohort_if_no_client_is_available() -> None:
     assert select(24, 9, available=[]).rows.tolist() == []
 
 
-def test_same_seed_and_round_same_cohort() -> None:
+def test_uniform_selects_the_same_cohort_for_the_same_seed_and_round() -> None:
     first = select(1000, 9, number=3, seed=7).rows
     assert first.tolist() == select(1000, 9, number=3, seed=7).rows.tolist()
     assert first.tolist() != select(1000, 9, number=4, seed=7).rows.tolist()
     assert first.tolist() != select(1000, 9, number=3, seed=8).rows.tolist()
 
 
-def test_share_of_rounds_without_a_rare_type() -> None:
+def test_uniform_misses_a_rare_client_type_as_often_as_computed() -> None:
     """9 of 24 clients, 4 of a type: none of them with probability 0.1285."""
     expected = comb(20, 9) / comb(24, 9)
     assert round(expected, 4) == 0.1285

@@ -14,11 +14,11 @@ def fetched(counts: ConfirmedBytes, offset: int, handed: int, *, whole: bool = F
     return confirmed + (download.complete(SIZE) if whole else 0)
 
 
-def test_a_download_in_one_call_counts_its_bytes() -> None:
+def test_completed_download_counts_its_bytes() -> None:
     assert fetched(ConfirmedBytes(), 0, SIZE, whole=True) == SIZE
 
 
-def test_downloads_that_break_count_what_the_host_names() -> None:
+def test_interrupted_downloads_count_the_bytes_that_the_host_confirms() -> None:
     counts = ConfirmedBytes()
     counted = [
         fetched(counts, 0, 8000),
@@ -29,29 +29,29 @@ def test_downloads_that_break_count_what_the_host_names() -> None:
     assert counted == [0, 1000, 500, 2500 + 6000]
 
 
-def test_a_host_that_never_comes_back_counts_nothing() -> None:
+def test_interrupted_download_that_is_never_resumed_counts_no_bytes() -> None:
     assert fetched(ConfirmedBytes(), 0, 8000) == 0
 
 
-def test_the_end_of_a_file_that_was_lost_on_the_way_counts_once() -> None:
+def test_end_of_a_file_that_is_sent_twice_counts_once() -> None:
     counts = ConfirmedBytes()
     assert fetched(counts, 0, SIZE, whole=True) == SIZE
     assert fetched(counts, 7000, 3000, whole=True) == 0
 
 
-def test_a_host_confirms_no_more_than_was_handed_over() -> None:
+def test_host_can_not_confirm_more_bytes_than_were_sent() -> None:
     counts = ConfirmedBytes()
     assert fetched(counts, 0, 2000) == 0
     assert fetched(counts, 9000, 1000, whole=True) == 2000 + 1000
 
 
-def test_a_file_that_is_fetched_again_from_its_start_counts_again() -> None:
+def test_file_downloaded_again_from_its_start_counts_again() -> None:
     counts = ConfirmedBytes()
     assert fetched(counts, 0, SIZE, whole=True) == SIZE
     assert fetched(counts, 0, SIZE, whole=True) == SIZE
 
 
-def test_hosts_are_counted_apart() -> None:
+def test_confirmed_bytes_are_counted_per_host() -> None:
     counts = ConfirmedBytes()
     counts.asked("host-1", FILE, 0)[0].hand(8000)
     assert fetched(counts, 5000, 5000, whole=True) == 5000

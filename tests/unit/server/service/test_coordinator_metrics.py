@@ -40,7 +40,9 @@ def credential(role: Role, name: str, days: float) -> Credential:
     return Credential(identity=identity, serial=1, expires=NOW + timedelta(days=days))
 
 
-def test_the_newest_refused_caller_is_named_for_each_reason(metrics: CoordinatorMetrics) -> None:
+def test_refusal_metric_names_the_newest_caller_for_each_reason(
+    metrics: CoordinatorMetrics,
+) -> None:
     for peer in ("host host-1", "host host-2", "host host-2"):
         metrics.refused("IDENTITY_REFUSED", peer)
     metrics.refused("a host's own word", "operator ada")
@@ -50,7 +52,7 @@ def test_the_newest_refused_caller_is_named_for_each_reason(metrics: Coordinator
     }
 
 
-def test_the_first_certificate_of_each_role_to_expire_is_shown_until_it_is_renewed(
+def test_metric_shows_the_next_certificate_of_each_role_to_expire(
     metrics: CoordinatorMetrics,
 ) -> None:
     name = "potluck_peer_certificate_expiry_timestamp_seconds"
@@ -66,7 +68,9 @@ def test_the_first_certificate_of_each_role_to_expire_is_shown_until_it_is_renew
     assert found["operator ada", "operator"] == (NOW + timedelta(days=9)).timestamp()
 
 
-def test_hosts_that_a_run_misses_are_named_but_not_all_of_many(metrics: CoordinatorMetrics) -> None:
+def test_metric_names_a_limited_number_of_disconnected_hosts_of_a_run(
+    metrics: CoordinatorMetrics,
+) -> None:
     away = {"a": [f"host-{number:02}" for number in range(50)], "not shown": ["host-0"]}
     metrics.watch_runs(lambda: away)
     metrics.observer("a")
@@ -78,7 +82,9 @@ def test_hosts_that_a_run_misses_are_named_but_not_all_of_many(metrics: Coordina
     assert shown(metrics, name) == {}
 
 
-def test_a_run_that_failed_shows_when_until_it_is_resumed(metrics: CoordinatorMetrics) -> None:
+def test_metric_shows_the_failure_time_of_a_run_until_it_is_resumed(
+    metrics: CoordinatorMetrics,
+) -> None:
     name = "potluck_run_failed_timestamp_seconds"
     metrics.failed_at_start("a", NOW)
     assert shown(metrics, name) == {("a",): NOW.timestamp()}
@@ -86,7 +92,7 @@ def test_a_run_that_failed_shows_when_until_it_is_resumed(metrics: CoordinatorMe
     assert shown(metrics, name) == {}
 
 
-def test_the_first_member_record_to_expire_is_shown(metrics: CoordinatorMetrics) -> None:
+def test_metric_shows_the_next_member_record_to_expire(metrics: CoordinatorMetrics) -> None:
     name = "potluck_member_records_expiry_timestamp_seconds"
     assert shown(metrics, name) == {}
     metrics.watch_members(lambda: NOW)

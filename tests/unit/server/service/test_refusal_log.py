@@ -23,7 +23,7 @@ async def told(lines: list[Any], count: int) -> None:
             await asyncio.sleep(0)
 
 
-async def test_the_first_is_told_at_once_and_the_others_together() -> None:
+async def test_first_refusal_is_logged_at_once_and_later_ones_as_a_count() -> None:
     refusals = RefusalLog(interval_seconds=0.02)
     with capture_logs() as lines:
         for _ in range(1000):
@@ -45,7 +45,7 @@ async def test_the_first_is_told_at_once_and_the_others_together() -> None:
         }
 
 
-async def test_a_full_disk_is_a_warning_and_not_hidden_by_another_reason() -> None:
+async def test_full_disk_is_logged_as_a_warning_after_another_refusal() -> None:
     refusals = RefusalLog(interval_seconds=60)
     with capture_logs() as lines:
         for error in (UnreachableError("gone"), RelayStorageError("full"), StorageError("full")):
@@ -57,7 +57,7 @@ async def test_a_full_disk_is_a_warning_and_not_hidden_by_another_reason() -> No
     ]
 
 
-async def test_a_fault_of_ours_is_told_with_its_traceback_once() -> None:
+async def test_internal_error_is_logged_once_with_its_traceback() -> None:
     refusals = RefusalLog(interval_seconds=60)
     with capture_logs() as lines:
         for _ in range(3):

@@ -32,7 +32,7 @@ class Stream:
         return False
 
 
-async def test_resuming_ends_the_stream_under_way_and_waits_until_it_has_ended() -> None:
+async def test_resuming_an_upload_ends_the_running_stream_and_waits_for_its_end() -> None:
     order = UploadOrder()
     older = Stream(order, 1)
     await older.receiving.wait()
@@ -42,7 +42,7 @@ async def test_resuming_ends_the_stream_under_way_and_waits_until_it_has_ended()
     assert await older.overtaken()
 
 
-async def test_a_stream_that_arrives_after_a_newer_one_is_refused() -> None:
+async def test_upload_stream_that_arrives_after_a_newer_one_is_refused() -> None:
     order = UploadOrder()
     async with order.resumed(UPDATE, FILE) as sequence:
         late = Stream(order, 1)
@@ -53,7 +53,7 @@ async def test_a_stream_that_arrives_after_a_newer_one_is_refused() -> None:
     newer.task.cancel()
 
 
-async def test_a_newer_stream_ends_an_older_one_that_waits_for_its_turn() -> None:
+async def test_newer_upload_stream_ends_an_older_one_that_is_queued() -> None:
     order = UploadOrder()
     async with order.resumed(UPDATE, FILE) as sequence:
         waiting = Stream(order, sequence)
@@ -64,7 +64,7 @@ async def test_a_newer_stream_ends_an_older_one_that_waits_for_its_turn() -> Non
     newest.task.cancel()
 
 
-async def test_streams_without_order_wait_for_each_other() -> None:
+async def test_upload_streams_without_a_sequence_number_wait_for_each_other() -> None:
     order = UploadOrder()
     first = Stream(order, 0)
     await first.receiving.wait()
@@ -75,7 +75,7 @@ async def test_streams_without_order_wait_for_each_other() -> None:
     second.task.cancel()
 
 
-async def test_a_stream_of_another_file_of_the_update_is_not_ended() -> None:
+async def test_upload_stream_of_another_file_of_the_update_is_not_ended() -> None:
     order = UploadOrder()
     first = Stream(order, 1)
     await first.receiving.wait()

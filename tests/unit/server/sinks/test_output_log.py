@@ -5,7 +5,7 @@ from pathlib import Path
 from potluck.server.sinks.output_log import EARLIER, OUTPUT, cut
 
 
-def test_the_newest_half_is_kept_and_printing_goes_on(tmp_path: Path) -> None:
+def test_full_output_log_is_moved_aside_while_printing_continues(tmp_path: Path) -> None:
     path = tmp_path / OUTPUT
     cut(tmp_path)  # there is none yet
     with path.open("ab", buffering=0) as printing:
@@ -18,7 +18,7 @@ def test_the_newest_half_is_kept_and_printing_goes_on(tmp_path: Path) -> None:
     assert (path.read_bytes(), (tmp_path / EARLIER).read_bytes()) == (b"four.", b"ree.")
 
 
-def test_an_end_that_is_a_folder_is_left_as_it_is(tmp_path: Path) -> None:
+def test_output_log_is_unchanged_if_the_earlier_log_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / EARLIER).mkdir()
     (tmp_path / OUTPUT).write_bytes(b"much")
     cut(tmp_path, 2)

@@ -1,4 +1,4 @@
-"""Feeding a sink from a database: each round once, runs that end and go on, sinks that refuse."""
+"""Feeding a sink from a database: each round once, resumed runs, sinks that refuse."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def feed_of(url: str, sink: Sink, notes: DeliveryNotes) -> SinkFeed:
     return SinkFeed(RecordReader(url), sink, notes)
 
 
-def test_rounds_come_once_and_in_order(url: str, store: Store, notes: DeliveryNotes) -> None:
+def test_sink_receives_each_round_once_and_in_order(
+    url: str, store: Store, notes: DeliveryNotes
+) -> None:
     begun_run(store)
     tracker = Tracker()
     feed = feed_of(url, tracker, notes)
@@ -80,7 +82,7 @@ def test_rounds_come_once_and_in_order(url: str, store: Store, notes: DeliveryNo
     assert tracker.states == {}
 
 
-def test_a_run_that_ended_is_asked_about_no_more(
+def test_feed_does_not_read_an_ended_run_again(
     url: str, store: Store, notes: DeliveryNotes, tmp_path: Path
 ) -> None:
     begun_run(store)
@@ -103,7 +105,7 @@ def test_a_run_that_ended_is_asked_about_no_more(
     assert tracker.asked == 3
 
 
-def test_what_a_sink_took_and_did_not_confirm_is_not_handed_over_twice(
+def test_round_recorded_without_confirmation_is_not_sent_to_the_sink_twice(
     url: str, store: Store, notes: DeliveryNotes
 ) -> None:
     begun_run(store)
@@ -115,7 +117,7 @@ def test_what_a_sink_took_and_did_not_confirm_is_not_handed_over_twice(
     assert tracker.rounds == {"ab12": [1]}
 
 
-def test_a_run_that_a_sink_refuses_holds_up_no_other(
+def test_run_refused_by_a_sink_does_not_delay_other_runs(
     url: str, store: Store, notes: DeliveryNotes
 ) -> None:
     for run_id in ("ab12", "cd34"):
@@ -139,7 +141,7 @@ def test_a_run_that_a_sink_refuses_holds_up_no_other(
         ("UPDATE rounds SET seconds = 'long' WHERE run_id = 'ab12'", "table rounds"),
     ],
 )
-def test_a_run_that_can_not_be_read_is_left_out(
+def test_unreadable_run_is_skipped_and_reported(
     url: str, store: Store, notes: DeliveryNotes, damage: str, column: str
 ) -> None:
     for run_id in ("ab12", "cd34"):
@@ -155,7 +157,7 @@ def test_a_run_that_can_not_be_read_is_left_out(
     assert tracker.rounds["cd34"] == [1]
 
 
-def test_a_database_that_is_away_says_nothing_of_what_is_lacking(
+def test_unreachable_database_leaves_the_number_of_missing_rounds_unknown(
     url: str, store: Store, notes: DeliveryNotes, tmp_path: Path
 ) -> None:
     begun_run(store)
@@ -166,7 +168,7 @@ def test_a_database_that_is_away_says_nothing_of_what_is_lacking(
     assert "can't be opened" in found.errors[""]
 
 
-def test_a_tracker_that_refuses_many_runs_is_told_in_a_short_line(
+def test_tracker_that_refuses_many_runs_is_reported_in_one_short_line(
     url: str, store: Store, notes: DeliveryNotes
 ) -> None:
     runs = [f"ab{number:02}" for number in range(9)]
@@ -185,7 +187,7 @@ def test_a_tracker_that_refuses_many_runs_is_told_in_a_short_line(
     assert summed_up({"": "the database is away"}) == "the database is away"
 
 
-def test_an_error_is_told_without_the_password_in_an_address() -> None:
+def test_sink_error_is_reported_without_the_password_in_a_url() -> None:
     error = RuntimeError(
         "request to https://me:s3@cr3t@host:5000/api\n failed; see https://x.org/@a"
     )
@@ -194,7 +196,7 @@ def test_an_error_is_told_without_the_password_in_an_address() -> None:
     )
 
 
-def test_a_tracker_that_goes_away_lacks_what_was_committed_since(
+def test_unreachable_tracker_lacks_the_rounds_committed_since_then(
     url: str, store: Store, notes: DeliveryNotes
 ) -> None:
     begun_run(store)
@@ -217,14 +219,16 @@ def test_a_tracker_that_goes_away_lacks_what_was_committed_since(
     assert [feed.feed().behind for _ in range(3)] == [1, 1, 1]
 
 
-def test_pretraining_is_part_of_its_run(url: str, store: Store, notes: DeliveryNotes) -> None:
+def test_pretraining_run_is_not_sent_to_a_sink(
+    url: str, store: Store, notes: DeliveryNotes
+) -> None:
     begun_run(store, "pre-ab12")
     tracker = Tracker()
     feed_of(url, tracker, notes).feed()
     assert tracker.asked == 0
 
 
-def test_a_round_is_as_it_was_committed(url: str, store: Store) -> None:
+def test_record_reader_returns_a_round_as_it_was_committed(url: str, store: Store) -> None:
     begun_run(store)
     committed(store, AttemptKey("ab12", 1, 1))
     [found] = RecordReader(url).rounds("ab12", after=0, limit=9)
@@ -249,7 +253,7 @@ def test_a_round_is_as_it_was_committed(url: str, store: Store) -> None:
     assert found.numbers["loss_partial"] == 1.0
 
 
-def test_the_database_can_only_be_read(url: str, store: Store) -> None:
+def test_record_reader_opens_the_database_read_only(url: str, store: Store) -> None:
     reader = RecordReader(url)
     with (
         pytest.raises(StorageError, match="read-only"),
@@ -260,6 +264,6 @@ def test_the_database_can_only_be_read(url: str, store: Store) -> None:
     assert store.checkpoint()  # no connection holds the log
 
 
-def test_a_database_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_database_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="can't be opened"):
         RecordReader(f"sqlite:///{tmp_path / 'none.sqlite3'}").runs({})

@@ -17,7 +17,7 @@ def jobs(tmp_path: Path, **tables: dict[str, Any]) -> Any:
     return sink_jobs(tables, database="sqlite:///x", state_directory=tmp_path)
 
 
-def test_a_table_is_named_for_its_plugin_or_names_it(tmp_path: Path) -> None:
+def test_sink_table_name_is_the_default_plugin(tmp_path: Path) -> None:
     first, second = jobs(
         tmp_path, csv={"folder": "tables"}, mine={"plugin": "csv", "silence_timeout_seconds": 5}
     )
@@ -27,7 +27,7 @@ def test_a_table_is_named_for_its_plugin_or_names_it(tmp_path: Path) -> None:
     assert second.folder == tmp_path / "sinks" / "mine"
 
 
-def test_a_key_of_a_sink_under_its_old_name_is_accepted_with_a_warning(tmp_path: Path) -> None:
+def test_sink_key_under_its_old_name_is_accepted_with_a_warning(tmp_path: Path) -> None:
     with pytest.warns(OldSpellingWarning, match="'patience_seconds' is written 'silence_timeout"):
         [job] = jobs(tmp_path, csv={"patience_seconds": 5})
     assert (job.silence_timeout_seconds, job.options) == (5, {})
@@ -46,14 +46,14 @@ def test_a_key_of_a_sink_under_its_old_name_is_accepted_with_a_warning(tmp_path:
         ("csv", {"silence_timeout_seconds": float("nan")}, "seconds is nan; it must be a numb"),
     ],
 )
-def test_what_can_not_be_right_is_refused(
+def test_invalid_sink_table_is_refused(
     tmp_path: Path, name: str, table: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(PotluckError, match=why):
         jobs(tmp_path, **{name: table})
 
 
-def test_two_sinks_of_a_kind_share_no_folder(tmp_path: Path) -> None:
+def test_two_sinks_of_one_plugin_with_the_same_folder_are_refused(tmp_path: Path) -> None:
     shared = {"folder": f"{tmp_path}/shared/"}
     why = rf"\[sinks.wandb\] and \[sinks.mine\] both record to {tmp_path}/shared; give each its own"
     with pytest.raises(PotluckError, match=why):
@@ -64,7 +64,7 @@ def test_two_sinks_of_a_kind_share_no_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("library", ["mlflow_that_is_not_there", "not_there.mlflow"])
-def test_a_library_that_is_missing_is_named_with_its_extra(
+def test_missing_sink_library_is_named_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
     monkeypatch.setattr(Mlflow, "library", library)

@@ -1,4 +1,4 @@
-"""A sink's process that can't be started, or says nonsense: the log tells, it is tried again."""
+"""Sink processes that can't start or write invalid reports are logged and restarted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def first_reason(state_directory: Path) -> str:
     return str(logs[0]["reason"])
 
 
-async def test_a_line_that_is_too_long_ends_the_process_and_not_the_watch(
+async def test_sink_process_that_writes_a_too_long_line_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     talking = tmp_path / "talking"
@@ -41,7 +41,7 @@ async def test_a_line_that_is_too_long_ends_the_process_and_not_the_watch(
     assert reason == "its process wrote something that is not a report, and was killed"
 
 
-async def test_what_a_report_does_not_say_stays_as_it_was(tmp_path: Path) -> None:
+async def test_sink_report_changes_only_the_values_it_contains(tmp_path: Path) -> None:
     [job] = sink_jobs({"csv": {}}, database="sqlite:///x", state_directory=tmp_path)
     instruments = Instruments(MeasuredParty.COORDINATOR)
     sink = SinkProcess(job, instruments)
@@ -64,7 +64,7 @@ async def test_what_a_report_does_not_say_stays_as_it_was(tmp_path: Path) -> Non
     ]
 
 
-async def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+async def test_sink_folder_that_can_not_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "sinks").write_text("")
     reason = await first_reason(tmp_path)
     assert reason == f"its process can't be started: {tmp_path}/sinks/csv: Not a directory"

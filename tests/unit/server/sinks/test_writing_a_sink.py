@@ -1,4 +1,4 @@
-"""docs/guides/trackers.md: the sink that it writes works as it stands there."""
+"""The sink shown in docs/guides/trackers.md works as printed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.repository import ROOT
 from support.tracked import ROUNDS, TRACKED
 
 
-def test_the_sink_of_the_page_records_each_round_once(
+def test_sink_of_the_trackers_guide_records_each_round_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (ROOT / "docs/guides/trackers.md").read_text()

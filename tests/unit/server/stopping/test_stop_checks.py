@@ -45,12 +45,12 @@ COLORED = 'rounds = 20\n[task]\nname = "colored-digits"\n'
         ),
     ],
 )
-def test_a_rule_that_can_do_nothing_is_refused_with_the_remedy(text: str, why: str) -> None:
+def test_stop_rule_without_an_effect_is_refused_with_the_remedy(text: str, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         draw_up(DIGITS + text, source="test")
 
 
-def test_the_direction_is_the_measures() -> None:
+def test_stop_rule_direction_is_that_of_its_metric() -> None:
     def higher_is_better(text: str, task: str = DIGITS) -> bool:
         rule = draw_up(task + text, source="test").stop_rule
         assert rule is not None
@@ -65,12 +65,12 @@ def test_the_direction_is_the_measures() -> None:
     assert not higher_is_better(tuned)
 
 
-def test_without_either_a_run_has_no_rule() -> None:
+def test_run_without_stop_and_keep_best_has_no_stop_rule() -> None:
     assert draw_up(DIGITS, source="test").stop_rule is None
     assert draw_up(example_run_file(), source="test").stop_rule is None
 
 
-def test_a_first_phase_that_trains_for_the_second_does_not_count() -> None:
+def test_stop_rule_ignores_the_first_phase_of_fedconcat() -> None:
     text = DIGITS + (
         'clients = 6\n[strategy]\nname = "fedconcat"\ngroups = 2\nrounds = {}\n'
         '[model]\nname = "concatenation"\ngroups = 2\nof = {{ name = "mnist-cnn" }}\n'
@@ -83,7 +83,7 @@ def test_a_first_phase_that_trains_for_the_second_does_not_count() -> None:
         draw_up(text.format(20), source="test")
 
 
-def test_what_a_best_model_lacks_is_said() -> None:
+def test_plan_remarks_what_the_best_model_does_not_contain() -> None:
     best = '[retention]\nkeep_best = "accuracy"\n'
     assert not draw_up(DIGITS + best, source="test").remarks
     kept = draw_up(DIGITS + best + '[model]\nkeep = ["3.*"]\n', source="test").remarks
@@ -93,7 +93,7 @@ def test_what_a_best_model_lacks_is_said() -> None:
     assert "of the clients' own models" in said
 
 
-def test_pretraining_goes_to_its_end() -> None:
+def test_pretraining_run_has_no_stop_rule() -> None:
     plan = draw_up(COLORED + '[stop]\nmeasure = "accuracy"\npatience = 1\n', source="test")
     before = pretraining_run("ab", plan.run_file, clients=4, at=utc())
     assert draw_up(before.run_file, source="pre-training").stop_rule is None

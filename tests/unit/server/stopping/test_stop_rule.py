@@ -46,7 +46,7 @@ def run(rule: StopRule, values: Sequence[float | None]) -> tuple[BestSoFar | Non
         ({**UP, "target": 0.8, "opening": 3}, [0.9, 0.9, 0.9, 0.2, 0.8], 5, 5),
     ],
 )
-def test_best_and_last_round(
+def test_stop_rule_finds_the_best_and_the_last_round(
     settings: dict[str, Any], values: list[float | None], best: int, last: int
 ) -> None:
     found, ended, _ = run(StopRule(**settings), values)
@@ -55,7 +55,7 @@ def test_best_and_last_round(
     assert found.value == values[best - 1]
 
 
-def test_the_reason_says_what_was_reached() -> None:
+def test_stop_reason_names_the_metric_and_the_limit_reached() -> None:
     _, _, reached = run(StopRule(**UP, target=0.8), [0.5, 0.8125])
     assert reached == "stopped early: accuracy is 0.8125 in round 2, and stop.target 0.8"
     _, _, plateau = run(StopRule(**DOWN, patience=1, minimum_delta=0.5), [2.0, 1.75])
@@ -73,7 +73,7 @@ def test_the_reason_says_what_was_reached() -> None:
     assert best.round is None
 
 
-def test_whoever_goes_on_from_what_was_stored_comes_to_the_same() -> None:
+def test_stop_rule_resumed_from_stored_state_gives_the_same_result() -> None:
     rule = StopRule(**UP, patience=3, minimum_delta=0.01)
     values = [0.1, 0.3, None, 0.305, 0.31, 0.32, 0.1, 0.325, 0.2]
     whole = run(rule, values)

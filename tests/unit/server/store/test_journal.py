@@ -1,4 +1,4 @@
-"""The journal of commits: what it takes and gives back, and what it finds missing."""
+"""The journal of commits: writing, reading, and finding lost rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECOND = Noted(run_id="ab12", round=2, model_blake3="c" * 64)
 OTHER = Noted(run_id="pre-cd34", round=0)
 
 
-def test_what_was_noted_comes_back(tmp_path: Path) -> None:
+def test_journal_returns_the_commits_written_to_it(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     assert journal.read() == []
     journal.add([])
@@ -34,7 +34,9 @@ def test_what_was_noted_comes_back(tmp_path: Path) -> None:
 
 
 @given(cut=st.integers(2, 80))
-def test_a_torn_line_spoils_no_other(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+def test_truncated_journal_line_does_not_affect_the_others(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
     path = tmp_path_factory.mktemp("torn") / "journal"
     journal = Journal(path)
     journal.add([FIRST, SECOND])
@@ -46,7 +48,7 @@ def test_a_torn_line_spoils_no_other(tmp_path_factory: pytest.TempPathFactory, c
 
 
 @given(place=st.integers(0, 154), bit=st.integers(0, 7))
-def test_a_damaged_line_is_passed_over(
+def test_damaged_journal_line_is_skipped(
     tmp_path_factory: pytest.TempPathFactory, place: int, bit: int
 ) -> None:
     path = tmp_path_factory.mktemp("damaged") / "journal"
@@ -64,7 +66,7 @@ def test_a_damaged_line_is_passed_over(
     assert all(each in (FIRST, SECOND) for each in found)
 
 
-def test_a_journal_is_shortened_where_it_has_many_lines(tmp_path: Path) -> None:
+def test_journal_with_many_lines_is_shortened(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     journal.add([FIRST] * 500)
     journal.shorten([FIRST], 500)
@@ -77,7 +79,7 @@ def test_a_journal_is_shortened_where_it_has_many_lines(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_journal_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_unusable_journal_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "journal").mkdir()
     journal = Journal(tmp_path / "journal")
     with pytest.raises(StorageError, match=r"journal: Is a directory; .*move the file away"):
@@ -99,7 +101,7 @@ def test_a_journal_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         ([OTHER], {}, []),
     ],
 )
-def test_what_is_noted_and_not_there_is_lost(
+def test_journaled_rounds_missing_from_the_database_are_lost(
     noted: list[Noted], committed: dict[str, int], lost: list[tuple[str, int | None, int]]
 ) -> None:
     found = losses(noted, committed)

@@ -1,4 +1,4 @@
-"""The coordinator's model files: shared by runs that know nothing of each other."""
+"""The coordinator's model files, shared by independent runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ARRAYS = {"weights": np.arange(1000, dtype=np.float32)}
 OTHERS = {"weights": np.zeros(1000, dtype=np.float32)}
 
 
-def test_a_model_that_was_just_written_survives_another_runs_tidying(tmp_path: Path) -> None:
+def test_newly_written_model_is_not_deleted_by_the_cleanup_of_another_run(tmp_path: Path) -> None:
     files = ModelFiles(tmp_path)
     old, new = files.write(OTHERS), files.write(ARRAYS)
     both = {old.blake3, new.blake3}
@@ -34,7 +34,7 @@ def test_a_model_that_was_just_written_survives_another_runs_tidying(tmp_path: P
     assert files.unsettled() == set()
 
 
-def test_a_published_model_stays_until_it_is_said_to_be_needed(tmp_path: Path) -> None:
+def test_published_model_is_not_deleted_before_it_is_released(tmp_path: Path) -> None:
     digest = ModelFiles(tmp_path).write(ARRAYS)
     files = ModelFiles(tmp_path)
     assert files.clear_leftovers() == {digest.blake3}
@@ -46,7 +46,7 @@ def test_a_published_model_stays_until_it_is_said_to_be_needed(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_runs_may_write_the_same_model_at_once(tmp_path: Path) -> None:
+def test_several_runs_can_write_the_same_model_at_once(tmp_path: Path) -> None:
     files = ModelFiles(tmp_path)
 
     def write(_: int) -> str:
@@ -59,7 +59,7 @@ def test_runs_may_write_the_same_model_at_once(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {f"{blake3}.safetensors", f"{blake3}.json"}
 
 
-def test_what_a_kill_left_half_written_is_cleared(tmp_path: Path) -> None:
+def test_partial_model_file_left_by_a_kill_is_deleted(tmp_path: Path) -> None:
     files = ModelFiles(tmp_path)
     digest = files.write(ARRAYS)
     (tmp_path / ".abc").write_bytes(b"half")
@@ -69,7 +69,7 @@ def test_what_a_kill_left_half_written_is_cleared(tmp_path: Path) -> None:
     assert [path.stem for path in tmp_path.iterdir()] == [digest.blake3]
 
 
-def test_a_damaged_model_is_told(tmp_path: Path) -> None:
+def test_damaged_model_file_is_refused(tmp_path: Path) -> None:
     files = ModelFiles(tmp_path)
     digest = files.write(ARRAYS)
     path = files.existing(digest.blake3)
@@ -83,7 +83,7 @@ def dropped(files: ModelFiles, blake3: str) -> None:
     files.delete({blake3})
 
 
-def test_a_model_nobody_needs_is_written_over(tmp_path: Path) -> None:
+def test_released_model_file_is_overwritten_by_the_next_model(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
     files = ModelFiles(folder)
@@ -96,7 +96,7 @@ def test_a_model_nobody_needs_is_written_over(tmp_path: Path) -> None:
     assert [path.stem for path in folder.iterdir()] == [new.blake3]
 
 
-def test_a_model_that_is_being_read_is_not_written_over(tmp_path: Path) -> None:
+def test_model_file_that_is_being_read_is_not_overwritten(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
     files = ModelFiles(folder)
@@ -107,7 +107,7 @@ def test_a_model_that_is_being_read_is_not_written_over(tmp_path: Path) -> None:
         assert np.array_equal(file.arrays["weights"], OTHERS["weights"])
 
 
-def test_a_file_is_deleted_only_when_no_backup_holds_the_folder(tmp_path: Path) -> None:
+def test_model_file_is_not_deleted_while_a_backup_holds_the_folder(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     files = ModelFiles(tmp_path / "models")
     digest = files.write({"weight": np.zeros(3, np.float32)}).blake3

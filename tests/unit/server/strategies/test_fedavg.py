@@ -1,4 +1,4 @@
-"""FedAvg weighs updates by the samples that arrived."""
+"""FedAvg weights updates by the samples received."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def weigh(strategy: Strategy, samples: list[int]) -> Combine:
     return strategy.weigh(statistics(samples))
 
 
-def test_weights_are_the_shares_of_the_samples_received() -> None:
+def test_fedavg_weights_are_shares_of_the_samples_received() -> None:
     combine = weigh(FedAvg(), [30, 10, 60])
     assert combine.reduction is Reduction.MEAN
     assert combine.weights.tolist() == [0.3, 0.1, 0.6]
 
 
-def test_nine_of_24_equal_clients_do_not_shrink_the_model() -> None:
+def test_fedavg_weights_of_nine_of_24_clients_sum_to_1() -> None:
     combine = weigh(FedAvg(), [500] * 9)
     assert abs(combine.weights.sum() - 1) < 1e-15
 
 
-def test_samples_beyond_2_to_the_53_still_sum_to_1() -> None:
+def test_fedavg_weights_of_samples_beyond_2_to_the_53_sum_to_1() -> None:
     combine = weigh(FedAvg(), [2**62, 2**62, 2**62, 1])
     assert abs(combine.weights.sum() - 1) < 1e-15
 
 
-def test_the_mean_is_the_next_model_and_nothing_is_remembered() -> None:
+def test_fedavg_takes_the_mean_as_next_model_and_keeps_no_state() -> None:
     strategy: Strategy = FedAvg()
     assert strategy.needs == frozenset()
     assert not strategy.individual

@@ -50,7 +50,7 @@ def groups_of(strategy: FedConcat, state: State, clients: str) -> list[int | Non
     return [strategy.part(state, client) for client in clients]
 
 
-def test_clients_with_like_labels_are_one_group_and_stay_in_it() -> None:
+def test_clients_with_similar_labels_stay_in_one_group() -> None:
     strategy = FedConcat(groups=2, rounds=5)
     state = enrolled(strategy)
     of_a, of_b, of_c, of_d = groups_of(strategy, state, "abcd")
@@ -64,7 +64,7 @@ def test_clients_with_like_labels_are_one_group_and_stay_in_it() -> None:
     assert strategy.part(moved, "a") == of_a
 
 
-def test_noisy_counts_below_zero_are_none() -> None:
+def test_negative_noisy_label_counts_are_treated_as_zero() -> None:
     found = distributions(np.array([[-3.0, 4.0], [-1.0, -2.0], [1.0, 3.0]]))
     assert found.tolist() == [[0, 1], [0.5, 0.5], [0.25, 0.75]]
 
@@ -76,7 +76,9 @@ def played(folder: Path, strategy: FedConcat) -> tuple[Rounds, dict[str, int]]:
     return rounds, {client: part or 0 for client, part in parts.items()}
 
 
-def test_each_group_averages_by_itself_and_then_all_train_the_head(tmp_path: Path) -> None:
+def test_each_group_averages_its_encoder_and_then_all_clients_train_the_head(
+    tmp_path: Path,
+) -> None:
     strategy = FedConcat(groups=2, rounds=2)
     rounds, part = played(tmp_path, strategy)
     own, other = part["a"], part["c"]
@@ -115,7 +117,7 @@ def test_each_group_averages_by_itself_and_then_all_train_the_head(tmp_path: Pat
     ],
     ids=["another model", "no head", "more groups"],
 )
-def test_another_model_is_refused_with_the_remedy(tensors: Arrays) -> None:
+def test_fedconcat_refuses_an_incompatible_model_with_the_remedy(tensors: Arrays) -> None:
     FedConcat(groups=2).check_model(Layout.of(model()))
     with pytest.raises(
         ConfigurationError, match=r'set \[model\] name = "concatenation", groups = 2'

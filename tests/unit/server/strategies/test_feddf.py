@@ -1,4 +1,4 @@
-"""FedDF's distillation, on networks small enough to work out."""
+"""FedDF's distillation, on networks small enough to compute by hand."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _no_progress_yet() -> None:
     shares.clear()
 
 
-def test_the_teacher_is_the_softmax_of_mean_logits_not_the_mean_of_softmaxes() -> None:
+def test_teacher_is_the_softmax_of_mean_logits_not_the_mean_of_softmaxes() -> None:
     """A worked example: logits (4, 0) and (0, 2) give .7311; the mean of probabilities is .5506."""
     student = nn.Linear(1, 2)
     clients = [
@@ -76,7 +76,7 @@ def test_the_teacher_is_the_softmax_of_mean_logits_not_the_mean_of_softmaxes() -
     assert np.mean(probabilities) == pytest.approx(0.5506, abs=1e-4)
 
 
-def test_the_divergence_is_that_of_numpy() -> None:
+def test_divergence_equals_that_computed_with_numpy() -> None:
     generator = np.random.default_rng(1)
     logits, other = generator.normal(size=(2, 7, 4)) * 3
     beliefs = np.exp(other) / np.exp(other).sum(axis=1, keepdims=True)
@@ -105,7 +105,7 @@ def distilled(**options: Any) -> tuple[float, float, Arrays]:
     return before, measured(), lesson.weights()
 
 
-def test_the_student_comes_nearer_to_its_teachers_and_the_same_way_each_time() -> None:
+def test_distillation_moves_the_student_to_its_teachers_deterministically() -> None:
     options = {"steps": 300, "batch_size": 32, "learning_rate": 0.01}
     before, after, model = distilled(**options)
     assert after < before / 4
@@ -114,7 +114,7 @@ def test_the_student_comes_nearer_to_its_teachers_and_the_same_way_each_time() -
     assert all(np.array_equal(model[name], again[name]) for name in model)
 
 
-def test_it_stops_without_gain_and_keeps_the_best() -> None:
+def test_distillation_stops_without_improvement_and_returns_the_best_model() -> None:
     before, after, model = distilled(
         steps=10_000, learning_rate=1e4, check_every=5, patience=20, gradient_clip=1e9
     )
@@ -123,6 +123,6 @@ def test_it_stops_without_gain_and_keeps_the_best() -> None:
     assert len(shares) == 4
 
 
-def test_without_a_client_there_is_no_teacher() -> None:
+def test_feddf_without_client_models_is_refused() -> None:
     with pytest.raises(TrainingError, match="at least one client"):
         FedDF().train(training(network(), [], torch.zeros(4, 3)))

@@ -1,4 +1,4 @@
-"""Stacked adapters of any ranks move a model by the mean of the full differences."""
+"""Stacked adapters of any ranks change a model by the mean of the full differences."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def trained(model: Arrays, rank: int, generator: np.random.Generator) -> Arrays:
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_the_weights_move_by_the_mean_of_the_full_differences(
+def test_stacked_adapters_change_the_weights_by_the_mean_of_full_differences(
     tmp_path: Path, clients: list[tuple[int, int]], seed: int, scaling: float
 ) -> None:
     generator = np.random.default_rng(seed)
@@ -80,7 +80,7 @@ def test_the_weights_move_by_the_mean_of_the_full_differences(
         np.testing.assert_allclose(rounds.model[HEAD], head, rtol=1e-5, atol=1e-5)
 
 
-def test_separate_means_of_the_factors_are_something_else(tmp_path: Path) -> None:
+def test_stacked_adapters_differ_from_separate_means_of_the_factors(tmp_path: Path) -> None:
     """Two opposite pairs: both products are 1, and the mean of each factor is 0."""
     model = {
         W: np.zeros((1, 1), np.float32),
@@ -95,7 +95,7 @@ def test_separate_means_of_the_factors_are_something_else(tmp_path: Path) -> Non
     assert rounds.play(pairs)[W].tolist() == [[1.0]]
 
 
-def test_the_next_round_begins_with_new_adapters(tmp_path: Path) -> None:
+def test_next_round_starts_with_new_adapters(tmp_path: Path) -> None:
     generator = np.random.default_rng(1)
     model = start(generator)
     sent = {"k0": Sent(weights=trained(model, 2, generator))}
@@ -133,7 +133,7 @@ def shapes(**changed: tuple[int, ...] | None) -> Layout:
         ({"model.q.lora_A.other.weight": (RANK, IN)}, "has several adapters; keep only one"),
     ],
 )
-def test_a_model_that_can_not_be_merged_is_refused(
+def test_lora_stacking_refuses_a_model_without_mergeable_adapters(
     changed: dict[str, tuple[int, ...] | None], why: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=why) as error:
@@ -141,11 +141,11 @@ def test_a_model_that_can_not_be_merged_is_refused(
     assert "\n" not in error.value.message
 
 
-def test_a_model_with_adapters_and_a_head_is_taken() -> None:
+def test_lora_stacking_accepts_a_model_with_adapters_and_a_head() -> None:
     LoraStacking().check_model(shapes(head=(3, 2)))
 
 
-def test_masked_rounds_and_steps_of_scaffold_are_refused() -> None:
+def test_lora_stacking_with_secure_aggregation_or_scaffold_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="lora-stacking reads single updates"):
         draw_up(
             'secure_aggregation = true\n[task]\nname = "digits"\n'

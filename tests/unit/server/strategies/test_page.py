@@ -24,21 +24,19 @@ def test_every_strategy_has_a_page_and_a_row_in_the_overview() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_has_the_five_fields_and_the_facts_of_the_code(name: str) -> None:
+def test_strategy_page_has_the_five_sections_and_the_generated_facts(name: str) -> None:
     text = PAGES[name].read_text(encoding="utf-8")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE)[: len(FIELDS)] == list(FIELDS)
     assert filled(STRATEGIES, name, text) == text, "run: make pages"
     assert not re.search(r"^\| `.*\|  \|$", text, re.MULTILINE), "an option without an effect"
 
 
-def test_the_table_has_all_objectives() -> None:
+def test_objective_table_lists_all_objectives() -> None:
     assert sorted(name for name, _ in ROWS) == sorted(built_in(OBJECTIVES))
 
 
 @pytest.mark.parametrize(("name", "options"), ROWS)
-def test_the_table_has_all_options_of_an_objective_with_their_defaults(
-    name: str, options: str
-) -> None:
+def test_objective_table_lists_all_options_with_their_defaults(name: str, options: str) -> None:
     written = re.findall(r"`(\w+)` \((.+?)\)", options)
     parameters = inspect.signature(find(OBJECTIVES, name)).parameters
     assert [option for option, _ in written] == list(parameters)
@@ -48,12 +46,12 @@ def test_the_table_has_all_options_of_an_objective_with_their_defaults(
         assert default.strip("`") == shown
 
 
-def test_the_compatibility_table_shows_what_was_tried() -> None:
+def test_compatibility_table_on_the_page_equals_the_computed_one() -> None:
     [table] = re.findall(
         r"<!-- compatibility -->\n(.*)<!-- /compatibility -->", COMPATIBILITY, re.DOTALL
     )
     assert table == markdown(try_all()), "run: make pages"
 
 
-def test_all_models_are_named() -> None:
+def test_strategy_index_names_all_models() -> None:
     assert all(f"`{name}`" in INDEX for name in built_in(MODELS))

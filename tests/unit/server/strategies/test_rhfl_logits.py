@@ -1,4 +1,4 @@
-"""RHFL with a model for each client: who has which, what they learn from one another."""
+"""RHFL with one model per client: their assignment, and learning from one another."""
 
 from __future__ import annotations
 
@@ -51,14 +51,16 @@ LOGITS = SHAPES.flatmap(
 
 
 @given(LOGITS, st.data())
-def test_the_objective_is_that_of_numpy(logits: NDArray[np.float64], data: st.DataObject) -> None:
+def test_disagreement_equals_that_computed_with_numpy(
+    logits: NDArray[np.float64], data: st.DataObject
+) -> None:
     weights = data.draw(arrays_of.arrays(np.float64, len(logits), elements=st.floats(0, 2)))
     found = disagreement(torch.from_numpy(logits), torch.from_numpy(weights))
     assert float(found) == pytest.approx(reference(logits, weights), rel=1e-9, abs=1e-9)
 
 
 @given(LOGITS, st.data())
-def test_the_gradient_of_each_is_that_of_its_own_terms(
+def test_disagreement_gradient_of_a_client_covers_only_its_own_terms(
     logits: NDArray[np.float64], data: st.DataObject
 ) -> None:
     """∂/∂z_k of Σ_{i≠k} w_i·KL(p_i‖p_k) is Σ_{i≠k} w_i·(p_k − p_i)/b; what others say is given."""
@@ -76,7 +78,7 @@ def test_the_gradient_of_each_is_that_of_its_own_terms(
 
 
 @given(arrays_of.arrays(np.float32, (3, 2, 4), elements=st.floats(-(2.0**99), 2.0**99, width=32)))
-def test_sure_answers_give_numbers(logits: NDArray[np.float32]) -> None:
+def test_disagreement_of_extreme_logits_is_finite(logits: NDArray[np.float32]) -> None:
     leaf = torch.from_numpy(logits).clone().requires_grad_()
     found = disagreement(leaf, torch.ones(3))
     found.backward()  # type: ignore[no-untyped-call]  # torch has no annotation for it
@@ -97,7 +99,7 @@ def enrolled(strategy: RHFLLogits, state: State, *ids: str) -> State:
     return strategy.enrol(state, population(*ids), seed=1)
 
 
-def test_each_client_has_a_member_and_keeps_it() -> None:
+def test_each_client_keeps_its_own_ensemble_member() -> None:
     strategy = RHFLLogits(clients=3)
     state = enrolled(strategy, State(), "b", "c")
     late = enrolled(strategy, state, "b", "c", "a")
@@ -112,7 +114,7 @@ def plus(arrays: Arrays, value: float) -> Arrays:
     return {n: a + np.float32(value) if a.dtype.kind == "f" else a + 7 for n, a in arrays.items()}
 
 
-def test_a_round_replaces_the_members_of_its_clients_and_notes_their_weights(
+def test_round_replaces_the_members_of_its_clients_and_stores_their_weights(
     tmp_path: Path,
 ) -> None:
     strategy, network = RHFLLogits(clients=3), made()
@@ -184,7 +186,7 @@ def taught(
     return before, school.weights(), start, measured()
 
 
-def test_those_of_the_round_agree_more_and_the_same_way_each_time() -> None:
+def test_members_of_the_round_agree_more_after_deterministic_training() -> None:
     options: dict[str, Any] = {"epochs": 20, "batch_size": 25, "learning_rate": 0.01}
     before, after, start, end = taught([4, 3, 4], **options)
     assert end < start / 4
@@ -198,12 +200,12 @@ def test_those_of_the_round_agree_more_and_the_same_way_each_time() -> None:
     assert not all(np.array_equal(after[name], other[name]) for name in after)
 
 
-def test_one_alone_learns_nothing() -> None:
+def test_single_member_of_a_round_is_unchanged() -> None:
     before, after, _, _ = taught([4, 3, 0])
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-def test_whom_nobody_trusts_teaches_nobody() -> None:
+def test_member_with_weight_zero_does_not_influence_the_others() -> None:
     """With weights (1, 0) the first stays exactly as it is, and the second follows it."""
     network = made(2)
     network.rounds.fill_(4)
@@ -216,7 +218,7 @@ def test_whom_nobody_trusts_teaches_nobody() -> None:
         assert np.array_equal(before[name], after[name]) == name.startswith("members.0."), name
 
 
-def test_another_model_is_refused_with_the_remedy() -> None:
+def test_rhfl_logits_refuses_an_incompatible_model_with_the_remedy() -> None:
     fits = state_arrays(made())
     RHFLLogits(clients=3).check_model(Layout.of(fits))
     others: list[Arrays] = [

@@ -1,4 +1,4 @@
-"""SCAFFOLD, both halves: the sheet's numbers, and invariants that hold after any kills."""
+"""SCAFFOLD on client and coordinator: hand-computed values, and invariants after kills."""
 
 from __future__ import annotations
 
@@ -149,7 +149,9 @@ class Server:
 
 
 @pytest.mark.parametrize("keeper", ["clients", "coordinator"])
-def test_two_rounds_of_two_parabolas(tmp_path: Path, keeper: str) -> None:
+def test_scaffold_on_two_parabolas_equals_values_computed_by_hand(
+    tmp_path: Path, keeper: str
+) -> None:
     """f = ½(x − m)², m = 0 and 4, η = 0.1, J = 2."""
     settings_ = LocalTraining(learning_rate=0.1, steps=2)
     server = Server(tmp_path, 2, keeper=keeper)
@@ -178,7 +180,7 @@ def test_two_rounds_of_two_parabolas(tmp_path: Path, keeper: str) -> None:
         assert server.c == pytest.approx(c, rel=1e-5)
 
 
-def test_momentum_is_taken_into_account(tmp_path: Path) -> None:
+def test_scaffold_control_variate_is_the_gradient_for_any_momentum(tmp_path: Path) -> None:
     """Against a steady gradient c_k⁺ is that gradient, whatever the momentum."""
 
     class Slope(Objective):
@@ -207,7 +209,7 @@ def _corrected(shared: Any) -> Corrected:
     )
 
 
-def test_adam_is_refused() -> None:
+def test_scaffold_with_adam_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="SCAFFOLD and optimizer adam are not compatible"):
         train(
             _Point(),
@@ -230,7 +232,7 @@ def test_adam_is_refused() -> None:
         (0.0, 0.1, 3, 2.71),
     ],
 )
-def test_normalizer_counts_momentum_steps(
+def test_normalizer_of_momentum_steps_equals_the_closed_form(
     momentum: float, eta_mu: float, steps: int, amount: float
 ) -> None:
     training = LocalTraining(learning_rate=1.0, momentum=momentum)
@@ -279,7 +281,7 @@ def trained_with(control: str, optimizer: str) -> tuple[dict[str, Tensor], dict[
     return sent, {name: tensor.detach() for name, tensor in model.named_parameters()}
 
 
-def test_added_up_gradients_are_those_read_off_the_way() -> None:
+def test_control_variate_from_summed_gradients_equals_that_from_the_weight_delta() -> None:
     added, read = (trained_with(control, "sgd") for control in ("gradients", "way"))
     for name in ("weight", "bias"):
         assert added[1][name].tolist() == read[1][name].tolist()
@@ -288,7 +290,7 @@ def test_added_up_gradients_are_those_read_off_the_way() -> None:
         )
 
 
-def test_with_adam_gradients_are_corrected_and_added_up() -> None:
+def test_scaffold_with_adam_corrects_and_sums_gradients() -> None:
     """Against Adam as its paper has it, in numpy, and gradients of softmax by hand."""
     model, samples, common, own = drawn()
     x, y = samples.inputs.double().numpy(), np.eye(3)[samples.labels.numpy()]
@@ -313,7 +315,7 @@ def test_with_adam_gradients_are_corrected_and_added_up() -> None:
         assert weights[name].double().numpy() == pytest.approx(w[name], abs=1e-5)
 
 
-def test_a_lost_state_directory_is_said(tmp_path: Path) -> None:
+def test_lost_client_state_directory_is_refused(tmp_path: Path) -> None:
     states = KeptStates(tmp_path)
     with pytest.raises(StateLostError, match=r"client 'k' has lost .* strategy.keeper"):
         states.begin("run", "k", "run/3.1/k", [CONTROL])

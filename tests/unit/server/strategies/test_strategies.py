@@ -1,4 +1,4 @@
-"""Strategies against numbers worked out by hand, and against what must hold for all of them."""
+"""Strategies compared with hand-computed values, and properties of all strategies."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def after(
 # FedAvgM -----------------------------------------------------------------------------------------
 
 
-def test_momentum_of_the_server_adds_up(tmp_path: Path) -> None:
+def test_fedavgm_momentum_accumulates_as_computed_by_hand(tmp_path: Path) -> None:
     """Δ = 1 thrice gives w = 1, 2.95, 5.8025."""
     played = Rounds(strategy("fedavgm"), vector(0.0), tmp_path)
     models = []
@@ -66,7 +66,7 @@ def test_momentum_of_the_server_adds_up(tmp_path: Path) -> None:
     assert models == pytest.approx([1.0, 2.95, 5.8025], rel=1e-6)
 
 
-def test_a_steady_difference_is_taken_twenty_times_in_the_end(tmp_path: Path) -> None:
+def test_fedavgm_step_converges_to_twenty_times_a_constant_difference(tmp_path: Path) -> None:
     played = Rounds(strategy("fedavgm"), vector(0.0), tmp_path)
     before = 0.0
     for _ in range(400):
@@ -75,7 +75,7 @@ def test_a_steady_difference_is_taken_twenty_times_in_the_end(tmp_path: Path) ->
     assert float(played.model["w"][0]) - before == pytest.approx(20 * 0.5, rel=1e-5)
 
 
-def test_nesterov_looks_a_step_ahead(tmp_path: Path) -> None:
+def test_nesterov_momentum_equals_values_computed_by_hand(tmp_path: Path) -> None:
     played = Rounds(strategy("fedavgm", momentum=0.5, nesterov=True), vector(0.0), tmp_path)
     first = float(played.play({"k": Sent(weights=vector(1.0))})["w"][0])
     assert first == pytest.approx(1.5)  # 0.5·1 + 1
@@ -83,7 +83,7 @@ def test_nesterov_looks_a_step_ahead(tmp_path: Path) -> None:
     assert second - first == pytest.approx(0.5 * 1.5 + 1.0)
 
 
-def test_without_momentum_it_is_fedavg(tmp_path: Path) -> None:
+def test_fedavgm_and_fednova_without_momentum_equal_fedavg(tmp_path: Path) -> None:
     rounds = [[vector(1.0, 2.0), vector(3.0, -2.0)]] * 2
     plain = after("fedavg", vector(0.0, 0.0), rounds, tmp_path)
     for name in ("fedavgm", "fednova"):
@@ -93,7 +93,7 @@ def test_without_momentum_it_is_fedavg(tmp_path: Path) -> None:
 # Adaptive ----------------------------------------------------------------------------------------
 
 
-def test_adaptive_steps_by_hand(tmp_path: Path) -> None:
+def test_adaptive_strategies_equal_steps_computed_by_hand(tmp_path: Path) -> None:
     """Δ = 0.5, then Δ = −0.2, by Algorithm 2 of the paper with τ = 0.1 and η = 0.1."""
     tau, rate = 0.1, 0.1
 
@@ -121,7 +121,7 @@ def test_adaptive_steps_by_hand(tmp_path: Path) -> None:
         assert found == pytest.approx(expected(name), rel=1e-5)
 
 
-def test_the_first_adagrad_step_is_as_long_whatever_the_difference(tmp_path: Path) -> None:
+def test_first_fedadagrad_step_is_independent_of_the_size_of_the_difference(tmp_path: Path) -> None:
     [small] = after("fedadagrad", vector(0.0), [[vector(1.0)]], tmp_path, tau=1e-6)
     [large] = after("fedadagrad", vector(0.0), [[vector(100.0)]], tmp_path, tau=1e-6)
     assert small == pytest.approx(large, rel=1e-4) == 0.01
@@ -130,7 +130,7 @@ def test_the_first_adagrad_step_is_as_long_whatever_the_difference(tmp_path: Pat
 # FedNova -----------------------------------------------------------------------------------------
 
 
-def test_more_steps_do_not_pull_more(tmp_path: Path) -> None:
+def test_fednova_weights_clients_independently_of_their_steps(tmp_path: Path) -> None:
     """w − w_k = 2, 2 after τ = 2, 6 steps, p = ½: FedNova steps by 2.6667, FedAvg by 2."""
     played = Rounds(strategy("fednova"), vector(10.0), tmp_path)
     model = played.play(
@@ -148,7 +148,7 @@ def test_more_steps_do_not_pull_more(tmp_path: Path) -> None:
     samples=st.integers(1, 10**6),
     a=st.floats(0.5, 1e3),
 )
-def test_with_equal_normalizers_fednova_is_fedavg(
+def test_fednova_with_equal_normalizers_equals_fedavg(
     tmp_path: Path, values: list[float], samples: int, a: float
 ) -> None:
     updates = {
@@ -160,7 +160,7 @@ def test_with_equal_normalizers_fednova_is_fedavg(
     np.testing.assert_allclose(nova["w"], average["w"], rtol=1e-5, atol=1e-4)
 
 
-def test_updates_without_a_normalizer_are_normalised_by_steps(tmp_path: Path) -> None:
+def test_fednova_normalises_updates_without_a_normalizer_by_steps(tmp_path: Path) -> None:
     updates = {
         "a": Sent(weights=vector(8.0), steps=2),
         "b": Sent(weights=vector(8.0), steps=6),
@@ -172,19 +172,19 @@ def test_updates_without_a_normalizer_are_normalised_by_steps(tmp_path: Path) ->
 # FedAtt ------------------------------------------------------------------------------------------
 
 
-def test_attention_goes_to_the_far(tmp_path: Path) -> None:
+def test_fedatt_gives_distant_updates_more_attention(tmp_path: Path) -> None:
     assert attention(np.array([1.0, 3.0])) == pytest.approx([0.1192, 0.8808], abs=5e-5)
     clients = [vector(1.0, 0.0), vector(0.0, 3.0)]
     found = after("fedatt", vector(0.0, 0.0), [clients], tmp_path)
     assert found == pytest.approx([0.1430, 3.1709], abs=5e-5)
 
 
-def test_above_1_fedatt_goes_beyond_its_clients(tmp_path: Path) -> None:
+def test_fedatt_step_above_1_exceeds_the_updates(tmp_path: Path) -> None:
     found = after("fedatt", vector(0.0, 0.0), [[vector(1.0, 1.0)] * 3], tmp_path)
     assert found == pytest.approx([1.2, 1.2])
 
 
-def test_distances_are_tensor_by_tensor_and_of_any_shape(tmp_path: Path) -> None:
+def test_fedatt_distances_are_per_tensor_for_any_shape(tmp_path: Path) -> None:
     model = {"kernel": np.zeros((2, 1, 3, 3), np.float32), "bias": np.zeros(2, np.float32)}
     near = {"kernel": np.full((2, 1, 3, 3), 0.1, np.float32), "bias": np.full(2, 5, np.float32)}
     far = {"kernel": np.full((2, 1, 3, 3), 1.0, np.float32), "bias": np.zeros(2, np.float32)}
@@ -196,14 +196,14 @@ def test_distances_are_tensor_by_tensor_and_of_any_shape(tmp_path: Path) -> None
     np.testing.assert_allclose(result["bias"], of_bias[0] * 5, rtol=1e-5)
 
 
-def test_attention_does_not_overflow_where_tensors_are_large(tmp_path: Path) -> None:
+def test_fedatt_attention_does_not_overflow_for_large_distances(tmp_path: Path) -> None:
     assert attention(np.array([1e6, 1e6 - 1])) == pytest.approx([0.7311, 0.2689], abs=5e-5)
 
 
 # Robust ------------------------------------------------------------------------------------------
 
 
-def test_one_wild_update_does_not_drag_the_robust_ones(tmp_path: Path) -> None:
+def test_robust_strategies_limit_the_influence_of_one_outlier(tmp_path: Path) -> None:
     honest = [vector(1.0), vector(2.0), vector(3.0), vector(2.0)]
     wild = [*honest, vector(1e6)]
     assert after("median", vector(0.0), [wild], tmp_path) == [2.0]
@@ -218,7 +218,7 @@ def test_one_wild_update_does_not_drag_the_robust_ones(tmp_path: Path) -> None:
 @every
 @with_files
 @given(data=st.data())
-def test_the_order_of_clients_makes_no_difference_worth_mentioning(
+def test_strategy_result_is_independent_of_client_order_up_to_rounding(
     name: str, tmp_path: Path, data: st.DataObject
 ) -> None:
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -236,7 +236,7 @@ def test_the_order_of_clients_makes_no_difference_worth_mentioning(
 
 
 @every
-def test_clients_that_did_not_move_do_not_move_the_model(name: str, tmp_path: Path) -> None:
+def test_unchanged_client_models_leave_the_model_unchanged(name: str, tmp_path: Path) -> None:
     start = vector(0.25, -3.0, 1e-3)
     played = Rounds(strategy(name), start, tmp_path)
     for _ in range(3):
@@ -280,7 +280,9 @@ def through_the_store(state: State) -> State:
 
 
 @every
-def test_a_kill_after_any_round_changes_nothing(name: str, tmp_path: Path) -> None:
+def test_strategy_gives_the_same_model_after_a_restart_in_any_round(
+    name: str, tmp_path: Path
+) -> None:
     models = []
     for kill in (False, True):
         generator = np.random.default_rng(3)
@@ -300,7 +302,7 @@ def test_a_kill_after_any_round_changes_nothing(name: str, tmp_path: Path) -> No
 
 
 @every
-def test_nothing_that_is_handed_over_is_changed(name: str, tmp_path: Path) -> None:
+def test_strategies_do_not_modify_their_arguments(name: str, tmp_path: Path) -> None:
     played = Rounds(strategy(name), vector(1.0, 2.0), tmp_path)
     updates = {"k0": sent(played.strategy, vector(0.0, 5.0))}
     played.play(updates)
@@ -312,7 +314,7 @@ def test_nothing_that_is_handed_over_is_changed(name: str, tmp_path: Path) -> No
     assert all(np.array_equal(state[n], before.arrays[n]) for n in state)
 
 
-def test_which_strategies_can_be_had_from_sums_alone() -> None:
+def test_strategies_that_need_single_updates_are_declared_individual() -> None:
     individual = {name for name in NAMES if strategy(name).individual}
     assert individual == {
         "fedatt",
@@ -359,13 +361,15 @@ def test_which_strategies_can_be_had_from_sums_alone() -> None:
         ("scaffold", {"step": {"name": "fedavgm", "momentum": 1}}, "'momentum' is 1"),
     ],
 )
-def test_options_out_of_range_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+def test_strategy_options_out_of_range_are_refused(
+    name: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         strategy(name, **options)
 
 
 @every
-def test_an_unknown_option_lists_the_valid_ones(name: str) -> None:
+def test_error_about_an_unknown_strategy_option_lists_the_valid_ones(name: str) -> None:
     with pytest.raises(PluginError, match="its options: "):
         strategy(name, colour="green")
 
@@ -381,7 +385,7 @@ def test_scaffold_with_fednova_is_refused_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
-def test_adam_is_said_to_fednova_and_refused_to_scaffold(optimizer: str) -> None:
+def test_adam_gives_a_remark_with_fednova_and_is_refused_with_scaffold(optimizer: str) -> None:
     training = LocalTraining.model_validate({"optimizer": optimizer})
     [remark] = strategy("fednova").review(training, Weighting.EXACT)
     assert remark.startswith(f"strategy fednova with optimizer {optimizer}: ")
@@ -394,7 +398,7 @@ def test_adam_is_said_to_fednova_and_refused_to_scaffold(optimizer: str) -> None
         assert not strategy(name).review(keeping, Weighting.EQUAL)
 
 
-def test_fedbio_needs_samples_that_clients_keep_back() -> None:
+def test_fedbio_without_validation_samples_is_refused() -> None:
     assert strategy("fedbio").training == {"validation_share": 0.2}
     with pytest.raises(ConfigurationError, match=r"training\.validation_share is 0; set it"):
         strategy("fedbio").review(LocalTraining(), Weighting.EXACT)
@@ -416,7 +420,7 @@ def test_fedbio_averages_the_model_and_its_direction_by_samples(tmp_path: Path) 
     assert played.strategy.broadcast(played.state)["direction"]["w"].tolist() == [1.5]
 
 
-def test_fednova_says_where_told_samples_stand_in_for_steps() -> None:
+def test_fednova_remarks_that_reported_samples_replace_steps() -> None:
     by_epochs, by_steps = LocalTraining(), LocalTraining(steps=3)
     nova = strategy("fednova")
     assert not nova.review(by_epochs, Weighting.EXACT)

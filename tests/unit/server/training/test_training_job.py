@@ -1,4 +1,4 @@
-"""A training on the coordinator as its process carries it out, without that process."""
+"""A training job of the coordinator, run in the test's own process."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def done(job: TrainingJob, progress: Callable[[float], None] = lambda _: None) -
     return job.trained.read_bytes()
 
 
-def test_it_writes_a_model_that_follows_from_its_files_and_round(tmp_path: Path) -> None:
+def test_training_job_writes_a_model_determined_by_its_files_and_round(tmp_path: Path) -> None:
     shares: list[float] = []
     first = done(job(tmp_path), shares.append)
     assert shares == [0.5, 1.0]
@@ -76,7 +76,7 @@ def test_it_writes_a_model_that_follows_from_its_files_and_round(tmp_path: Path)
         assert all(np.isfinite(array).all() for array in file.arrays.values())
 
 
-def test_without_public_data_it_says_what_to_set(tmp_path: Path) -> None:
+def test_training_job_without_public_data_names_the_missing_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"feddf trains on the coordinator.*has none; set"):
         carry_out(job(tmp_path, public=0), lambda _: None)
     plan = draw_up(RUN.format(public=1, rate=1), source="test")
@@ -84,7 +84,7 @@ def test_without_public_data_it_says_what_to_set(tmp_path: Path) -> None:
         public_inputs(plan, None)
 
 
-def test_a_model_that_is_no_number_is_refused(
+def test_training_job_refuses_a_model_with_nan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from potluck.server.strategies.feddf import FedDF

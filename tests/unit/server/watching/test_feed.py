@@ -9,7 +9,7 @@ from potluck.server.watching.feed import RunFeed
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 
 
-def test_a_watcher_is_told_what_was_said_and_the_end() -> None:
+def test_watcher_receives_all_notices_and_the_end_of_the_run() -> None:
     feed = RunFeed()
     feed.say("before", AT, warning=False)
     watcher = feed.watch()
@@ -22,7 +22,7 @@ def test_a_watcher_is_told_what_was_said_and_the_end() -> None:
     assert end is None
 
 
-def test_who_comes_after_the_end_does_not_wait() -> None:
+def test_watcher_that_connects_after_the_end_receives_notices_and_the_end() -> None:
     feed = RunFeed()
     feed.say("before", AT, warning=False)
     feed.close()

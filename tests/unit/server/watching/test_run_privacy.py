@@ -74,7 +74,7 @@ async def after_one_round(folder: Path, privacy: str) -> RoundPrivacy:
         return found
 
 
-async def test_a_committed_round_has_the_loss_of_the_updates_that_arrived(tmp_path: Path) -> None:
+async def test_committed_round_has_the_privacy_loss_of_the_received_updates(tmp_path: Path) -> None:
     found = await after_one_round(tmp_path, "noise_multiplier = 2.0\ndelta = 1e-6")
     assert found.delta == 1e-6
     assert set(found.clients) == {"a", "b"}
@@ -84,20 +84,20 @@ async def test_a_committed_round_has_the_loss_of_the_updates_that_arrived(tmp_pa
     assert found.refused == 1
 
 
-async def test_clients_near_the_trainings_of_an_epsilon_are_counted(tmp_path: Path) -> None:
+async def test_clients_near_the_maximum_trainings_of_an_epsilon_are_counted(tmp_path: Path) -> None:
     found = await after_one_round(tmp_path, "epsilon = 3.0\ntrainings = 1")
     assert found.near_limit == 2
     assert found.largest == pytest.approx(3.0, abs=1e-3)
 
 
-async def test_a_run_without_noise_has_no_loss(tmp_path: Path) -> None:
+async def test_run_without_noise_has_no_privacy_loss(tmp_path: Path) -> None:
     text = RUN_FILE.replace("[privacy]", "")
     with Store.open(f"sqlite:///{tmp_path / 'store.sqlite3'}") as store:
         small = await small_run(tmp_path, store, text)
         assert await small.run.privacy.after_round({}) is None
 
 
-async def test_without_the_accounting_epsilon_is_unknown_and_the_run_warns_once(
+async def test_run_without_the_accounting_library_warns_once_about_unknown_epsilon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(name: str) -> None:
@@ -116,7 +116,7 @@ async def test_without_the_accounting_epsilon_is_unknown_and_the_run_warns_once(
     assert "can't show the privacy loss" in warning
 
 
-async def test_lines_and_tables_show_the_loss(tmp_path: Path) -> None:
+async def test_round_lines_and_tables_show_the_privacy_loss(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'store.sqlite3'}") as store:
         small = await small_run(tmp_path, store, RUN_FILE + "epsilon = 3.0")
         await small.begin_round("a", "b", "c")

@@ -1,4 +1,4 @@
-"""The spans of rounds that go wrong; those of good ones are tested with a federation."""
+"""Spans of failed rounds; spans of successful ones are tested with a federation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROW = RunRow(
 )
 
 
-def test_no_span_of_a_client_tells_how_long_it_trained_where_all_are_alike() -> None:
+def test_client_spans_hide_training_durations_if_all_have_equal_lengths() -> None:
     with running_collector() as collector:
         settings = TracingSettings(endpoint=f"http://127.0.0.1:{collector.port}")
         tracer = open_tracer(settings, "potluck-coordinator")
@@ -54,7 +54,7 @@ def test_no_span_of_a_client_tells_how_long_it_trained_where_all_are_alike() -> 
     assert failed == ["b"]  # in the first attempt
 
 
-def test_an_attempt_that_is_given_up_ends_with_the_reason() -> None:
+def test_span_of_an_abandoned_attempt_ends_with_the_reason() -> None:
     with running_collector() as collector:
         settings = TracingSettings(endpoint=f"http://127.0.0.1:{collector.port}")
         tracer = open_tracer(settings, "potluck-coordinator")

@@ -1,4 +1,4 @@
-"""The audit of claimed label counts, as it is put together for a run."""
+"""The audit of claimed label counts, built from the records of a run."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def population(*claims: list[float]) -> Population:
     )
 
 
-def test_who_hides_a_class_is_found_and_who_is_honest_is_not(tmp_path: Path) -> None:
+def test_audit_suspects_a_client_that_hides_a_class_and_not_an_honest_one(tmp_path: Path) -> None:
     records = BiasRecords(tmp_path / "r")
     rounds = [committed(number, ["client-0", "client-1"]) for number in (1, 2)]
     for one in rounds:
@@ -115,7 +115,7 @@ def test_who_hides_a_class_is_found_and_who_is_honest_is_not(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "more", ["training.gradient_clip = 1.0", "training.learning_rate_decay = 0.1"]
 )
-def test_a_class_that_never_rose_is_no_evidence_where_steps_may_be_short(
+def test_class_whose_bias_never_rose_is_not_suspicious_when_steps_may_be_short(
     tmp_path: Path, more: str
 ) -> None:
     """Ten steps of 0.3 are long enough. Clipped or decayed they are not."""
@@ -143,7 +143,7 @@ def test_a_class_that_never_rose_is_no_evidence_where_steps_may_be_short(
     assert verdict(more) is LabelVerdict.CONSISTENT
 
 
-def test_noise_excuses(tmp_path: Path) -> None:
+def test_claim_that_noise_can_explain_is_not_suspicious(tmp_path: Path) -> None:
     records = BiasRecords(tmp_path / "r")
     records.write(1, {"client-0": [0.05, -0.05]})
     noisy = Parameters(
@@ -159,7 +159,7 @@ def test_noise_excuses(tmp_path: Path) -> None:
         assert audit.verdict is verdict
 
 
-def test_changes_are_those_of_the_last_bias(tmp_path: Path) -> None:
+def test_bias_changes_come_from_the_last_bias_of_the_model(tmp_path: Path) -> None:
     model: dict[str, NDArray[Any]] = {
         "w": np.zeros((2, 3), np.float32),
         "count": np.zeros(1, np.int64),
@@ -197,13 +197,15 @@ def test_changes_are_those_of_the_last_bias(tmp_path: Path) -> None:
         (plan("objective = [{name = 'fedprox'}]"), "not for 'fedprox'"),
     ],
 )
-def test_where_there_is_nothing_to_audit_it_says_why(run: RunPlan, why: str) -> None:
+def test_audit_of_a_run_without_claims_or_biases_is_refused_with_the_reason(
+    run: RunPlan, why: str
+) -> None:
     check_auditable(plan())
     with pytest.raises(RunError, match=why):
         check_auditable(run)
 
 
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+def test_damaged_bias_record_is_refused_naming_its_file(tmp_path: Path) -> None:
     records = BiasRecords(tmp_path)
     assert records.read(4) == {}
     (tmp_path / "4.json").write_text('{"client-0": [0.1')

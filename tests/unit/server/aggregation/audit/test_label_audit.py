@@ -61,7 +61,7 @@ def one_client(
     return audit
 
 
-def test_a_bias_that_rose_once_contradicts_a_claim_of_none() -> None:
+def test_bias_that_rose_once_contradicts_a_claim_of_zero_samples() -> None:
     audit = one_client([40, 0, 60], [[0.1, -0.1, 0.1], [0.1, 0.02, 0.1], [0.1, -0.1, 0.1]])
     [suspicion] = audit.suspicions
     assert (audit.verdict, audit.rounds) == (LabelVerdict.SUSPICIOUS, 3)
@@ -70,7 +70,7 @@ def test_a_bias_that_rose_once_contradicts_a_claim_of_none() -> None:
     assert (suspicion.rounds, suspicion.rises, suspicion.probability) == (3, 1, 0.0)
 
 
-def test_a_bias_that_never_rose_contradicts_a_claim_of_many() -> None:
+def test_bias_that_never_rose_contradicts_a_claim_of_many_samples() -> None:
     audit = one_client([50, 50, 0], [[0.1, -0.1, -0.1]] * 5)
     [suspicion] = audit.suspicions
     assert suspicion.contradiction is Contradiction.INVENTED
@@ -78,11 +78,11 @@ def test_a_bias_that_never_rose_contradicts_a_claim_of_many() -> None:
     assert (suspicion.rounds, suspicion.rises, suspicion.probability) == (5, 0, 0.0)
 
 
-def test_too_few_rounds_say_nothing_of_what_never_rose() -> None:
+def test_bias_that_never_rose_in_four_rounds_is_not_suspicious() -> None:
     assert one_client([50, 50], [[0.1, -0.1]] * 4).verdict is LabelVerdict.CONSISTENT
 
 
-def test_a_few_samples_may_never_show() -> None:
+def test_claim_of_few_samples_is_consistent_with_a_bias_that_never_rose() -> None:
     """Three samples, or 5 % of all."""
     assert one_client([27, 3], [[0.1, -0.1]] * 9).verdict is LabelVerdict.CONSISTENT
     assert one_client([26, 4], [[0.1, -0.1]] * 9).verdict is LabelVerdict.SUSPICIOUS
@@ -93,7 +93,7 @@ def test_a_few_samples_may_never_show() -> None:
     )
 
 
-def test_how_far_a_bias_rose_tells_how_many_at_least() -> None:
+def test_size_of_a_bias_rise_gives_the_minimum_number_of_samples() -> None:
     """A rise of 0.3 by ten steps of 0.1 needs three samples in ten: 30 of 100."""
     claim, changes = [95.0, 5.0], [[0.1, 0.1], [0.1, 0.31], [0.1, -0.4]]
     steps = ten_steps()
@@ -115,7 +115,7 @@ def ten_steps(**changes: Any) -> LocalSteps:
     return LocalSteps(**values | changes)
 
 
-def test_a_rise_by_a_small_last_batch_takes_few_samples() -> None:
+def test_bias_rise_from_a_small_last_batch_needs_few_samples() -> None:
     """99 samples in one batch and one in another: the one alone moves its class by 0.1 a pass."""
     steps = ten_steps(batch_size=99)
     assert steps.fewest_samples(np.array([0.5, 0.0, -0.1])).tolist() == [1.0, 0.0, 0.0]
@@ -123,7 +123,7 @@ def test_a_rise_by_a_small_last_batch_takes_few_samples() -> None:
     assert one_client([99, 1], [[0.1, 0.45]], steps=steps).verdict is LabelVerdict.CONSISTENT
 
 
-def test_steps_too_short_for_a_class_to_show_are_no_evidence() -> None:
+def test_bias_that_never_rose_is_not_suspicious_when_steps_are_too_short() -> None:
     never, many = [[0.1, -0.1]] * 9, [50.0, 50.0]
     assert ten_steps().span == pytest.approx(1.0)
     assert ten_steps(momentum=0.5).span == pytest.approx(0.2 * (10 - 0.5 * (1 - 0.5**10) / 0.5))
@@ -140,7 +140,7 @@ def test_steps_too_short_for_a_class_to_show_are_no_evidence() -> None:
     st.integers(0, 40),
     st.integers(0, 2**32 - 1),
 )
-def test_no_training_moves_a_bias_further_than_the_samples_of_its_class_allow(
+def test_bias_rise_never_exceeds_the_bound_by_the_samples_of_its_class(
     samples: int, batch_size: int, passes: int, momentum: float, held: int, seed: int
 ) -> None:
     """Even where the model never expects the class, and a training ends within a pass."""
@@ -163,7 +163,7 @@ def test_no_training_moves_a_bias_further_than_the_samples_of_its_class_allow(
     assert bias <= steps.span + 1e-9
 
 
-def test_noise_excuses_what_it_may_have_done() -> None:
+def test_claim_is_suspicious_only_if_noise_makes_it_improbable() -> None:
     """At ε = 0.5 a claim of −2 for one sample has probability e^−1.5 / (1 + e^−0.5) = 0.139."""
     changes = [[0.1, 0.1]]
     assert one_client([100, 0], changes).verdict is LabelVerdict.SUSPICIOUS
@@ -175,12 +175,12 @@ def test_noise_excuses_what_it_may_have_done() -> None:
     assert suspicion.probability == pytest.approx(math.exp(-7) / (1 + math.exp(-0.5)))
 
 
-def test_suspicions_come_least_probable_first() -> None:
+def test_suspicions_are_sorted_with_the_least_probable_first() -> None:
     audit = one_client([-15, 500, -20, -15], [[0.1] * 4], rate=0.5)
     assert [suspicion.label for suspicion in audit.suspicions] == [2, 0, 3]
 
 
-def test_who_took_no_part_or_claimed_nothing_is_unknown() -> None:
+def test_client_without_updates_or_claims_has_the_verdict_unknown() -> None:
     nothing = math.nan
     claimed = np.array([[5.0, 5.0], [nothing, nothing], [5.0, 5.0]])
     changes = np.array([[nothing, nothing], [0.1, -0.1], [0.1, 0.1]])
@@ -196,22 +196,22 @@ def test_who_took_no_part_or_claimed_nothing_is_unknown() -> None:
 
 
 @given(st.integers(-60, 60), st.floats(0.05, 5))
-def test_the_noises_distribution_function(value: int, rate: float) -> None:
+def test_noise_distribution_function_equals_that_of_scipy(value: int, rate: float) -> None:
     assert noise_at_most(value, rate) == pytest.approx(float(stats.dlaplace(rate).cdf(value)))
 
 
-def test_exact_claims_have_no_noise() -> None:
+def test_noise_of_an_exact_claim_is_zero() -> None:
     assert [noise_at_most(value, math.inf) for value in (-1, 0, 1)] == [0.0, 1.0, 1.0]
 
 
-def test_the_output_bias_is_the_last_of_its_shape() -> None:
+def test_output_bias_is_the_last_parameter_with_one_value_per_class() -> None:
     model = {"a.bias": np.zeros(3), "b.weight": np.zeros((3, 3)), "b.bias": np.zeros(3)}
     assert output_bias(model, 3) == "b.bias"
     with pytest.raises(ConfigurationError, match="no bias of 4 classes"):
         output_bias(model, 4)
 
 
-def test_bad_input_is_refused() -> None:
+def test_audit_refuses_claims_changes_and_rates_of_wrong_shape_or_value() -> None:
     claimed, changes = np.zeros((2, 3)), np.zeros((2, 3))
     rates = np.ones(2)
     with pytest.raises(ConfigurationError, match="clients × classes"):
@@ -239,7 +239,7 @@ def test_bad_input_is_refused() -> None:
         {"unseen_share": 1.0},
     ],
 )
-def test_settings_out_of_range_are_refused(values: dict[str, float]) -> None:
+def test_audit_settings_out_of_range_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError):
         AuditSettings(**values)  # type: ignore[arg-type]  # counts are whole, the rest shares
 
@@ -332,14 +332,14 @@ def test_the_bias_of_a_class_without_samples_never_rises() -> None:
         assert (updates.changes[counts == 0] < 0).all()
 
 
-def test_no_bias_rises_further_than_the_classes_share_allows() -> None:
+def test_minimum_samples_derived_from_a_bias_never_exceed_the_true_count() -> None:
     counts, seen = federation()
     for updates in seen:
         assert updates.fewest is not None
         assert (updates.fewest <= counts).all()
 
 
-def test_honest_exact_claims_are_believed() -> None:
+def test_honest_exact_claims_are_never_suspicious() -> None:
     assert suspicious(federation()[0].astype(np.float64), math.inf) == 0
 
 
@@ -353,7 +353,7 @@ SLOW_OR_ODD_STEPS: list[dict[str, object]] = [
 ]
 
 
-def test_honest_exact_claims_are_believed_whatever_the_steps() -> None:
+def test_honest_exact_claims_are_rarely_suspicious_with_slow_or_odd_steps() -> None:
     """Up to half of the clients were suspicious when all rounds counted, and a rise was compared
     with the class's share of all samples. That a class rises in the end is an observation, not a
     theorem.
@@ -369,20 +369,22 @@ def test_honest_exact_claims_are_believed_whatever_the_steps() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 0.5, 0.1, 0.01])
-def test_honest_noisy_claims_are_hardly_ever_suspected(epsilon: float) -> None:
+def test_honest_noisy_claims_are_suspicious_at_most_at_the_significance_level(
+    epsilon: float,
+) -> None:
     """At most as often as the significance, 1 %; 480 audits each."""
     rates = [suspicious(noised(federation()[0], epsilon, seed), epsilon) for seed in range(40)]
     assert np.mean(rates) <= 0.01 + 3 * math.sqrt(0.01 * 0.99 / (40 * CLIENTS))
 
 
-def test_flattering_claims_are_found_out_where_they_are_exact() -> None:
+def test_exact_claims_of_uniform_labels_are_suspicious() -> None:
     counts = federation()[0]
     flattering = np.repeat(counts.sum(axis=1, keepdims=True) / CLASSES, CLASSES, axis=1)
     lacking = (counts == 0).any(axis=1)
     assert suspicious(flattering, math.inf) >= 0.8 * lacking.mean()
 
 
-def test_hiding_the_class_held_most_is_found_out() -> None:
+def test_claim_that_hides_the_largest_class_is_always_suspicious() -> None:
     claimed = federation()[0].copy()
     rows = np.arange(CLIENTS)
     most = claimed.argmax(axis=1)

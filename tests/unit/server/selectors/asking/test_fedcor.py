@@ -29,7 +29,7 @@ def answering(losses: Callable[[int], Floats]) -> Callable[[int], Respond]:
     )
 
 
-def test_the_published_vector() -> None:
+def test_fedcor_selects_as_in_the_worked_example() -> None:
     """A worked example: gains .7778, .7667, .4627, so client 0; then .2016, .4185, so client 2."""
     sigma = np.array([[2, 1.2, 0.1], [1.2, 1, 0.1], [0.1, 0.1, 1.5]])
     points: Floats = np.linalg.cholesky(sigma - NOISE**2 * np.eye(3)).astype(np.float64)
@@ -57,7 +57,7 @@ def plain(sigma: Floats, shares: Floats, discounts: Floats, count: int) -> list[
     return picks
 
 
-def test_cohorts_are_those_of_the_whole_matrix() -> None:
+def test_fedcor_cohorts_equal_those_from_the_full_covariance_matrix() -> None:
     generator = GENERATOR(1)
     for _ in range(10):
         points = generator.standard_normal((30, 6))
@@ -77,7 +77,7 @@ def likelihood(points: Floats, changes: Floats, weights: Floats) -> float:
     return float(total)
 
 
-def test_a_step_goes_up_the_likelihood_that_scipy_has() -> None:
+def test_fitting_step_of_fedcor_increases_the_likelihood_computed_by_scipy() -> None:
     """The first step of Adam is the sign of the gradient, here of differences in all coordinates;
     some rounds lack a client."""
     generator = GENERATOR(2)
@@ -98,13 +98,13 @@ def test_a_step_goes_up_the_likelihood_that_scipy_has() -> None:
     assert likelihood(longer, changes, weights) > likelihood(points, changes, weights)
 
 
-def test_the_mean_is_weighted_by_age_over_those_known() -> None:
+def test_mean_loss_change_is_weighted_by_age_over_known_values() -> None:
     changes = np.array([[1.0, np.nan, np.nan], [3.0, 5.0, np.nan]])
     mean = weighted_mean(changes, np.array([0.5, 1.0]))
     assert mean.tolist() == pytest.approx([3.5 / 1.5, 5.0, 0.0])
 
 
-def test_a_client_always_begins_at_the_same_point() -> None:
+def test_initial_embedding_of_a_client_is_independent_of_the_number_of_clients() -> None:
     assert np.array_equal(beginning(9, 4)[:5], beginning(5, 4))
 
 
@@ -128,7 +128,7 @@ def through_rounds(selector: FedCor, rounds: int) -> list[tuple[list[int], list[
     return found
 
 
-def test_losses_are_requested_during_and_after_the_warm_up() -> None:
+def test_fedcor_requests_losses_in_warm_up_and_refresh_rounds() -> None:
     found = through_rounds(FedCor(warm_up=3, refresh=3, steps=50), 9)
     assert [asked for *_, asked in found] == [12, 12, 12, 12, 0, 12, 12, 0, 12]
     said = [reasons[0].split(":")[0] for _, reasons, _ in found]
@@ -138,7 +138,7 @@ def test_losses_are_requested_during_and_after_the_warm_up() -> None:
     assert said[5] == said[8] == "refresh"
 
 
-def test_a_cohort_has_one_of_each_kind() -> None:
+def test_fedcor_cohort_has_one_client_of_each_correlated_group() -> None:
     """A second client of the same group adds no information."""
     found = through_rounds(FedCor(warm_up=12, refresh=50, discount=1.0), 13)
     rows, reasons, _ = found[-1]
@@ -146,7 +146,7 @@ def test_a_cohort_has_one_of_each_kind() -> None:
     assert reasons[0].startswith("expected to move all losses by ")
 
 
-def test_who_was_chosen_is_discounted_until_the_next_refresh() -> None:
+def test_fedcor_discounts_selected_clients_until_the_next_refresh() -> None:
     selector, given, told = (
         FedCor(warm_up=1, refresh=2, steps=10),
         population(4),
@@ -161,7 +161,7 @@ def test_who_was_chosen_is_discounted_until_the_next_refresh() -> None:
     assert discounts == [[1] * 4, [0.95, 1, 1, 1], [0.95, 1, 1, 1], [0.95, 1, 1, 1]]
 
 
-def test_nobody_who_tells_nothing_is_preferred() -> None:
+def test_fedcor_selects_clients_without_known_losses_last() -> None:
     selector, given = FedCor(warm_up=2, steps=10), population(5)
     state = selector.init(given)
 
@@ -178,7 +178,7 @@ def test_nobody_who_tells_nothing_is_preferred() -> None:
     assert "no change of its loss is known" in selection.reasons[-1]
 
 
-def test_more_clients_than_it_learns_from_are_refused() -> None:
+def test_fedcor_refuses_more_clients_than_its_maximum() -> None:
     given = population(MOST_CLIENTS + 1)
     choosing = FedCor().select(State(), context(given, 5))
     with pytest.raises(ConfigurationError, match=r"up to 10,000 clients, and this run has 10,001"):
@@ -188,6 +188,6 @@ def test_more_clients_than_it_learns_from_are_refused() -> None:
 @pytest.mark.parametrize(
     "options", [{"warm_up": 0}, {"refresh": 1}, {"memory": 0}, {"discount": 1.1}, {"steps": 0}]
 )
-def test_options_are_checked(options: dict[str, object]) -> None:
+def test_fedcor_option_out_of_range_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
         create(Selector, "fedcor", options)

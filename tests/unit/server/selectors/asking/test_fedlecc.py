@@ -36,7 +36,7 @@ def chosen(losses: ArrayLike, count: int, *, seed: int = 0) -> list[int]:
     return found
 
 
-def test_distances_are_those_of_hellinger() -> None:
+def test_distances_of_label_square_roots_are_hellinger_distances() -> None:
     one, other = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.1, 0.8])
     roots = square_roots(np.stack([10 * one, 7 * other]))
     hellinger = np.sqrt(1 - np.sqrt(one * other).sum())
@@ -62,7 +62,7 @@ def average_linkage(
     return set(groups)
 
 
-def test_clusters_are_those_of_average_linkage() -> None:
+def test_fedlecc_clusters_equal_average_linkage() -> None:
     generator = np.random.default_rng(0)
     for _ in range(5):
         roots = square_roots(generator.dirichlet([0.3] * 4, 14))
@@ -72,7 +72,7 @@ def test_clusters_are_those_of_average_linkage() -> None:
         assert {frozenset(each) for each in members.values()} == average_linkage(roots, 4)
 
 
-def test_the_worst_clusters_take_turns_with_their_largest_losses() -> None:
+def test_clusters_with_the_highest_mean_loss_take_turns_by_largest_client_loss() -> None:
     """Means are 2, 3 and 2.5: the second kind is first, then the third, then the first."""
     losses = [1.0, 4.0, 2.0, 1.0, 3.5, 2.0, 3.5, 2.0, 3.0]
     order = chosen(losses, 9)
@@ -96,7 +96,7 @@ def plain_turns(losses: list[float], cluster: list[int], count: int) -> list[int
     return found[:count]
 
 
-def test_turns_are_those_of_a_plain_loop() -> None:
+def test_cluster_turns_equal_those_of_a_plain_loop() -> None:
     generator = np.random.default_rng(1)
     for count in range(1, 25):
         losses, cluster = generator.random(20), generator.choice([0, 2, 3, 7], 20)
@@ -104,11 +104,11 @@ def test_turns_are_those_of_a_plain_loop() -> None:
         assert found == plain_turns(losses.tolist(), cluster.tolist(), count)
 
 
-def test_clients_with_equal_losses_are_drawn_at_random() -> None:
+def test_fedlecc_draws_among_clients_with_equal_losses_at_random() -> None:
     assert {chosen([1.0] * 9, 1, seed=seed)[0] for seed in range(80)} == set(range(9))
 
 
-def test_who_does_not_answer_keeps_its_last_loss() -> None:
+def test_client_without_an_answer_keeps_its_last_loss() -> None:
     given, selector = labelled(THREE_KINDS), FedLecc(clusters=1)
     first = context(given, 1)
     selection, answers = played(
@@ -120,7 +120,7 @@ def test_who_does_not_answer_keeps_its_last_loss() -> None:
     assert select(selector, state, later, answering(nonsense)).rows.tolist() == [7, 6]
 
 
-def test_who_joins_has_a_cluster_and_who_is_unknown_comes_last() -> None:
+def test_new_client_gets_a_cluster_and_client_without_labels_is_selected_last() -> None:
     """The run began before any client had disclosed anything."""
     selector = FedLecc(clusters=3)
     state = selector.init(population(0, classes=3, label_counts=np.zeros((0, 3))))
@@ -133,7 +133,7 @@ def test_who_joins_has_a_cluster_and_who_is_unknown_comes_last() -> None:
     assert "no labels or no loss known" in selection.reasons[-1]
 
 
-def test_of_many_clients_some_are_linked() -> None:
+def test_fedlecc_clusters_a_sample_of_5000_clients_correctly() -> None:
     """Three kinds of labels with noise; every kind has a loss of its own."""
     generator = np.random.default_rng(2)
     kinds = generator.integers(3, size=5000)
@@ -146,6 +146,6 @@ def test_of_many_clients_some_are_linked() -> None:
 
 
 @pytest.mark.parametrize("clusters", [0, 1001, 2.5])
-def test_options_are_checked(clusters: object) -> None:
+def test_fedlecc_option_out_of_range_is_refused(clusters: object) -> None:
     with pytest.raises(ConfigurationError, match="'clusters'"):
         create(Selector, "fedlecc", {"clusters": clusters})

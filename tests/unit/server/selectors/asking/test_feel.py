@@ -27,7 +27,7 @@ def answering(norms: ArrayLike, seconds: ArrayLike) -> Respond:
     return respond
 
 
-def test_the_published_vector() -> None:
+def test_feel_probabilities_equal_the_worked_example() -> None:
     """A worked example: λ = 0; with ρ = 1 durations do not matter."""
     shares, norms = np.array([0.25, 0.25, 0.5]), np.array([1.0, 2, 1])
     seconds = np.array([1.0, 4, 1])
@@ -52,7 +52,7 @@ def reference(importance: Floats, seconds: Floats, rho: float) -> Floats:
 
 
 @pytest.mark.parametrize("rho", [0.1, 0.5, 0.99])
-def test_probabilities_are_those_of_a_bisection(rho: float) -> None:
+def test_feel_probabilities_equal_those_found_by_bisection(rho: float) -> None:
     generator = np.random.default_rng(3)
     for _ in range(20):
         importance, seconds = generator.uniform(0.1, 2, 9), generator.uniform(1, 30, 9)
@@ -60,7 +60,7 @@ def test_probabilities_are_those_of_a_bisection(rho: float) -> None:
         assert probabilities(importance, seconds, rho) == pytest.approx(expected, rel=1e-6)
 
 
-def test_any_importance_has_probabilities() -> None:
+def test_feel_probabilities_sum_to_1_for_extreme_importances() -> None:
     weights = ([1e-300, 1.0, 2.0], [5e-324, 1e-320, 0.0], [1e9, 1.0, 1e-200], [0.0, 0.0, 0.0])
     durations = ([1e-6, 1e9, 1.0], [1e9, 1.0, 1.0], [1.0, 1.0 + 1e-16, 1e-6])
     for weight in weights:
@@ -71,7 +71,7 @@ def test_any_importance_has_probabilities() -> None:
                 assert (found >= 0).all()
 
 
-def test_the_first_of_a_cohort_is_drawn_by_these_probabilities() -> None:
+def test_first_client_of_a_feel_cohort_is_drawn_with_the_computed_probabilities() -> None:
     """On a virtual clock, before anybody has trained; within four deviations of 3000 draws."""
     given, told = federation([100, 100, 200]), answering([1, 2, 1], [1, 4, 1])
     selector = Feel()
@@ -86,7 +86,7 @@ def test_the_first_of_a_cohort_is_drawn_by_these_probabilities() -> None:
         )
 
 
-def test_durations_are_those_of_the_last_training() -> None:
+def test_feel_uses_the_duration_of_the_last_training() -> None:
     """A duration from a virtual clock holds until the client has trained; a failure is slow."""
     given, told = population(3), answering([1, 1, 1], [2, 3, 0])
     selector = Feel()
@@ -107,7 +107,7 @@ def test_durations_are_those_of_the_last_training() -> None:
 
 
 @pytest.mark.parametrize("nonsense", [np.nan, np.inf, -1.0])
-def test_who_gives_no_gradient_comes_last(nonsense: float) -> None:
+def test_feel_selects_clients_without_a_gradient_norm_last(nonsense: float) -> None:
     given, told = population(4), answering([nonsense, 0.0, 3, nonsense], [1, 1, 1, 1])
     for seed in range(10):
         chosen = select(Feel(), Feel().init(given), context(given, 3, seed=seed), told)
@@ -116,12 +116,12 @@ def test_who_gives_no_gradient_comes_last(nonsense: float) -> None:
 
 
 @pytest.mark.parametrize("rho", [0, -0.5, 1.5, "half"])
-def test_options_are_checked(rho: object) -> None:
+def test_feel_option_out_of_range_is_refused(rho: object) -> None:
     with pytest.raises(ConfigurationError, match="'rho'"):
         create(Selector, "feel", {"rho": rho})
 
 
-def test_draws_with_replacement_are_unbiased() -> None:
+def test_feel_draws_with_replacement_give_an_unbiased_mean() -> None:
     """The mean over rounds of what is counted is that of all clients by samples."""
     clients, draws = federation([100, 100, 200, 50]), 3
     values = np.array([1.0, -4.0, 2.0, 10.0])
@@ -142,7 +142,7 @@ def test_draws_with_replacement_are_unbiased() -> None:
     assert sizes == {1, 2, 3}
 
 
-def test_where_nobody_tells_draws_with_replacement_are_uniform() -> None:
+def test_feel_draws_with_replacement_are_uniform_without_any_answers() -> None:
     clients = federation([100, 200, 300])
     none = answering([np.nan] * 3, [np.nan] * 3)
     feel = Feel(unbiased=True)

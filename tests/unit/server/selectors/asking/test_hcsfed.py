@@ -34,7 +34,7 @@ def three_groups(sizes: tuple[int, ...] = SIZES) -> Floats:
     return np.repeat(centres, sizes, axis=0) + noise
 
 
-def test_seats_of_the_published_vectors() -> None:
+def test_hcsfed_seats_equal_the_worked_example() -> None:
     """A worked example."""
     assert equal_seats(np.array(SIZES), 9, 1) == [5, 3, 1]
     sizes = np.array([16, 4, 4])
@@ -42,7 +42,7 @@ def test_seats_of_the_published_vectors() -> None:
     assert neyman_seats(sizes, np.zeros(3), 9) == [6, 2, 1]
 
 
-def test_the_extra_seat_goes_round() -> None:
+def test_extra_seat_rotates_over_equal_clusters_by_round() -> None:
     even = np.array([20, 20, 20])
     assert [equal_seats(even, 10, number) for number in (1, 2, 3, 4)] == [
         [4, 3, 3],
@@ -52,7 +52,7 @@ def test_the_extra_seat_goes_round() -> None:
     ]
 
 
-def test_centres_are_as_good_as_those_of_scipy() -> None:
+def test_k_means_centres_are_as_good_as_those_of_scipy() -> None:
     generator = np.random.default_rng(2)
     for _ in range(5):
         points = generator.standard_normal((200, 4))
@@ -68,7 +68,7 @@ def test_centres_are_as_good_as_those_of_scipy() -> None:
     assert len(k_means(np.ones((9, 2)), 3)) == 1, "equal points are one cluster"
 
 
-def test_every_cluster_has_its_seats() -> None:
+def test_hcsfed_cohort_has_the_computed_seats_of_every_cluster() -> None:
     sketches, given = three_groups(), population(24)
     group = np.repeat(np.arange(3), SIZES)
     for seed in range(10):
@@ -80,7 +80,7 @@ def test_every_cluster_has_its_seats() -> None:
         assert any("5 of 20 clients: drawn uniformly" in reason for reason in chosen.reasons)
 
 
-def test_nobody_is_asked_twice_but_who_joins_or_gave_none() -> None:
+def test_hcsfed_asks_only_new_clients_and_clients_without_a_sketch() -> None:
     sketches, given = three_groups((4, 4, 4)), population(12)
     sketches[3, 5] = np.nan
     selector = HcsFed()
@@ -100,7 +100,7 @@ def test_nobody_is_asked_twice_but_who_joins_or_gave_none() -> None:
     assert played(selector, state, later, answering(sketches))[1] == []
 
 
-def test_long_updates_are_drawn_more_often_with_neyman() -> None:
+def test_neyman_seats_draw_clients_with_larger_updates_more_often() -> None:
     """In one cluster of two clients, one three times as far from the origin."""
     sketches = np.zeros((2, 22))
     sketches[:, 0] = (1.0, 3.0)
@@ -113,7 +113,7 @@ def test_long_updates_are_drawn_more_often_with_neyman() -> None:
     assert drawn[1] == pytest.approx(1500, abs=4 * (2000 * 0.1875) ** 0.5)
 
 
-def test_everybody_gets_a_turn() -> None:
+def test_hcsfed_selects_every_client_at_least_once_in_60_rounds() -> None:
     picks = Counter(
         row for selection in rounds(HcsFed(), population(24), 6, 60) for row in selection.rows
     )
@@ -123,6 +123,6 @@ def test_everybody_gets_a_turn() -> None:
 @pytest.mark.parametrize(
     "options", [{"clusters": 0}, {"seats": "even"}, {"sketch": "sum"}, {"numbers": 65}]
 )
-def test_options_are_checked(options: dict[str, object]) -> None:
+def test_hcsfed_option_out_of_range_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
         create(Selector, "hcsfed", options)

@@ -29,7 +29,7 @@ def telling(chances: Sequence[float], spans: list[tuple[object, object]] | None 
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from([0.0, 0.2, 0.2 + 1e-14, 0.5, 1.0]), min_size=1, max_size=20))
-def test_the_least_available_come_first(chances: list[float]) -> None:
+def test_refl_selects_the_least_available_clients_first(chances: list[float]) -> None:
     federation = population(len(chances))
     count = (len(chances) + 1) // 2
     chosen = select(Refl(), Refl().init(federation), context(federation, count), telling(chances))
@@ -37,7 +37,7 @@ def test_the_least_available_come_first(chances: list[float]) -> None:
     assert taken == sorted(round(chance, 12) for chance in chances)[:count]
 
 
-def test_clients_with_equal_answers_are_drawn_at_random() -> None:
+def test_refl_draws_among_clients_with_equal_availability_at_random() -> None:
     federation = population(3)
     drawn = Counter(
         int(select(Refl(), Refl().init(federation), context(federation, 1, seed=seed)).rows[0])
@@ -55,7 +55,7 @@ def test_clients_with_equal_answers_are_drawn_at_random() -> None:
     assert 115 <= drawn[0] <= 185  # four deviations
 
 
-def test_who_took_part_rests_and_comes_back_when_too_few_have_rested() -> None:
+def test_selected_client_rests_unless_too_few_clients_have_rested() -> None:
     federation, selector = population(8), Refl(rest=2)
     told, state = telling([0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]), selector.init(population(8))
     cohorts = []
@@ -73,7 +73,7 @@ def test_who_took_part_rests_and_comes_back_when_too_few_have_rested() -> None:
     assert sum("too few have rested" in reason for reason in last.reasons) > 0
 
 
-def test_nobody_is_asked_who_rests() -> None:
+def test_refl_does_not_ask_resting_clients() -> None:
     federation, selector = population(3), Refl()
     first = select(selector, selector.init(federation), context(federation, 2))
     state = selector.observe(selector.init(federation), outcome(1, first))
@@ -87,7 +87,7 @@ def test_nobody_is_asked_who_rests() -> None:
     assert asked == sorted({0, 1, 2} - set(first.rows.tolist()))
 
 
-def test_the_span_follows_the_slowest_training_of_each_round() -> None:
+def test_availability_span_follows_the_slowest_training_of_each_round() -> None:
     """μ = 10, then 0.25 · 10 + 0.75 · 30 = 25; a round without updates tells nothing."""
     federation, selector, spans = population(6), Refl(rest=0), list[tuple[object, object]]()
     told, state = telling([0.5] * 6, spans), selector.init(population(6))
@@ -99,7 +99,7 @@ def test_the_span_follows_the_slowest_training_of_each_round() -> None:
     assert next_mean(8.0, 4.0, 0.25) == 5.0
 
 
-def test_the_cohort_is_smaller_by_the_stragglers_expected() -> None:
+def test_refl_cohort_is_smaller_by_the_expected_number_of_stragglers() -> None:
     """μ = 10 after round 1. Client 0 took 12 s when it joined: after 10 s more it is due; client 1
     took 40 s and is not; of client 2 nothing is known."""
     federation, selector = population(9), Refl(rest=0)
@@ -129,7 +129,7 @@ def test_the_cohort_is_smaller_by_the_stragglers_expected() -> None:
     assert len(select(selector, state, alone).rows) == 1, "never empty"
 
 
-def test_late_updates_tell_how_long_their_clients_take() -> None:
+def test_refl_learns_the_training_duration_of_a_client_from_its_late_update() -> None:
     federation, selector = population(3), Refl()
     ended = RoundOutcome(
         round=1,
@@ -145,7 +145,7 @@ def test_late_updates_tell_how_long_their_clients_take() -> None:
 
 
 @pytest.mark.parametrize("nonsense", [np.nan, np.inf, -0.1, 1.1])
-def test_who_tells_no_chance_comes_last(nonsense: float) -> None:
+def test_refl_selects_clients_without_a_valid_answer_last(nonsense: float) -> None:
     federation = population(4)
     told = telling([nonsense, 1.0, 0.9, nonsense])
     for seed in range(10):
@@ -156,6 +156,6 @@ def test_who_tells_no_chance_comes_last(nonsense: float) -> None:
 
 
 @pytest.mark.parametrize("options", [{"rest": -1}, {"memory": 1.0}, {"memory": -0.1}])
-def test_options_are_checked(options: dict[str, object]) -> None:
+def test_refl_option_out_of_range_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         create(Selector, "refl", options)

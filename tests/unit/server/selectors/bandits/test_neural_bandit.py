@@ -15,14 +15,14 @@ from potluck.server.selectors.bandits.neural_bandit import (
 )
 
 
-def test_of_a_linear_model_the_bonus_is_that_of_linucb() -> None:
+def test_exploration_bonus_of_a_linear_model_equals_linucb() -> None:
     """A worked example, with FLASH's contexts."""
     contexts = np.array([[1.0, 0.5], [0.0, 1.0]])
     design = np.eye(2) + contexts.T @ contexts
     assert widths(contexts, design_root(design)) == pytest.approx([0.72761, 0.68599], abs=1e-5)
 
 
-def test_gradients_are_those_of_differences() -> None:
+def test_network_gradients_equal_finite_differences() -> None:
     generator = np.random.default_rng(0)
     bandit = NeuralBandit(width=5)
     weights = bandit.beginning().arrays["weights"] + 0.1 * generator.standard_normal(31)
@@ -35,7 +35,7 @@ def test_gradients_are_those_of_differences() -> None:
         assert slopes[:, place] == pytest.approx((ahead - behind) / 2e-6, abs=1e-6)
 
 
-def test_it_learns_what_a_context_brings_and_grows_sure() -> None:
+def test_neural_bandit_learns_the_reward_of_a_context_and_its_bonus_shrinks() -> None:
     """The reward is the first number of the context."""
     generator = np.random.default_rng(1)
     bandit = NeuralBandit()
@@ -51,7 +51,7 @@ def test_it_learns_what_a_context_brings_and_grows_sure() -> None:
     assert (after < before / 3).all()
 
 
-def test_reasons_say_that_it_is_adapted() -> None:
+def test_neural_bandit_reasons_state_that_the_algorithm_is_adapted() -> None:
     given, selector = population(6), NeuralBandit()
     selection, answers = played(selector, selector.init(given), context(given, 2))
     assert all("(adapted)" in reason for reason in selection.reasons)
@@ -62,13 +62,15 @@ def test_reasons_say_that_it_is_adapted() -> None:
 
 
 @pytest.mark.parametrize("options", [{"width": 0}, {"exploration": -1}, {"steps": 1001}])
-def test_options_are_checked(options: dict[str, object]) -> None:
+def test_neural_bandit_option_out_of_range_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
         create(Selector, "neural-bandit", options)
 
 
 @pytest.mark.parametrize("width", [1, 3, 32, 64, 65])
-def test_where_few_sets_of_units_are_active_each_is_reckoned_once(width: int) -> None:
+def test_widths_computed_once_per_set_of_active_units_equal_the_full_computation(
+    width: int,
+) -> None:
     """Against the gradients themselves; with 65 units they are taken."""
     generator = np.random.default_rng(width)
     weights = generator.normal(size=6 * width + 1)

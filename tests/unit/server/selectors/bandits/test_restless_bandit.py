@@ -25,7 +25,7 @@ def lesson(rows: list[int], rewards: list[float]) -> Lesson:
     )
 
 
-def test_discounted_counts_of_the_published_vector() -> None:
+def test_discounted_counts_equal_the_worked_example() -> None:
     """A worked example: rewards 1 in round 1 and 0 in round 3, seen in round 4 with discount .9."""
     bandit = RestlessBandit(states=1, discount=0.9)
     known = bandit.beginning()
@@ -37,7 +37,7 @@ def test_discounted_counts_of_the_published_vector() -> None:
     assert bonus[0] == pytest.approx((2 * np.log(4) / 1.629) ** 0.5)
 
 
-def test_one_state_without_discount_is_ucb1() -> None:
+def test_restless_bandit_with_one_state_and_no_discount_equals_ucb1() -> None:
     generator = np.random.default_rng(0)
     bandit = RestlessBandit(states=1, discount=1.0)
     known, plays = bandit.beginning(), dict[int, list[float]]()
@@ -56,14 +56,14 @@ def test_one_state_without_discount_is_ucb1() -> None:
             assert bonus[row] == pytest.approx((2 * np.log(number) / len(plays[row])) ** 0.5)
 
 
-def test_states_are_quantiles_of_the_rounds_before() -> None:
+def test_states_are_quantiles_of_previous_rounds() -> None:
     before = np.array([1.0, 2.0, 3.0, 4.0])
     assert [state_of(mean, before, 2) for mean in (0.0, 2.5, 2.6, 9.0)] == [0, 0, 1, 1]
     assert [state_of(mean, before, 4) for mean in (1.0, 2.0, 3.0, 4.0)] == [0, 1, 2, 3]
     assert state_of(5.0, before[:0], 2) == 0
 
 
-def test_each_state_has_its_mean_and_an_unseen_one_that_of_the_others() -> None:
+def test_unseen_state_takes_the_mean_reward_of_the_other_states() -> None:
     counts, sums = np.array([[2.0, 4.0], [3.0, 0.0]]), np.array([[2.0, 12.0], [6.0, 0.0]])
     expected, bonus = upper_bounds(counts, sums, np.zeros(2), np.array([0.25, 0.75]), 7)
     assert expected.tolist() == pytest.approx([0.25 * 1 + 0.75 * 3, 2.0])
@@ -79,7 +79,7 @@ def answers_of(losses: Floats, ask: Ask) -> Answers:
     )
 
 
-def test_everybody_is_tried_and_then_the_best_more_often() -> None:
+def test_restless_bandit_tries_every_client_and_then_selects_the_best_more_often() -> None:
     """The loss of client 0 halves in every round it trains in, that of the others hardly moves."""
     given, selector = population(4), RestlessBandit(states=1)
     state, losses, picks = selector.init(given), np.full(4, 1e9), Counter[int]()
@@ -103,7 +103,7 @@ def test_everybody_is_tried_and_then_the_best_more_often() -> None:
     assert picks[0] > 13
 
 
-def test_a_client_that_fails_is_not_tried_for_ever() -> None:
+def test_restless_bandit_stops_preferring_a_client_that_always_fails() -> None:
     given, selector = population(3), RestlessBandit()
     state, picks = selector.init(given), Counter[int]()
     for number in range(1, 31):
@@ -117,6 +117,6 @@ def test_a_client_that_fails_is_not_tried_for_ever() -> None:
 
 
 @pytest.mark.parametrize("options", [{"states": 0}, {"discount": 0}, {"reward": "large"}])
-def test_options_are_checked(options: dict[str, object]) -> None:
+def test_restless_bandit_option_out_of_range_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
         create(Selector, "restless-bandit", options)

@@ -24,7 +24,7 @@ def entropy(labels: np.ndarray, samples: np.ndarray) -> float:
     return float(-(shares * np.log2(shares)).sum())
 
 
-def test_the_published_vector() -> None:
+def test_fedentropy_spares_the_client_of_the_worked_example() -> None:
     labels = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.75, 0.15, 0.1], [0.1, 0.1, 0.8]]
     table = np.array(labels)
     assert entropy(table, np.full(4, 10)) == pytest.approx(1.5510, abs=5e-5)
@@ -44,7 +44,7 @@ def test_the_published_vector() -> None:
     ),
     st.data(),
 )
-def test_each_one_spared_raises_the_entropy_most(
+def test_each_spared_client_raises_the_label_entropy_most(
     labels: list[list[float]], data: st.DataObject
 ) -> None:
     samples = data.draw(st.lists(st.integers(1, 1000), min_size=len(labels), max_size=len(labels)))
@@ -71,7 +71,9 @@ def test_each_one_spared_raises_the_entropy_most(
         max_size=9,
     )
 )
-def test_clients_may_say_anything(labels: list[list[float]]) -> None:
+def test_fedentropy_spares_fewer_than_all_clients_for_any_reported_labels(
+    labels: list[list[float]],
+) -> None:
     spared = FedEntropy().spare(State(), offers(labels, [0] * len(labels)))
     assert len(set(spared.rows.tolist())) == len(spared.rows) < len(labels)
 
@@ -91,12 +93,12 @@ def after(selector: FedEntropy, spared: list[int]) -> State:
     )
 
 
-def test_weights_rise_for_wanted_clients_and_fall_for_others() -> None:
+def test_selection_weights_rise_for_used_clients_and_fall_for_spared_ones() -> None:
     state = after(FedEntropy(), [1, 2])
     assert state.arrays["weights"].tolist() == [2.0, 0.5, 0.5, 2.0, 2.0, 1.0]  # 5 failed
 
 
-def test_who_is_wanted_more_is_drawn_more() -> None:
+def test_client_with_a_larger_weight_is_drawn_more_often() -> None:
     selector = FedEntropy(exploration=0.0)
     state = State(arrays={"weights": np.array([8.0, 1.0, 1.0])})
     first = [
@@ -106,7 +108,7 @@ def test_who_is_wanted_more_is_drawn_more() -> None:
     assert first.count(0) == pytest.approx(800, abs=50)
 
 
-def test_pools_are_of_those_wanted_and_those_spared() -> None:
+def test_pool_grouping_draws_used_clients_before_spared_ones() -> None:
     state = after(FedEntropy(grouping="pools"), [1, 2])
     assert state.arrays["weights"].tolist() == [1.0, 0.0, 0.0, 1.0, 1.0, 1.0]
     for number in range(1, 9):

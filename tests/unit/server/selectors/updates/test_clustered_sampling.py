@@ -32,14 +32,14 @@ def dense(places: list[Distribution], clients: int) -> np.ndarray:
     return table
 
 
-def test_algorithm_1_pours_clients_into_places_by_size() -> None:
+def test_algorithm_1_fills_sampling_distributions_by_client_size() -> None:
     masses = 2 * np.array([4, 3, 2, 1]) / 10
     assert dense(by_size(masses, 2), 4) == pytest.approx(
         np.array([[0.8, 0.2, 0, 0], [0, 0.4, 0.4, 0.2]])
     )
 
 
-def test_algorithm_2_keeps_those_who_are_alike_in_one_place() -> None:
+def test_algorithm_2_groups_similar_clients_in_one_sampling_distribution() -> None:
     alike = np.array([0, 1, 0, 1, 2])
     distances = (alike[:, None] != alike[None]).astype(float)
     masses = 2 * np.array([2, 3, 2, 2, 1]) / 10
@@ -48,7 +48,7 @@ def test_algorithm_2_keeps_those_who_are_alike_in_one_place() -> None:
     )
 
 
-def test_who_has_more_than_a_place_has_places_of_its_own() -> None:
+def test_client_larger_than_one_sampling_distribution_fills_its_own() -> None:
     masses = 3 * np.array([12, 2, 2, 2]) / 18
     table = dense(by_similarity(angles(np.eye(4)), masses, 3), 4)
     assert table[:2].tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]
@@ -61,7 +61,7 @@ def test_who_has_more_than_a_place_has_places_of_its_own() -> None:
     count=st.integers(1, 12),
     seed=st.integers(0, 1000),
 )
-def test_each_place_is_full_and_each_client_has_its_share(
+def test_sampling_distributions_sum_to_1_and_clients_to_their_sample_share(
     samples: list[int], count: int, seed: int
 ) -> None:
     sizes = np.array(samples, dtype=float)
@@ -78,7 +78,7 @@ def draws(selection: Selection) -> dict[int, float]:
     return dict(zip(selection.rows.tolist(), selection.weights.tolist(), strict=True))
 
 
-def test_draws_are_unbiased_and_repeats_count() -> None:
+def test_unbiased_draws_have_the_sample_shares_as_mean() -> None:
     federation, selector = with_samples(4, 3, 2, 1), ClusteredSampling(unbiased=True)
     state, total = selector.init(federation), np.zeros(4)
     for number in range(1, 4001):
@@ -89,7 +89,7 @@ def test_draws_are_unbiased_and_repeats_count() -> None:
     assert total / 4000 == pytest.approx([0.8, 0.6, 0.4, 0.2], abs=0.03)
 
 
-def test_who_has_most_of_the_samples_is_drawn_twice_and_trains_once() -> None:
+def test_client_drawn_twice_trains_once_with_double_weight() -> None:
     federation, selector = with_samples(98, 1, 1), ClusteredSampling(unbiased=True)
     chosen = select(selector, selector.init(federation), context(federation, 3))
     assert draws(chosen)[0] >= 2
@@ -99,7 +99,7 @@ def test_who_has_most_of_the_samples_is_drawn_twice_and_trains_once() -> None:
     assert draws(drawn_again) == {0: 1, 1: 1, 2: 1}
 
 
-def test_each_client_weighs_as_much_as_its_share_of_the_samples() -> None:
+def test_mean_weight_of_clients_equals_their_sample_share_where_possible() -> None:
     sizes = np.repeat([400, 50, 10], [4, 20, 100])  # in all 1600, 1000 and 1000 samples
     federation, selector = with_samples(*sizes.tolist()), ClusteredSampling()
     state, weight = selector.init(federation), dict.fromkeys((400, 50, 10), 0.0)
@@ -110,14 +110,14 @@ def test_each_client_weighs_as_much_as_its_share_of_the_samples() -> None:
     assert weight == pytest.approx({400: 16 / 36, 50: 10 / 36, 10: 10 / 36}, rel=0.03)
 
 
-def test_weights_by_samples_are_an_option_for_sums_and_other_strategies() -> None:
+def test_clustered_sampling_sets_no_weights_with_the_samples_option() -> None:
     federation, selector = with_samples(4, 3, 2, 1), ClusteredSampling(weights="samples")
     assert not selector.sets_weights
     assert ClusteredSampling().sets_weights
     assert select(selector, selector.init(federation), context(federation, 2)).weights is None
 
 
-def test_updates_that_point_the_same_way_share_a_place() -> None:
+def test_clients_with_parallel_updates_share_a_sampling_distribution() -> None:
     selector, federation = ClusteredSampling(by="updates"), with_samples(*[5] * 6)
     assert selector.needs_facts == {UpdateFact.SKETCH}
     assert ClusteredSampling().needs_facts == set()
@@ -132,7 +132,7 @@ def test_updates_that_point_the_same_way_share_a_place() -> None:
         assert sorted(row % 3 for row in chosen.rows.tolist()) == [0, 1, 2]
 
 
-def test_too_many_to_compare_are_refused() -> None:
+def test_clustered_sampling_by_updates_refuses_more_than_3000_clients() -> None:
     selector, federation = ClusteredSampling(by="updates"), population(3001)
     with pytest.raises(ConfigurationError, match="supports up to 3,000 of them, not 3,001"):
         select(selector, selector.init(federation), context(federation, 3))

@@ -1,4 +1,4 @@
-"""DivFL against the vector, and against plain numpy that does not reckon lazily."""
+"""DivFL, compared with a worked example and with a plain greedy search in numpy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from potluck.server.state import State
 LINE = np.array([[0.0], [1.0], [5.0], [6.0], [20.0]])
 
 
-def test_it_chooses_whoever_brings_the_sum_of_distances_down_most() -> None:
+def test_divfl_selects_the_client_that_reduces_the_sum_of_distances_most() -> None:
     chosen, reached = greedy(distances(LINE), np.arange(5), 3, np.random.default_rng(1))
     assert chosen[:2].tolist() == [2, 4]
     assert chosen[2] in (0, 1), "they are equal"
@@ -33,7 +33,7 @@ def plain(apart: np.ndarray, able: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_lazily_or_not_the_same_are_chosen(seed: int) -> None:
+def test_lazy_greedy_search_selects_the_same_clients_as_the_plain_one(seed: int) -> None:
     generator = np.random.default_rng(seed)
     vectors = generator.normal(size=(40, 6)) * generator.uniform(0.1, 3, (40, 1))
     apart = np.linalg.norm(vectors[:, None] - vectors[None], axis=2)
@@ -51,7 +51,7 @@ def learned(selector: DivFL, vectors: np.ndarray) -> State:
     return selector.observe(selector.init(population(len(rows))), ended)
 
 
-def test_all_are_picked_once_before_anybody_is_twice() -> None:
+def test_divfl_selects_every_client_once_before_any_twice() -> None:
     selector, federation = DivFL(), population(10)
     state, picked = selector.init(federation), []
     for number in range(1, 4):
@@ -61,7 +61,7 @@ def test_all_are_picked_once_before_anybody_is_twice() -> None:
     assert sorted(picked[:10]) == list(range(10))
 
 
-def test_updates_count_with_those_they_stand_for() -> None:
+def test_divfl_weights_are_the_number_of_clients_represented() -> None:
     selector = DivFL(weighted=True)
     state = learned(selector, np.array([[0.0], [0.1], [0.2], [9.0], [9.1]]))
     chosen = select(selector, state, context(population(5), 2, number=2))
@@ -72,7 +72,7 @@ def test_updates_count_with_those_they_stand_for() -> None:
     assert not DivFL().sets_weights
 
 
-def test_too_many_to_compare_are_refused() -> None:
+def test_divfl_refuses_more_than_3000_clients() -> None:
     federation = population(3001)
     with pytest.raises(ConfigurationError, match=r"divfl compares all clients .* up to 3,000"):
         select(DivFL(), DivFL().init(federation), context(federation, 3))

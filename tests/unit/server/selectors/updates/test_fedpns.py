@@ -27,32 +27,32 @@ def plain(updates: np.ndarray) -> float:
     return float(sum(update @ mean for update in updates))
 
 
-def test_what_is_expected_of_the_others() -> None:
+def test_expected_inner_products_equal_the_worked_example() -> None:
     expected, without = leaving_out(FOUR @ FOUR.T)
     assert expected == pytest.approx(0.845, abs=5e-4)
     assert without == pytest.approx([0.327, 0.273, 2.513, 0.427], abs=5e-4)
 
 
-def test_it_is_the_definition_whatever_the_updates() -> None:
+def test_expected_inner_products_equal_their_definition_for_any_updates() -> None:
     updates = np.random.default_rng(3).normal(size=(9, 40))
     expected, without = leaving_out(updates @ updates.T)
     assert expected == pytest.approx(plain(updates))
     assert without == pytest.approx([plain(np.delete(updates, k, axis=0)) for k in range(9)])
 
 
-def test_the_one_that_pulls_against_the_others_is_left_out() -> None:
+def test_fedpns_excludes_the_update_that_opposes_the_others() -> None:
     judgement = judged(FedPNS(share=0.5, check=False), State(), facts_of(FOUR))
     assert list(judgement.set_aside) == [2]
     assert judgement.set_aside[2] == "without it the others pull 2.97 times as far"
 
 
-def test_updates_of_any_length_are_judged_alike() -> None:
+def test_fedpns_exclusion_is_independent_of_the_update_scale() -> None:
     selector = FedPNS(share=0.5, check=False)
     for scale in (1e-150, 1e150):
         assert list(judged(selector, State(), facts_of(scale * FOUR)).set_aside) == [2]
 
 
-def test_no_more_are_left_out_than_the_share_allows() -> None:
+def test_fedpns_excludes_no_more_updates_than_its_share_allows() -> None:
     updates = [(1.0, 0.0)] * 8 + [(-1.0, 0.1), (-1.0, -0.1)]
     allowed = {0.8: 2, 0.9: 1, 1.0: 0}
     for share, count in allowed.items():
@@ -61,20 +61,20 @@ def test_no_more_are_left_out_than_the_share_allows() -> None:
         assert set(judgement.set_aside) <= {8, 9}
 
 
-def test_four_fifths_of_six_updates_are_five() -> None:
+def test_default_share_of_fedpns_keeps_five_of_six_updates() -> None:
     updates = [(1.0, 0.0)] * 4 + [(-1.0, 0.1), (-1.0, -0.1)]
     judgement = judged(FedPNS(check=False), State(), facts_of(updates))
     assert len(judgement.set_aside) == 1
 
 
-def test_read_literally_all_against_the_mean_are_left_out() -> None:
+def test_literal_rule_of_fedpns_excludes_all_updates_against_the_mean() -> None:
     updates = [(1.0, 0.0), (1.0, 0.1), (-0.2, 0.0), (-0.3, 0.1)]
     judgement = judged(FedPNS(rule="literal"), State(), facts_of(updates))
     assert list(judgement.set_aside) == [2, 3]
 
 
 @pytest.mark.parametrize(("loss_without", "left_out"), [(0.9, [2]), (1.0, [2]), (1.1, [])])
-def test_with_the_check_one_without_which_the_loss_rises_stays(
+def test_loss_check_keeps_an_update_without_which_the_loss_rises(
     loss_without: float, left_out: list[int]
 ) -> None:
     def measured(wanted: MeasureMean) -> float:
@@ -91,7 +91,7 @@ def test_with_the_check_one_without_which_the_loss_rises_stays(
     assert judgement.values["flagged"].tolist() == [0, 0, 1, 0], "flagged before the check"
 
 
-def test_a_client_that_the_check_keeps_is_drawn_more_rarely() -> None:
+def test_client_kept_by_the_loss_check_is_drawn_less_often() -> None:
     selector, federation = FedPNS(share=0.5), population(5)
     state = selector.init(federation)
     everyone = select(selector, state, context(federation, 4, available=np.arange(4)))
@@ -104,13 +104,13 @@ def test_a_client_that_the_check_keeps_is_drawn_more_rarely() -> None:
     assert state.arrays["probability"] == pytest.approx([0.25, 0.25, 0, 0.25, 0.25])
 
 
-def test_who_was_left_out_gives_of_its_probability_to_all_others() -> None:
+def test_excluded_client_loses_probability_to_all_others() -> None:
     lost = lost_share(np.array([0.1]), alpha=2, beta=0.7)
     after = moved(np.full(5, 0.2), np.array([2]), lost)
     assert after == pytest.approx([0.232, 0.232, 0.072, 0.232, 0.232])
 
 
-def test_a_client_that_is_always_left_out_is_drawn_only_where_no_others_are() -> None:
+def test_client_that_is_always_excluded_is_drawn_only_if_no_others_are_available() -> None:
     selector, federation = FedPNS(), population(5)
     state = selector.init(federation)
     everyone = select(selector, state, context(federation, 5))
@@ -122,7 +122,7 @@ def test_a_client_that_is_always_left_out_is_drawn_only_where_no_others_are() ->
     assert 3 in select(selector, state, context(federation, 5, number=2)).rows
 
 
-def test_a_late_joiner_has_the_mean_probability() -> None:
+def test_client_that_joins_later_has_the_mean_probability() -> None:
     selector = FedPNS()
     state = selector.init(population(4))
     first = select(selector, state, context(population(4), 4))

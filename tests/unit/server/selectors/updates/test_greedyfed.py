@@ -57,32 +57,32 @@ def concave(coalition: Coalition) -> float:
     return math.sqrt(sum((1, 4, 9, 0, 2)[each] for each in coalition)) - 0.4 * (3 in coalition)
 
 
-def test_values_are_about_those_of_the_definition() -> None:
+def test_shapley_values_approximate_their_definition() -> None:
     values, asked = reckoned(5, concave, permutations=1000)
     assert values == pytest.approx(definition(5, concave), abs=0.15)
     assert values.sum() == pytest.approx(concave((0, 1, 2, 3, 4)))
     assert len(asked) == len(set(asked)) <= 2**5, "no coalition is measured twice"
 
 
-def test_where_each_adds_the_same_to_any_others_values_are_exact() -> None:
+def test_shapley_values_of_additive_contributions_are_exact() -> None:
     worths = np.array([0.5, -1.0, 3.0, 0.0])
     values, _ = reckoned(4, lambda coalition: float(worths[list(coalition)].sum()))
     assert values == pytest.approx(worths)
 
 
-def test_a_round_that_changes_nothing_gives_no_values() -> None:
+def test_shapley_values_are_zero_if_the_round_hardly_changes_the_loss() -> None:
     values, asked = reckoned(6, lambda coalition: 1e-5 * len(coalition), tolerance=1e-4)
     assert values.tolist() == [0] * 6
     assert asked == [(), (0, 1, 2, 3, 4, 5)]
 
 
-def test_who_comes_when_all_is_gained_adds_nothing() -> None:
+def test_clients_after_the_full_gain_in_a_permutation_are_not_measured() -> None:
     values, asked = reckoned(4, lambda coalition: float(bool(coalition)), tolerance=1e-4)
     assert values == pytest.approx([0.25] * 4)
     assert max(len(coalition) for coalition in asked if len(coalition) < 4) == 1
 
 
-def test_permutations_are_bounded() -> None:
+def test_number_of_measured_coalitions_is_bounded() -> None:
     generator = np.random.default_rng(3)
     noise: dict[Coalition, float] = {}
     _, asked = reckoned(9, lambda c: noise.setdefault(c, float(generator.normal())), permutations=9)
@@ -106,7 +106,7 @@ def play(selector: GreedyFed, worths: np.ndarray, rounds: int, count: int) -> li
     return cohorts
 
 
-def test_after_one_turn_of_all_the_most_valuable_are_chosen() -> None:
+def test_greedyfed_selects_the_most_valuable_clients_after_every_client_once() -> None:
     worths = np.array([0.1, 0.9, 0.3, -0.5, 0.8, 0.0])
     cohorts = play(GreedyFed(), worths, 8, 2)
     assert sorted(itertools.chain(*cohorts[:3])) == list(range(6))
@@ -121,7 +121,9 @@ def test_after_one_turn_of_all_the_most_valuable_are_chosen() -> None:
         ("exponential", [2, 1, 0]),  # 0.75 · 1 + 0.25 · 1.4 = 1.1
     ],
 )
-def test_values_of_several_rounds_make_one(cumulative: Any, order: list[int]) -> None:
+def test_shapley_values_of_several_rounds_are_combined_into_one(
+    cumulative: Any, order: list[int]
+) -> None:
     selector = GreedyFed(cumulative=cumulative)
     state = selector.init(population(3))
     for rows, values in (([0, 1], [1.0, 1.15]), ([0, 2], [1.4, 1.3])):
@@ -133,7 +135,7 @@ def test_values_of_several_rounds_make_one(cumulative: Any, order: list[int]) ->
     assert chosen.rows.tolist() == order
 
 
-def test_a_loss_that_is_not_finite_is_a_very_bad_one() -> None:
+def test_update_with_an_infinite_loss_gets_a_very_low_shapley_value() -> None:
     given = facts(np.array([0, 1]))
     judgement = judged(
         GreedyFed(), State(), given, lambda wanted: math.inf if 1 in wanted.rows else 0.5
@@ -141,7 +143,7 @@ def test_a_loss_that_is_not_finite_is_a_very_bad_one() -> None:
     assert judgement.values["shapley"][1] < -1e8 < judgement.values["shapley"][0]
 
 
-def test_masked_updates_can_not_be_valued() -> None:
+def test_greedyfed_with_secure_aggregation_is_refused() -> None:
     text = 'secure_aggregation = true\n[task]\nname = "digits"\nclients = 10\n'
     with pytest.raises(ConfigurationError, match="greedyfed needs the loss of means"):
         draw_up(f'{text}[selector]\nname = "greedyfed"\n', source="run file")

@@ -16,12 +16,12 @@ from potluck.server.selectors.updates.update_memory import angles, ward
 from potluck.server.state import State
 
 
-def test_the_entropy_of_labels_is_read_off_the_move() -> None:
+def test_label_entropy_is_estimated_from_the_change_of_the_output_bias() -> None:
     moves = 0.0025 * np.array([[1.0, 0, -1], [0, 0, 0], [1e9, 0, 0]])
     assert label_entropies(moves, 0.0025) == pytest.approx([0.83240, np.log(3), 0], abs=5e-6)
 
 
-def test_clusters_are_what_is_left_of_the_tree() -> None:
+def test_ward_tree_is_cut_into_the_requested_number_of_clusters() -> None:
     points = np.array([0.0, 0.1, 5, 5.1, 9, 0.05])
     labels = cut(ward(np.abs(points[:, None] - points)), 3)
     assert labels[0] == labels[1] == labels[5]
@@ -30,7 +30,7 @@ def test_clusters_are_what_is_left_of_the_tree() -> None:
     assert cut(ward(np.abs(points[:, None] - points)), 6).tolist() == list(range(6))
 
 
-def test_an_angle_to_nothing_is_0() -> None:
+def test_angle_to_a_zero_vector_is_0() -> None:
     found = angles(np.array([[1.0, 0], [0, 2], [-3, 0], [0, 0]]))
     assert found[0] == pytest.approx([0, np.pi / 2, np.pi, 0])
     assert found[3].tolist() == [0, 0, 0, 0]
@@ -57,27 +57,27 @@ def share_of_even(selector: HiCSFL, number: int) -> float:
     return even / 400
 
 
-def test_early_in_a_run_it_prefers_clients_with_even_labels() -> None:
+def test_hics_fl_prefers_clients_with_even_labels_early_in_a_run() -> None:
     selector = HiCSFL(temperature=0.25, spread=10, clusters=2)
     early, late = share_of_even(selector, 2), share_of_even(selector, 50)
     assert early > 0.75
     assert late == pytest.approx(0.5, abs=0.1)
 
 
-def test_where_entropies_vary_much_places_are_drawn_by_similarity() -> None:
+def test_hics_fl_draws_by_similarity_if_label_entropies_vary_much() -> None:
     selector = HiCSFL(temperature=0.0025)
     state = learned(selector, np.array([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0], [0, 0, 0]] * 3))
     chosen = select(selector, state, context(population(12), 4, number=5))
     assert all(reason.startswith("drawn for place") for reason in chosen.reasons)
 
 
-def test_too_many_to_compare_are_refused() -> None:
+def test_hics_fl_refuses_more_than_3000_clients() -> None:
     federation = population(3001)
     with pytest.raises(ConfigurationError, match=r"hics-fl compares all clients .* up to 3,000"):
         select(HiCSFL(), HiCSFL().init(federation), context(federation, 3))
 
 
-def test_entropies_that_are_told_are_asked_for_once_and_suffice() -> None:
+def test_reported_label_entropies_are_requested_once_and_replace_estimates() -> None:
     """Ten clients with even labels are preferred early, as where moves are known."""
     selector = HiCSFL(entropies="told", spread=9.0)
     assert (selector.needs_facts, selector.asks_questions) == (
@@ -108,7 +108,7 @@ def test_entropies_that_are_told_are_asked_for_once_and_suffice() -> None:
     assert np.mean(even[:10]) > 0.7 > np.mean(even[-10:])
 
 
-def test_where_told_entropies_differ_places_are_drawn_by_samples() -> None:
+def test_hics_fl_draws_by_samples_if_reported_entropies_differ() -> None:
     selector = HiCSFL(entropies="told", spread=0.0)
     samples = np.array([1000, 1, 1, 1, 1])
     federation = dataclasses.replace(population(5), samples=samples)
