@@ -47,6 +47,10 @@ class Reduction(StrEnum):
     CLIPPED_MEAN = "clipped-mean"
     """Weighted mean of the differences from the model, each scaled down to an L2 norm of at most
     `clip`."""
+    NEAR_MEDIAN = "near-median"
+    """Coordinate-wise mean of the `nearest` values that are nearest to the median. Updates of
+    weight 0 are excluded; other weights are ignored. With an even number of values, the median is
+    the lower of the two middle values. Of two values that are equally near, the lower is used."""
 
 
 class Statistic(StrEnum):
@@ -56,6 +60,8 @@ class Statistic(StrEnum):
     """The L2 norm of each update − model."""
     TENSOR_NORMS = "tensor-norms"
     """The L2 norm of each tensor's update − model."""
+    GRAM = "gram"
+    """The inner products of all pairs of update − model."""
 
 
 class Summation(StrEnum):
@@ -80,9 +86,10 @@ class UpdateStatistics:
     against a gradient of 1 at a learning rate of 1. losses: float64, loss that each client
     reported. buffers: names of the floating-point tensors that are not parameters (running
     statistics). norms: float64, L2 norm of update − model over all floating-point tensors.
-    tensor_norms: this norm for each floating-point tensor, by name. Norms are None unless the
-    strategy `needs` them. state: the strategy's state. tensors: names of the floating-point tensors
-    that updates have.
+    tensor_norms: this norm for each floating-point tensor, by name. gram: updates × updates,
+    float64, inner products of update − model over all floating-point tensors. Norms and gram are
+    None unless the strategy `needs` them. state: the strategy's state. tensors: names of the
+    floating-point tensors that updates have.
     """
 
     clients: Sequence[str]
@@ -93,6 +100,7 @@ class UpdateStatistics:
     buffers: frozenset[str] = frozenset()
     norms: NDArray[np.float64] | None = None
     tensor_norms: Mapping[str, NDArray[np.float64]] | None = None
+    gram: NDArray[np.float64] | None = None
     state: State = field(default_factory=State)
     tensors: Sequence[str] = ()
 
@@ -105,14 +113,15 @@ class Combine:
     weights: weights of the updates. tensor_weights: for single tensors, weights that replace
     `weights`; only for a mean. difference: True to combine update − model instead of the update;
     only for a mean. Small differences then keep their precision next to large weights, and the
-    weights need not sum to 1. auxiliary: for each auxiliary, the weights of its weighted sum; by
-    default 1/updates for each update.
+    weights need not sum to 1. nearest: number of values, for `Reduction.NEAR_MEDIAN`. auxiliary:
+    for each auxiliary, the weights of its weighted sum; by default 1/updates for each update.
     """
 
     weights: NDArray[np.float64]
     reduction: Reduction = Reduction.MEAN
     trim: float = 0.0
     clip: float | None = None
+    nearest: int = 0
     tensor_weights: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     difference: bool = False
     auxiliary: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from potluck.common.tensors.tensor_drafts import TensorDraft
 from potluck.common.tensors.tensor_files import NamedTensors, TensorFile, Tensors
 from potluck.server.aggregation.partial_update import renormalized
 from potluck.server.aggregation.reduction import reduce
+from potluck.server.aggregation.update_facts import gram
 from potluck.server.aggregation.update_files import OneUpdate, SpooledUpdate, UpdateFiles
 from potluck.server.aggregation.update_norms import tensor_norms, update_norms
 from potluck.server.cohorts.sample_limits import counted
@@ -197,6 +198,7 @@ def _statistics(
         buffers=round_numbers.buffers,
         norms=update_norms(encoded, current) if Statistic.NORMS in needs else None,
         tensor_norms=tensor_norms(encoded, current) if Statistic.TENSOR_NORMS in needs else None,
+        gram=gram(encoded, current) if Statistic.GRAM in needs else None,
         state=state,
         tensors=[tensor.name for tensor in current.layout.tensors if tensor.floating],
     )

@@ -3,8 +3,8 @@
 Each block of the floating-point vector (`potluck.common.tensors.flat`) is read from every update in
 client order and combined in float64, then rounded to float32 once. Blocks are independent, so the
 result has the same bits for any order of arrival and any assignment of blocks to threads. Results
-are written to a file block by block: private memory is a few blocks for each thread (for median and
-trimmed mean one block of every update, at most 8 MiB in all).
+are written to a file block by block: private memory is a few blocks for each thread (for reductions
+that sort, one block of every update, at most 8 MiB in all).
 
 Tensors that are not floating-point are taken from the first update in client order; they are never
 averaged.
@@ -36,6 +36,7 @@ _SUMMED_BLOCK_ELEMENTS: Final = 2**16
 cache (1 MiB)."""
 _SORTED_BLOCK_ELEMENTS: Final = 2**17
 _SORTED_ELEMENTS: Final = 2**21
+_SORTING: Final = (Reduction.MEDIAN, Reduction.TRIMMED_MEAN, Reduction.NEAR_MEDIAN)
 _Combiner = Callable[[int, int, NDArray[np.float32]], None]
 
 
@@ -64,7 +65,7 @@ def reduce(
             norms = update_norms(updates, model, threads=threads)
         factors = factors * clip_scales(norms, combine.clip)
     block = _SUMMED_BLOCK_ELEMENTS
-    if combine.reduction in (Reduction.MEDIAN, Reduction.TRIMMED_MEAN):
+    if combine.reduction in _SORTING:
         # At most 8 MiB for each thread, unless there are more than 8,192 updates.
         block = min(_SORTED_BLOCK_ELEMENTS, max(256, _SORTED_ELEMENTS // len(decoders)))
     result = Result(model.layout, draft)
@@ -118,6 +119,12 @@ def _check_combine(combine: Combine, updates: int, layout: Layout) -> None:
         )
     if combine.reduction is Reduction.TRIMMED_MEAN and not 0 <= combine.trim < 0.5:
         raise PluginError(f"the strategy's trim is {combine.trim}; it must be in [0, 0.5)")
+    used = np.count_nonzero(combine.weights)
+    if combine.reduction is Reduction.NEAR_MEDIAN and not 1 <= combine.nearest <= used:
+        raise PluginError(
+            f"the strategy's number of values near the median is {combine.nearest}; it must be in "
+            f"[1, {used}]"
+        )
 
 
 def _combiner(
@@ -139,6 +146,9 @@ def _combiner(
         case Reduction.TRIMMED_MEAN:
             # 0.29 · 100 is slightly below 29 in floating point, and must give 29.
             return _middle(decoders, math.floor(combine.trim * len(decoders) + 1e-9), block)
+        case Reduction.NEAR_MEDIAN:
+            used = [decoders[place] for place in np.flatnonzero(combine.weights)]
+            return _near_median(used, combine.nearest, block)
 
 
 class _Scales:
@@ -209,22 +219,11 @@ def _middle(decoders: list[EncodedUpdate], trimmed: int, block: int) -> _Combine
     For the median, one value remains, or two if the number of updates is even.
     """
     kept = range(trimmed, len(decoders) - trimmed)
-    network = selection_network(len(decoders), kept.start, kept.stop)
-    rows = [np.empty(block, np.float32) for _ in decoders]
-    spare_row, sums = np.empty(block, np.float32), np.empty(block)
+    sort = _Sorter(decoders, kept, block)
+    sums = np.empty(block)
 
     def combined(begin: int, end: int, out: NDArray[np.float32]) -> None:
-        values, spare = [row[: out.size] for row in rows], spare_row[: out.size]
-        for value, decoder in zip(values, decoders, strict=True):
-            decoder.read(begin, end, value)
-        for low, high, keeps_low, keeps_high in network:
-            first, second = values[low], values[high]
-            if keeps_low:
-                np.minimum(first, second, out=spare)
-            if keeps_high:
-                np.maximum(first, second, out=second)
-            if keeps_low:
-                values[low], spare = spare, first
+        values = sort(begin, end)
         total = sums[: out.size]
         # Adding to 0 also turns −0 into 0, so the result has the same bits everywhere.
         total.fill(0)
@@ -234,3 +233,57 @@ def _middle(decoders: list[EncodedUpdate], trimmed: int, block: int) -> _Combine
         np.copyto(out, total, casting="same_kind")
 
     return combined
+
+
+def _near_median(decoders: list[EncodedUpdate], nearest: int, block: int) -> _Combiner:
+    """Return a combiner for the mean of the `nearest` values around each coordinate's median.
+
+    In ascending order, these values are neighbours: they begin where the value before them is
+    farther from the median than the last of them.
+    """
+    count = len(decoders)
+    sort = _Sorter(decoders, range(count), block)
+    sums = np.empty(block)
+
+    def combined(begin: int, end: int, out: NDArray[np.float32]) -> None:
+        values = sort(begin, end)
+        median = values[(count - 1) // 2].astype(np.float64)
+        first = np.zeros(out.size, np.int64)
+        for index in range(count - nearest):
+            first += median - values[index] > values[index + nearest] - median
+        total = sums[: out.size]
+        total.fill(0)
+        for index in range(count):
+            used = (first <= index) & (index < first + nearest)
+            np.add(total, values[index], out=total, where=used)
+        np.divide(total, nearest, out=total)
+        np.copyto(out, total, casting="same_kind")
+
+    return combined
+
+
+class _Sorter:
+    """Reads a block of each update, and sorts the values of each coordinate."""
+
+    def __init__(self, decoders: list[EncodedUpdate], wanted: range, block: int) -> None:
+        """wanted: ranks whose values are needed, from 0, of the smallest."""
+        self._decoders = decoders
+        self._network = selection_network(len(decoders), wanted.start, wanted.stop)
+        self._rows = [np.empty(block, np.float32) for _ in decoders]
+        self._spare = np.empty(block, np.float32)
+
+    def __call__(self, begin: int, end: int) -> list[NDArray[np.float32]]:
+        """Return one row for each rank; only the wanted ones hold the values of their rank."""
+        size = end - begin
+        values, spare = [row[:size] for row in self._rows], self._spare[:size]
+        for value, decoder in zip(values, self._decoders, strict=True):
+            decoder.read(begin, end, value)
+        for low, high, keeps_low, keeps_high in self._network:
+            first, second = values[low], values[high]
+            if keeps_low:
+                np.minimum(first, second, out=spare)
+            if keeps_high:
+                np.maximum(first, second, out=second)
+            if keeps_low:
+                values[low], spare = spare, first
+        return values

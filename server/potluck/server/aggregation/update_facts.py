@@ -1,4 +1,4 @@
-"""Computes facts about a round's updates for selectors, in one pass, by blocks in float64.
+"""Computes facts about a round's updates in one pass, by blocks in float64.
 
 An update here is its difference from the round's model, over the floating-point tensors that are
 parameters. Sums are computed within spans of the vector, then over spans in order, so the result
@@ -59,6 +59,16 @@ def read_facts(
     if UpdateFact.OUTPUT_MOVE in wanted:
         found["output_moves"] = _output_moves(decoders, model, classes)
     return found
+
+
+def gram(updates: Sequence[Update], model: Tensors, *, threads: int | None = None) -> Floats:
+    """Return the inner products of all pairs of updates, over all floating-point tensors.
+
+    updates × updates, float64. Needs 64 such matrices in memory. Raises LayoutError if an update
+    does not fit the model.
+    """
+    decoders = decoders_of(updates, model.layout)
+    return _sums(decoders, model, (), 0, {UpdateFact.GRAM}, threads)[UpdateFact.GRAM]
 
 
 def _sums(

@@ -128,7 +128,7 @@ def test_passes_per_client_are_refused_with_a_fixed_number_of_steps() -> None:
             '[objective]\nname = "fedpox"\n',
             r"'fedpox' is not installed \(did you mean 'fedprox'\?\); installed: balanced",
         ),
-        ('[strategy]\nname = "fedsgd"\n', "'fedsgd' is not installed; installed: clipped-mean"),
+        ('[strategy]\nname = "fedsgd"\n', "'fedsgd' is not installed; installed: bulyan"),
         (
             '[model]\nkeep = ["3.*"]\n[strategy]\nname = "feddf"\n',
             "strategy feddf trains on the coordinator, which has no whole model where clients",
@@ -218,6 +218,9 @@ def test_secure_aggregation_is_refused_with_strategies_that_need_single_updates(
         "median",
         "trimmed-mean",
         "clipped-mean",
+        "krum",
+        "multi-krum",
+        "bulyan",
         "lora-stacking",
         "feddf",
         "rhfl",
