@@ -33,7 +33,13 @@ from potluck.server.selection import (
 CLASSES = 10
 ADDED = 0.9
 """Share of the cohort that the dc selectors choose by target."""
-BUDGETS = {"fedentopt": 5.0, "dc-balanced": 5.0, "dc-real": 5.0, "neural-bandit": 5.0}
+BUDGETS = {
+    "fedentopt": 5.0,
+    "dc-balanced": 5.0,
+    "dc-real": 5.0,
+    "neural-bandit": 5.0,
+    "fed-cbs": 12.0,
+}
 """Time limits in seconds for choosing 100 of a million clients; 1 s for all others."""
 
 NAMES = (
@@ -42,6 +48,7 @@ NAMES = (
     "feddiverse",
     "known-matrix",
     "fedentopt",
+    "fed-cbs",
     "fedpns",
     "clustered-sampling",
     "greedyfed",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from potluck.server.selection import (
     Population,
@@ -13,9 +12,8 @@ from potluck.server.selection import (
     Selector,
 )
 from potluck.server.selectors.parts.choosing import Cohort
+from potluck.server.selectors.parts.selection_counts import counted, no_selections, selections_of
 from potluck.server.state import State
-
-Counts = NDArray[np.int64]
 
 
 class RoundRobin(Selector):
@@ -29,13 +27,13 @@ class RoundRobin(Selector):
     def init(self, population: Population) -> State:
         """Return a state in which no client was selected. selections: number of selections of each
         row."""
-        return State(arrays={"selections": np.zeros(len(population), dtype=np.int64)})
+        return State(arrays=no_selections(len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """Return the `count` available clients with the fewest selections."""
         generator = context.generator("round-robin")
         cohort = Cohort(context, generator)
-        selections = _grown(state.arrays["selections"], len(context.population))
+        selections = selections_of(state, len(context.population))
         shuffled = generator.permutation(context.available)
         times = selections[shuffled]
         order = np.argsort(times, kind="stable")[: cohort.size]
@@ -45,18 +43,7 @@ class RoundRobin(Selector):
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Count the selections of this round's cohort; add rows for clients that have joined."""
-        rows = outcome.selected
-        before = state.arrays["selections"]
-        selections = _grown(before, max(len(before), int(rows.max(initial=-1)) + 1))
-        np.add.at(selections, rows, 1)
-        return State(arrays={"selections": selections})
-
-
-def _grown(selections: Counts, length: int) -> Counts:
-    """Return a copy with a zero for each client that has joined since."""
-    result = np.zeros(length, dtype=np.int64)
-    result[: len(selections)] = selections
-    return result
+        return State(arrays=counted(state, outcome))
 
 
 def _reason(count: int) -> str:

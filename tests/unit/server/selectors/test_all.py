@@ -55,6 +55,7 @@ NAMES = (
     "dc-real",
     "divfl",
     "everyone",
+    "fed-cbs",
     "fedcor",
     "feddiverse",
     "fedentopt",

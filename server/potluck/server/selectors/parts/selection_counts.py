@@ -1,0 +1,42 @@
+"""Counts how often each client was selected, for selectors that prefer clients selected rarely.
+
+State: `selections`, K, int64: number of selections of each row, whether or not an update arrived.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.server.selection import RoundOutcome
+from potluck.server.state import State
+
+Counts = NDArray[np.int64]
+
+SELECTIONS = "selections"
+"""Name of the counts in the state."""
+
+
+def no_selections(clients: int) -> dict[str, Counts]:
+    """Return the counts before round 1."""
+    return {SELECTIONS: np.zeros(clients, dtype=np.int64)}
+
+
+def selections_of(state: State, clients: int) -> Counts:
+    """Return a copy of the counts, with a zero for each client that has joined since."""
+    return _grown(state.arrays[SELECTIONS], clients)
+
+
+def counted(state: State, outcome: RoundOutcome) -> dict[str, Counts]:
+    """Return the counts after a round; failed selections count too."""
+    before = state.arrays[SELECTIONS]
+    clients = max(len(before), int(outcome.selected.max(initial=-1)) + 1)
+    selections = _grown(before, clients)
+    np.add.at(selections, outcome.selected, 1)
+    return {SELECTIONS: selections}
+
+
+def _grown(selections: Counts, clients: int) -> Counts:
+    result = np.zeros(clients, dtype=np.int64)
+    result[: len(selections)] = selections
+    return result
