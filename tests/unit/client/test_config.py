@@ -17,7 +17,7 @@ def write(folder: Path, extra: str = "") -> Path:
     return path
 
 
-def test_the_example_is_a_configuration_with_the_defaults(tmp_path: Path) -> None:
+def test_example_configuration_has_the_default_values(tmp_path: Path) -> None:
     config = load_config(write(tmp_path), {})
     required = {"coordinator", "clients", "state_directory", "data_directory", "tls"}
     for name, field in ClientConfig.model_fields.items():
@@ -27,13 +27,15 @@ def test_the_example_is_a_configuration_with_the_defaults(tmp_path: Path) -> Non
     assert config.client_ids() == [f"client-{number}" for number in range(6)]
 
 
-def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+def test_paths_in_the_host_file_are_relative_to_the_file(tmp_path: Path) -> None:
     config = load_config(write(tmp_path), {})
     assert config.state_directory == tmp_path / "state" / "host-0"
     assert config.tls.certificate.parent == tmp_path / "pki"
 
 
-def test_flag_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_the_environment_which_overrides_the_host_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path)
     for name, value in {
         "COORDINATOR": "environment:1",
@@ -60,7 +62,7 @@ def test_flag_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.Mon
         ("threads = 0", "threads"),
     ],
 )
-def test_a_mistake_is_named(text: str, message: str) -> None:
+def test_mistake_in_the_host_file_is_named_in_the_error(text: str, message: str) -> None:
     lines = example_config().splitlines()
     key = text.split(" ")[0]
     kept = [line for line in lines if not line.startswith(f"{key} =")]
@@ -69,7 +71,7 @@ def test_a_mistake_is_named(text: str, message: str) -> None:
     assert raised.value.message.startswith("host.toml: ")
 
 
-def test_a_repeated_client_is_named() -> None:
+def test_client_listed_twice_is_refused() -> None:
     text = example_config().replace('["client-0:5"]', '["client-0:5", "client-3"]')
     config = parse(ClientConfig, text, source="host.toml")
     with pytest.raises(ConfigurationError, match="'client-3' is listed twice"):

@@ -25,7 +25,7 @@ MIDNIGHT = 20_000 * DAY
         (["20:00-06:00"], 12, 12, 0.0),
     ],
 )
-def test_the_share_of_a_span_within_hours(
+def test_forecast_is_the_share_of_the_span_within_the_available_hours(
     hours: list[str], begin: float, end: float, share: float
 ) -> None:
     plan = AvailabilityPlan(hours=tuple(hours))
@@ -33,7 +33,7 @@ def test_the_share_of_a_span_within_hours(
     assert found == pytest.approx(share)
 
 
-def test_chances_of_clients() -> None:
+def test_forecast_multiplies_hours_by_the_chance_of_the_client() -> None:
     plan = AvailabilityPlan(chance=0.5, hours=("00:00-12:00",), clients={"b": 0.2})
     span = (MIDNIGHT + 6 * HOUR, MIDNIGHT + 18 * HOUR)
     assert plan.forecast("a", *span) == pytest.approx(0.25)
@@ -47,7 +47,9 @@ def test_chances_of_clients() -> None:
     st.integers(0, 3000),
     st.integers(1, 4000),
 )
-def test_it_is_the_share_of_minutes(spans: list[tuple[int, int]], begin: int, length: int) -> None:
+def test_forecast_equals_the_share_counted_minute_by_minute(
+    spans: list[tuple[int, int]], begin: int, length: int
+) -> None:
     """Beside a table of the day's minutes."""
     day = np.zeros(1440, dtype=bool)
     for first, last in spans:
@@ -64,18 +66,18 @@ def test_it_is_the_share_of_minutes(spans: list[tuple[int, int]], begin: int, le
 
 
 @given(st.floats(0, 1e300), st.floats(0, 1e300))
-def test_any_span_has_a_chance(begin: float, more: float) -> None:
+def test_forecast_of_any_span_is_a_probability(begin: float, more: float) -> None:
     found = AvailabilityPlan(hours=("20:00-06:00",)).forecast("a", begin, begin + more)
     assert 0 <= found <= 1
 
 
 @pytest.mark.parametrize("text", ["8-9", "24:30-25:00", "08:00", "08:00-24:30", "24:00-08:00", ""])
-def test_hours_are_checked(text: str) -> None:
+def test_invalid_hours_are_refused(text: str) -> None:
     with pytest.raises(ValidationError, match="two times of day"):
         AvailabilityPlan(hours=(text,))
 
 
 @pytest.mark.parametrize("values", [{"chance": 1.1}, {"clients": {"a": -0.1}}, {"odds": 1}])
-def test_chances_are_checked(values: dict[str, object]) -> None:
+def test_invalid_chances_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         AvailabilityPlan.model_validate(values)

@@ -19,11 +19,13 @@ from potluck.client.base.backoff import Backoff, backoff_seconds
         (100_000, 0.0, 5.0),
     ],
 )
-def test_pauses(attempt: int, jitter: float, seconds: float) -> None:
+def test_backoff_pause_doubles_up_to_the_maximum(
+    attempt: int, jitter: float, seconds: float
+) -> None:
     assert backoff_seconds(attempt, first=0.1, maximum=5.0, jitter=jitter) == pytest.approx(seconds)
 
 
-def test_a_series_grows_and_begins_anew() -> None:
+def test_backoff_pauses_grow_and_restart_after_a_reset() -> None:
     backoff = Backoff(random.Random(1), maximum=5.0)
     pauses = [backoff.next_seconds() for _ in range(12)]
     for attempt, pause in enumerate(pauses):
@@ -33,6 +35,6 @@ def test_a_series_grows_and_begins_anew() -> None:
     assert backoff.next_seconds() <= 0.1
 
 
-def test_two_hosts_do_not_come_back_together() -> None:
+def test_two_hosts_have_different_backoff_pauses() -> None:
     one, other = (Backoff(random.Random(seed)) for seed in (1, 2))
     assert one.next_seconds() != other.next_seconds()

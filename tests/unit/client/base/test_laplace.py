@@ -38,7 +38,7 @@ def probability(rate: Fraction, value: int) -> float:
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_samples_follow_the_probability_mass_function(rate: Fraction) -> None:
+def test_noise_samples_follow_the_probability_mass_function(rate: Fraction) -> None:
     count = 40_000
     drawn = Counter(samples(rate, count))
     limit = 0
@@ -55,11 +55,11 @@ def test_samples_follow_the_probability_mass_function(rate: Fraction) -> None:
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_the_mass_function_sums_to_one(rate: Fraction) -> None:
+def test_probability_mass_function_sums_to_1(rate: Fraction) -> None:
     assert sum(probability(rate, value) for value in range(-300, 301)) == pytest.approx(1)
 
 
-def test_noise_is_symmetric() -> None:
+def test_noise_is_symmetric_around_zero() -> None:
     drawn = Counter(samples(Fraction(1, 4), 40_000, seed=1))
     positive = sum(times for value, times in drawn.items() if value > 0)
     negative = sum(times for value, times in drawn.items() if value < 0)
@@ -67,7 +67,7 @@ def test_noise_is_symmetric() -> None:
     assert 0 < drawn[0] < positive
 
 
-def test_scale_is_two_at_half_an_epsilon() -> None:
+def test_noise_scale_at_epsilon_one_half_equals_the_worked_example() -> None:
     """A worked example: b = 2 for add-remove at ε = 0.5, and 4 for replace."""
     for adjacency, scale in (("add-remove", 2), ("replace", 4)):
         drawn = noisy_counts(
@@ -82,7 +82,7 @@ def test_scale_is_two_at_half_an_epsilon() -> None:
         assert mean < scale
 
 
-def test_same_randomness_gives_the_same_counts() -> None:
+def test_same_randomness_gives_the_same_noisy_counts() -> None:
     def release(seed: int) -> list[int]:
         return noisy_counts(
             [5, 0, 7], epsilon=0.3, adjacency="replace", randomness=random.Random(seed)
@@ -92,7 +92,7 @@ def test_same_randomness_gives_the_same_counts() -> None:
     assert len({tuple(release(seed)) for seed in range(20)}) > 10
 
 
-def test_the_operating_system_can_be_the_source() -> None:
+def test_noise_can_use_randomness_of_the_operating_system() -> None:
     noisy = noisy_counts(
         [1000, 0], epsilon=1, adjacency="add-remove", randomness=secrets.SystemRandom()
     )
@@ -123,7 +123,7 @@ def exact_accuracy(epsilon: float) -> float:
 
 
 @pytest.mark.parametrize("epsilon", [epsilon for epsilon, _ in PUBLISHED])
-def test_noise_does_not_hide_which_labels_a_client_holds(epsilon: float) -> None:
+def test_labels_of_a_client_are_recovered_from_noisy_counts(epsilon: float) -> None:
     """An ε per record does not promise that."""
     accuracy = exact_accuracy(epsilon)
     deviation = math.sqrt(accuracy * (1 - accuracy) / 1500)
@@ -132,7 +132,7 @@ def test_noise_does_not_hide_which_labels_a_client_holds(epsilon: float) -> None
 
 
 @pytest.mark.parametrize(("epsilon", "published"), PUBLISHED)
-def test_the_published_accuracies_agree_with_the_distribution(
+def test_published_recovery_accuracies_agree_with_the_noise_distribution(
     epsilon: float, published: float
 ) -> None:
     accuracy = exact_accuracy(epsilon)
@@ -141,7 +141,9 @@ def test_the_published_accuracies_agree_with_the_distribution(
 
 
 @pytest.mark.parametrize(("epsilon", "entropy"), [(0.5, 3.289), (0.01, 3.118)])
-def test_entropy_of_cohorts_survives_the_noise(epsilon: float, entropy: float) -> None:
+def test_cohort_entropy_with_noisy_counts_equals_the_worked_example(
+    epsilon: float, entropy: float
+) -> None:
     """A worked example: FedEntOpt, κ = 10, Q = 70, 100 clients with 250 of each of two labels."""
     generator, randomness = np.random.default_rng(0), random.Random(0)
     counts = np.zeros((100, 10), dtype=np.int64)
@@ -159,7 +161,7 @@ def test_entropy_of_cohorts_survives_the_noise(epsilon: float, entropy: float) -
 
 
 @pytest.mark.parametrize(("adjacency", "neighbour"), [("add-remove", [3, 2]), ("replace", [3, 1])])
-def test_empirical_epsilon_of_neighbouring_histograms(
+def test_measured_privacy_loss_of_neighbouring_histograms_is_at_most_epsilon(
     adjacency: Adjacency, neighbour: list[int]
 ) -> None:
     """No answer is more than e^ε times as likely as for the neighbour; some nearly is."""
@@ -189,7 +191,7 @@ def test_replace_needs_twice_the_noise() -> None:
 
 
 @given(st.lists(st.integers(0, 1000), max_size=20), st.fractions(Fraction(1, 1000), 20))
-def test_any_histogram_keeps_its_length_and_gets_whole_numbers(
+def test_noisy_counts_of_any_histogram_are_integers_of_the_same_length(
     counts: list[int], epsilon: Fraction
 ) -> None:
     noisy = noisy_counts(
@@ -199,7 +201,7 @@ def test_any_histogram_keeps_its_length_and_gets_whole_numbers(
     assert all(type(count) is int for count in noisy)
 
 
-def test_a_decimal_epsilon_is_taken_as_written() -> None:
+def test_decimal_epsilon_is_read_exactly() -> None:
     assert exact_epsilon(0.1) == Fraction(1, 10)
     assert exact_epsilon(Fraction(1, 3)) == Fraction(1, 3)
     assert exact_epsilon(np.float64(0.5)) == Fraction(1, 2)
@@ -207,7 +209,7 @@ def test_a_decimal_epsilon_is_taken_as_written() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0, -1, math.nan, math.inf, -math.inf])
-def test_an_epsilon_that_is_no_positive_number_is_refused(epsilon: float) -> None:
+def test_epsilon_that_is_not_positive_is_refused(epsilon: float) -> None:
     with pytest.raises(ConfigurationError, match="give a positive number"):
         noisy_counts([1], epsilon=epsilon, adjacency="replace", randomness=random.Random(0))
 

@@ -12,7 +12,7 @@ def shown(metrics: HostMetrics) -> dict[str, float]:
     return {name: float(value) for name, value in found}
 
 
-def test_the_client_that_has_spent_most_and_those_near_the_limit_are_shown() -> None:
+def test_metrics_show_the_highest_privacy_loss_and_the_clients_near_the_limit() -> None:
     metrics = HostMetrics()
     assert "potluck_host_privacy_near_limit_clients" not in shown(metrics)
     metrics.spent_on_trainings("a", 6.4567, limit=8.0)

@@ -13,7 +13,7 @@ from potluck.client.base.worker import Worker, log
 from potluck.common.errors import TrainingError
 
 
-async def test_one_thing_at_a_time_in_the_order_asked() -> None:
+async def test_worker_runs_calls_one_at_a_time_in_order() -> None:
     done: list[int] = []
     worker = Worker(lambda: done)
 
@@ -25,7 +25,7 @@ async def test_one_thing_at_a_time_in_the_order_asked() -> None:
     assert done == list(range(20))
 
 
-async def test_everything_happens_in_one_other_thread() -> None:
+async def test_worker_runs_all_calls_in_one_separate_thread() -> None:
     worker = Worker(threading.get_ident)
     threads = {await worker.run(lambda _: threading.get_ident()) for _ in range(3)}
     assert threads == {await worker.run(lambda bench: bench)}
@@ -33,7 +33,7 @@ async def test_everything_happens_in_one_other_thread() -> None:
     worker.close()
 
 
-async def test_what_is_cancelled_in_the_queue_is_never_begun() -> None:
+async def test_call_cancelled_in_the_queue_is_never_started() -> None:
     worker = Worker(list[str])
     begun, go_on = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
@@ -69,7 +69,7 @@ async def test_idle_devices_are_prepared_before_the_next_call() -> None:
     worker.close()
 
 
-async def test_what_making_the_bench_raises_is_told() -> None:
+async def test_error_from_creating_the_device_state_is_raised_by_the_call() -> None:
     def fail() -> None:
         raise ImportError("no torch here")
 
@@ -79,7 +79,7 @@ async def test_what_making_the_bench_raises_is_told() -> None:
     worker.close()
 
 
-async def test_a_thread_that_hangs_is_left_behind() -> None:
+async def test_worker_abandons_a_hanging_thread() -> None:
     worker = Worker(threading.get_ident, cancel_timeout_seconds=0.01)
     begun, go_on = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
@@ -98,7 +98,7 @@ async def test_a_thread_that_hangs_is_left_behind() -> None:
     worker.close()
 
 
-async def test_a_thread_left_behind_ends_where_it_runs_python() -> None:
+async def test_abandoned_thread_ends_at_its_next_python_instruction() -> None:
     worker = Worker(lambda: None, cancel_timeout_seconds=0.01)
     begun, ended = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -131,7 +131,7 @@ whole = True
 """
 
 
-async def test_an_import_under_way_ends_before_its_thread_is_interrupted(
+async def test_running_import_is_completed_before_its_thread_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slow_module.py").write_text(SLOW_MODULE)
@@ -166,7 +166,7 @@ async def test_an_import_under_way_ends_before_its_thread_is_interrupted(
     worker.close()
 
 
-async def test_a_thread_whose_import_never_ends_is_left_behind(
+async def test_worker_abandons_a_thread_whose_import_never_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "endless_module.py").write_text(SLOW_MODULE.replace("gate", "endless_gate"))
@@ -188,7 +188,9 @@ async def test_a_thread_whose_import_never_ends_is_left_behind(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-async def test_what_would_end_the_event_loop_fails_one_call(error: type[BaseException]) -> None:
+async def test_exception_that_would_end_the_event_loop_fails_only_one_call(
+    error: type[BaseException],
+) -> None:
     worker = Worker(lambda: 7)
 
     def fail(_: int) -> None:

@@ -29,7 +29,7 @@ from potluck.secagg.host.sum_sessions import SumSessions
 
 
 @pytest.mark.parametrize("included", [True, False])
-def test_a_settled_round_keeps_or_drops_what_was_kept_of_the_update_it_names(
+def test_settled_round_keeps_the_client_state_only_of_an_included_update(
     tmp_path: Path, included: bool
 ) -> None:
     """Whatever the instruction itself is called."""

@@ -60,7 +60,7 @@ def ask(policy: DisclosurePolicy, signal: Any, **wishes: Any) -> Parameters:
     return terms(policy, "a", signal, Request(**wishes), task=TASK, model=None)
 
 
-def test_what_a_request_leaves_open_the_policy_decides() -> None:
+def test_policy_fills_in_parameters_missing_from_a_request() -> None:
     policy = DisclosurePolicy(epsilon=0.5, adjacency="add-remove")
     assert ask(policy, "label_counts", mode=Mode.NOISY) == Parameters(
         mode=Mode.NOISY, task=TASK, epsilon=0.5, adjacency="add-remove"
@@ -80,7 +80,7 @@ def test_what_a_request_leaves_open_the_policy_decides() -> None:
         ({}, "label_counts", {"mode": "noisy", "adjacency": "add-remove"}, "adjacency"),
     ],
 )
-def test_more_than_the_policy_allows_is_refused(
+def test_request_for_more_than_the_policy_allows_is_refused(
     policy: dict[str, Any], signal: str, wishes: dict[str, Any], names: str
 ) -> None:
     with pytest.raises(DisclosureRefusedError, match=names) as refusal:
@@ -97,7 +97,7 @@ def test_more_than_the_policy_allows_is_refused(
         ({"signals": ("interaction_matrix",)}, "interaction_matrix", Mode.EXACT),
     ],
 )
-def test_what_the_owner_allows_is_disclosed_without_noise(
+def test_disclosures_that_the_owner_allows_exactly_have_no_noise(
     policy: dict[str, Any], signal: str, mode: Mode
 ) -> None:
     found = ask(DisclosurePolicy(**policy), signal, mode=mode)
@@ -105,7 +105,7 @@ def test_what_the_owner_allows_is_disclosed_without_noise(
     assert noised([3, 0, 5], found, SystemRandom()) == [3, 0, 5]
 
 
-def test_the_budget_is_exact_and_includes_its_bound() -> None:
+def test_privacy_budget_is_exact_and_includes_its_limit() -> None:
     policy = DisclosurePolicy(epsilon=0.1, epsilon_budget=0.3)
     parameters = ask(policy, "label_counts", mode=Mode.NOISY)
     for spent in ("0", "0.1", "0.2"):  # in floating point, 0.1 + 0.2 is more than 0.3
@@ -114,14 +114,14 @@ def test_the_budget_is_exact_and_includes_its_bound() -> None:
         check_budget(policy, "a", "label_counts", parameters, spent=Fraction("0.3"), releases=3)
 
 
-def test_sums_have_noise_unless_the_owner_allows_exact_ones() -> None:
+def test_secure_sums_have_noise_unless_the_owner_allows_exact_ones() -> None:
     assert rules_of_counts(DisclosurePolicy()).noisy == {"total", "cells"}
     assert rules_of_counts(DisclosurePolicy(exact_sums=True)).noisy == set()
     masked = rules_of_updates(DisclosurePolicy())
     assert not masked.disclosures & masked.noisy
 
 
-def test_there_is_an_end_to_disclosures_that_cost_nothing() -> None:
+def test_number_of_disclosures_without_privacy_loss_is_limited() -> None:
     policy = DisclosurePolicy(exact_label_counts=True)
     parameters = ask(policy, "label_counts", mode=Mode.EXACT)
     with pytest.raises(DisclosureRefusedError, match="no more"):
@@ -131,7 +131,7 @@ def test_there_is_an_end_to_disclosures_that_cost_nothing() -> None:
 
 
 @given(samples=st.integers(1, 1 << 40))
-def test_samples_are_told_as_exactly_as_agreed(samples: int) -> None:
+def test_reported_sample_count_is_as_exact_as_the_weighting_permits(samples: int) -> None:
     assert Weighting.EXACT.disclosed(samples) == samples
     assert Weighting.EQUAL.disclosed(samples) == 1
     told = Weighting.BUCKETED.disclosed(samples)
@@ -140,7 +140,7 @@ def test_samples_are_told_as_exactly_as_agreed(samples: int) -> None:
     assert samples * samples <= 2 * told * told
 
 
-def test_a_run_gets_the_weighting_that_the_policy_permits() -> None:
+def test_weighting_or_evaluation_that_the_policy_does_not_permit_is_refused() -> None:
     check_weighting(DisclosurePolicy(), "a", Weighting.EQUAL)
     check_weighting(DisclosurePolicy(weighting=Weighting.BUCKETED), "a", Weighting.BUCKETED)
     with pytest.raises(DisclosureRefusedError, match='weighting = "equal"'):
@@ -150,14 +150,14 @@ def test_a_run_gets_the_weighting_that_the_policy_permits() -> None:
         check_held_out(DisclosurePolicy(), "a")
 
 
-def test_simulated_seconds_tell_samples_only_where_these_are_told() -> None:
+def test_virtual_clock_is_refused_if_its_seconds_would_reveal_sample_counts() -> None:
     check_pace(DisclosurePolicy(), "a", 0.5)
     check_pace(DisclosurePolicy(weighting=Weighting.EQUAL), "a", 0.0)
     with pytest.raises(DisclosureRefusedError, match="virtual_clock"):
         check_pace(DisclosurePolicy(weighting=Weighting.BUCKETED), "a", 0.5)
 
 
-def test_sample_counts_undermine_add_remove_noise_unless_weights_are_equal() -> None:
+def test_sample_counts_weaken_add_remove_noise_unless_weights_are_equal() -> None:
     assert DisclosurePolicy(adjacency="add-remove").undermined
     assert not DisclosurePolicy(adjacency="add-remove", weighting=Weighting.EQUAL).undermined
     assert not DisclosurePolicy().undermined
@@ -178,12 +178,12 @@ def test_sample_counts_undermine_add_remove_noise_unless_weights_are_equal() -> 
         ("label_counts", ""),
     ],
 )
-def test_malformed_requests_are_refused(signal: str, text: str) -> None:
+def test_malformed_profile_requests_are_refused(signal: str, text: str) -> None:
     with pytest.raises(ProtocolError):
         parse_request(signal, text)
 
 
-def test_parameters_have_one_text() -> None:
+def test_parameters_are_accepted_only_in_canonical_json() -> None:
     parameters = Parameters(mode=Mode.NOISY, task=TASK, epsilon=0.5, adjacency="replace")
     text = parameters.canonical()
     assert parse_parameters(text) == parameters
@@ -194,7 +194,7 @@ def test_parameters_have_one_text() -> None:
 # Noise -----------------------------------------------------------------------------------------
 
 
-def test_a_release_draws_its_noise_once() -> None:
+def test_release_must_draw_its_noise_exactly_once() -> None:
     noisy = ask(DisclosurePolicy(), "label_counts", mode=Mode.NOISY)
     noise = ReleaseNoise("label_counts", noisy, SystemRandom())
     with pytest.raises(TrainingError, match="drew no noise"):
@@ -231,7 +231,7 @@ def release(epsilon: float | None = 0.5, **changes: Any) -> Release:
     return Release(**(values | changes))
 
 
-def test_releases_survive_and_add_up(tmp_path: Path) -> None:
+def test_ledger_restores_releases_and_sums_their_privacy_loss(tmp_path: Path) -> None:
     ledger = ReleaseLedger(tmp_path)
     ledger.keep("a", release(0.1))
     ledger.keep("a", release(0.2, data_epoch=2))
@@ -255,7 +255,7 @@ def test_a_damaged_ledger_stops_all_disclosures(tmp_path: Path, content: str) ->
         ReleaseLedger(tmp_path).of("a")
 
 
-def test_what_could_not_be_written_was_not_disclosed(tmp_path: Path) -> None:
+def test_release_that_can_not_be_stored_is_not_recorded_as_disclosed(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     ledger = ReleaseLedger(folder)  # the folder does not exist, so writing fails
     with pytest.raises(StorageError):
@@ -279,7 +279,7 @@ def discloser(folder: Path, **policy: Any) -> Discloser:
     )
 
 
-async def test_only_a_simulation_repeats_its_noise(tmp_path: Path) -> None:
+async def test_noise_is_reproducible_only_in_a_simulation(tmp_path: Path) -> None:
     async def disclosed(name: str, seed: int | None) -> list[int]:
         (tmp_path / name).mkdir(exist_ok=True)
         teller = discloser(tmp_path / name, epsilon=0.01, simulation_seed=seed)
@@ -306,7 +306,7 @@ async def counts_of(teller: Discloser, number: int, wishes: str = '{"mode":"nois
     return counts
 
 
-async def test_asking_a_thousand_times_does_not_narrow_the_error(tmp_path: Path) -> None:
+async def test_repeated_requests_return_the_same_noisy_answer(tmp_path: Path) -> None:
     teller = discloser(tmp_path, epsilon=0.5)
     first = await counts_of(teller, 0)
     answers = [await counts_of(teller, number % 5) for number in range(1000)]
@@ -317,7 +317,7 @@ async def test_asking_a_thousand_times_does_not_narrow_the_error(tmp_path: Path)
     assert restarted.budget.spent("a") == Fraction(1, 2)
 
 
-async def test_asking_in_many_ways_spends_the_budget_and_no_more(tmp_path: Path) -> None:
+async def test_requests_with_different_parameters_spend_at_most_the_budget(tmp_path: Path) -> None:
     teller = discloser(tmp_path, epsilon=0.5, epsilon_budget=2.0)
     seen, refused = [], 0
     for number in range(1000):
@@ -332,7 +332,7 @@ async def test_asking_in_many_ways_spends_the_budget_and_no_more(tmp_path: Path)
     assert teller.budget.spent("a") <= 2
 
 
-async def test_a_measurement_that_fails_costs_nothing(tmp_path: Path) -> None:
+async def test_failed_measurement_costs_no_privacy_budget(tmp_path: Path) -> None:
     teller = discloser(tmp_path)
 
     async def fails(parameters: Parameters) -> dict[str, Any]:
@@ -360,7 +360,7 @@ async def test_a_measurement_that_fails_costs_nothing(tmp_path: Path) -> None:
         ({"evaluate": rpc.Evaluate()}, "open", False),
     ],
 )
-def test_reason_that_depends_on_data_stays_on_the_host(
+def test_failure_reason_that_depends_on_data_is_not_sent(
     work: dict[str, Any], updates: Any, withheld: bool
 ) -> None:
     instruction, policy = rpc.Instruction(**work), DisclosurePolicy(updates=updates)

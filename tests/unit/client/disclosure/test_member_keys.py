@@ -1,4 +1,4 @@
-"""The key that the membership in force names is the one that signs."""
+"""Clients sign with the key that the membership in force names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 
 @pytest.mark.parametrize("folder", [True, False], ids=["folder", "file"])
-def test_a_host_with_both_keys_signs_with_the_one_in_force(tmp_path: Path, folder: bool) -> None:
+def test_host_with_old_and_new_key_signs_with_the_key_in_force(
+    tmp_path: Path, folder: bool
+) -> None:
     place = tmp_path / "members" if folder else tmp_path / "a.key"
     own = place / "a.key" if folder else place
     write_file(own, private_pem(MEMBER), KEY_MODE)
@@ -38,14 +40,14 @@ def test_a_host_with_both_keys_signs_with_the_one_in_force(tmp_path: Path, folde
     assert public_text(signing_key(place, "a", in_force)) == public_text(OTHER)
 
 
-def test_a_key_that_the_record_does_not_name_is_said(tmp_path: Path) -> None:
+def test_key_that_differs_from_the_member_record_is_refused(tmp_path: Path) -> None:
     write_file(tmp_path / "a.key", private_pem(OTHER), KEY_MODE)
     assert public_text(key_of(tmp_path, "a")) == public_text(OTHER)
     with pytest.raises(ConfigurationError, match=r"neither .*a\.key nor .*next/a\.key"):
         key_in_force(tmp_path, "a", record())
 
 
-async def test_a_profile_that_is_given_again_is_signed_with_the_key_in_force(
+async def test_stored_profile_is_signed_again_with_the_key_in_force(
     tmp_path: Path,
 ) -> None:
     for folder in ("disclosures", "sums"):

@@ -1,4 +1,4 @@
-"""The log of answers, evaluations, updates and failures: whole, in order, whatever happens."""
+"""The log of answers, evaluations, updates and failures: complete and in order after kills."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rounds_in(folder: Path) -> list[int]:
     return [int(entry["round"]) for entry in OutgoingLog(folder).entries("client-0")]
 
 
-def test_an_entry_says_what_was_sent_and_to_whom(tmp_path: Path) -> None:
+def test_log_entry_contains_the_sent_values_and_the_recipient(tmp_path: Path) -> None:
     log = OutgoingLog(tmp_path, federation="f", coordinator="here:7443")
     log.note(instruction(3), Outgoing.UPDATE, bytes=7, report={"samples": 61})
     [entry] = OutgoingLog(tmp_path).entries("client-0")
@@ -45,7 +45,7 @@ def test_an_entry_says_what_was_sent_and_to_whom(tmp_path: Path) -> None:
     assert list(log.entries("client-1")) == []
 
 
-def test_a_line_that_a_power_failure_cut_spoils_no_other(tmp_path: Path) -> None:
+def test_truncated_log_line_does_not_affect_the_others(tmp_path: Path) -> None:
     noted(OutgoingLog(tmp_path), 1, 2)
     path = tmp_path / "client-0.jsonl"
     path.write_bytes(path.read_bytes()[:-9])
@@ -53,7 +53,7 @@ def test_a_line_that_a_power_failure_cut_spoils_no_other(tmp_path: Path) -> None
     assert rounds_in(tmp_path) == [1, 3, 4]
 
 
-def test_full_files_are_packed_and_nothing_is_dropped(
+def test_full_log_files_are_compressed_without_losing_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outgoing_log, "LARGEST_BYTES", 1000)
@@ -67,7 +67,7 @@ def test_full_files_are_packed_and_nothing_is_dropped(
     assert OutgoingLog(tmp_path).clients() == ["client-0"]
 
 
-def test_a_process_killed_while_it_packs_loses_nothing(
+def test_kill_during_log_compression_loses_no_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outgoing_log, "LARGEST_BYTES", 1000)
@@ -83,13 +83,13 @@ def test_a_process_killed_while_it_packs_loses_nothing(
     assert rounds_in(tmp_path) == list(range(40))
 
 
-def test_what_can_t_be_written_is_not_sent(tmp_path: Path) -> None:
+def test_log_that_can_not_be_written_raises_an_error_before_sending(tmp_path: Path) -> None:
     (tmp_path / "client-0.jsonl").mkdir()
     with pytest.raises(StorageError, match=r"can't write .*client-0\.jsonl"):
         noted(OutgoingLog(tmp_path), 1)
 
 
-def test_a_damaged_part_is_named(tmp_path: Path) -> None:
+def test_damaged_log_file_is_named_in_the_error(tmp_path: Path) -> None:
     folder = tmp_path / "client-0"
     folder.mkdir()
     (folder / "1.jsonl.gz").write_bytes(b"no gzip")
@@ -97,12 +97,12 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
         list(OutgoingLog(tmp_path).entries("client-0"))
 
 
-def test_texts_of_others_are_cut() -> None:
+def test_long_text_from_the_coordinator_is_truncated() -> None:
     assert shortened("x" * 2000) == "x" * 2000
     assert shortened("x" * 5000) == "x" * 1999 + "…"
 
 
-def test_lines_are_json(tmp_path: Path) -> None:
+def test_log_lines_are_json(tmp_path: Path) -> None:
     noted(OutgoingLog(tmp_path), 1)
     [text] = (tmp_path / "client-0.jsonl").read_text().splitlines()
     assert json.loads(text)["numbers"] == {"loss": 0.5}

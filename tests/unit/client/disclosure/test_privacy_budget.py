@@ -76,7 +76,9 @@ async def measure(_: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("meanwhile", [False, True])
-async def test_what_sums_cost_is_not_there_for_profiles(state: Path, meanwhile: bool) -> None:
+async def test_privacy_loss_of_secure_sums_reduces_the_budget_for_profiles(
+    state: Path, meanwhile: bool
+) -> None:
     budget = budget_of(state)
 
     async def amid_a_sum(_: Any) -> dict[str, Any]:
@@ -91,7 +93,7 @@ async def test_what_sums_cost_is_not_there_for_profiles(state: Path, meanwhile: 
     assert (await discloser(budget).answer(asked(0.25), measure)).payload_json
 
 
-async def test_what_profiles_cost_is_not_there_for_sums(state: Path) -> None:
+async def test_privacy_loss_of_profiles_reduces_the_budget_for_secure_sums(state: Path) -> None:
     budget = budget_of(state)
     keep(budget, "a", [upload(0.25), upload(None)])
     await discloser(budget).answer(asked(0.5), measure)
@@ -101,7 +103,7 @@ async def test_what_profiles_cost_is_not_there_for_sums(state: Path) -> None:
     assert budget.for_sums("b") == 1.0
 
 
-async def test_the_metrics_show_all_that_was_spent(state: Path) -> None:
+async def test_metrics_show_the_privacy_loss_of_profiles_and_sums(state: Path) -> None:
     def shown(metrics: HostMetrics) -> list[str]:
         text = metrics.instruments.exposition().decode()
         return [line for line in text.splitlines() if line.startswith("potluck_host_privacy_spent")]

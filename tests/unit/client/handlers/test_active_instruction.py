@@ -18,7 +18,7 @@ from potluck.rpc.v1 import transfer_pb2
         (transfer_pb2.ENCODING_MASKED_UINT32, rpc.WEIGHTING_EXACT, 0.0),
     ],
 )
-def test_how_far_a_training_has_come_is_said_only_with_exact_samples(
+def test_training_progress_is_reported_only_with_exact_sample_counts(
     encoding: transfer_pb2.Encoding.ValueType, weighting: rpc.Weighting.ValueType, said: float
 ) -> None:
     log = InstructionLog()

@@ -22,14 +22,14 @@ def failure(name: str) -> rpc.Answer:
     return rpc.Answer(instruction_id=name, failure=rpc.Failure(reason="TRAINING_FAILED"))
 
 
-def test_an_id_is_begun_once() -> None:
+def test_instruction_received_twice_is_started_once() -> None:
     ledger = InstructionLog()
     assert ledger.receive(train("a")) is Reception.BEGIN
     assert ledger.receive(train("a")) is Reception.GOES_ON
     assert ledger.receive(train("b")) is Reception.BEGIN
 
 
-def test_what_is_finished_is_answered_again() -> None:
+def test_finished_instruction_received_again_repeats_its_answer() -> None:
     ledger = InstructionLog()
     ledger.receive(train("a"))
     assert ledger.finish("a", failure("a"))
@@ -46,7 +46,7 @@ def test_what_is_finished_is_answered_again() -> None:
         (InstructionStage.UPLOADING, rpc.Progress.STAGE_UPLOADING),
     ],
 )
-def test_heartbeats_tell_of_work_under_way(
+def test_heartbeats_report_unfinished_instructions(
     reached: InstructionStage, stage: rpc.Progress.Stage.ValueType
 ) -> None:
     ledger = InstructionLog()
@@ -58,7 +58,7 @@ def test_heartbeats_tell_of_work_under_way(
     assert ledger.progress() == [rpc.Progress(instruction_id="a", stage=stage, fraction=0.25)]
 
 
-def test_abandoned_work_stops() -> None:
+def test_abandoned_instruction_is_stopped_without_an_answer() -> None:
     ledger = InstructionLog()
     for name in ("under way", "finished"):
         ledger.receive(train(name))
@@ -71,7 +71,7 @@ def test_abandoned_work_stops() -> None:
         assert ledger.entry(name).answer is None
 
 
-def test_dropped_work_begins_anew_when_it_is_sent_again() -> None:
+def test_abandoned_or_settled_instruction_restarts_when_received_again() -> None:
     ledger = InstructionLog()
     for name in ("abandoned", "settled"):
         ledger.receive(train(name))
@@ -84,7 +84,7 @@ def test_dropped_work_begins_anew_when_it_is_sent_again() -> None:
         assert ledger.receive(train(name)) is Reception.REPEAT
 
 
-def test_an_instruction_that_was_overtaken_is_refused_once() -> None:
+def test_instruction_abandoned_before_it_arrives_is_refused_once() -> None:
     ledger = InstructionLog()
     assert ledger.abandon(["a"]) == []
     assert ledger.abandon(["a"]) == []
@@ -93,7 +93,7 @@ def test_an_instruction_that_was_overtaken_is_refused_once() -> None:
     assert ledger.receive(train("a")) is Reception.BEGIN
 
 
-def test_another_coordinator_process_overtakes_nothing_of_the_last_one() -> None:
+def test_restarted_coordinator_clears_instructions_abandoned_before_arrival() -> None:
     ledger = InstructionLog()
     ledger.receive(train("done"))
     ledger.finish("done", failure("done"))
@@ -118,7 +118,7 @@ def with_model(
     return instruction
 
 
-def test_the_same_id_with_other_work_begins_anew() -> None:
+def test_instruction_with_a_known_id_and_different_work_starts_again() -> None:
     """A coordinator that went back to a backup may come by another way to the same round."""
     ledger = InstructionLog()
     assert ledger.receive(with_model("one")) is Reception.BEGIN
@@ -130,7 +130,7 @@ def test_the_same_id_with_other_work_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("kind", ["evaluate", "disclose", "question"])
-def test_other_work_is_told_from_the_same(kind: str) -> None:
+def test_work_digest_differs_only_for_different_work(kind: str) -> None:
     def asking(blake3: str, *renditions: str) -> rpc.Instruction:
         instruction = rpc.Instruction(id="a", client_id="client-0", run_id="run", round=1)
         model = getattr(instruction, kind).model
@@ -142,7 +142,7 @@ def test_other_work_is_told_from_the_same(kind: str) -> None:
     assert digest_of_work(asking("one")) != digest_of_work(asking("two"))
 
 
-def test_a_settled_round_ends_that_clients_trainings_only() -> None:
+def test_settled_round_stops_only_trainings_of_that_client_run_and_round() -> None:
     ledger = InstructionLog()
     others = [
         train("other client", client="client-1"),
@@ -158,7 +158,7 @@ def test_a_settled_round_ends_that_clients_trainings_only() -> None:
     assert [entry.id for entry in ledger.under_way()] == [other.id for other in others]
 
 
-def test_old_finished_ids_are_forgotten_but_never_work_under_way() -> None:
+def test_instruction_log_forgets_only_old_finished_instructions() -> None:
     ledger = InstructionLog(remembered=3)
     for name in "abcdef":
         ledger.receive(train(name))

@@ -27,7 +27,7 @@ STAGES = ["compute", "download"]
         ({"evaluate": rpc.Evaluate()}, []),
     ],
 )
-def test_a_training_is_shown_where_the_number_of_samples_is_told_exactly(
+def test_training_span_is_sent_only_with_exact_sample_counts(
     work: dict[str, rpc.Train | rpc.Evaluate], shown: list[str]
 ) -> None:
     with running_collector() as collector:
@@ -46,5 +46,5 @@ def test_a_training_is_shown_where_the_number_of_samples_is_told_exactly(
     assert sorted(each.name for each in collector.spans) == shown
 
 
-def test_an_instruction_that_is_not_traced_has_no_spans() -> None:
+def test_instruction_has_no_spans_without_a_tracer() -> None:
     assert spans_of(None, rpc.Instruction(trace_parent=PARENT)) is None

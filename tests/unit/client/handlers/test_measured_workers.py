@@ -1,4 +1,4 @@
-"""Workers that become more once it is known how many find memory."""
+"""GPU workers, whose number grows once the memory of a training is measured."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def active(name: str = "a", **work: Any) -> ActiveInstruction:
     return ActiveInstruction(instruction=instruction, entry=entry)
 
 
-async def test_the_first_training_settles_it_and_it_is_kept(tmp_path: Path) -> None:
+async def test_first_training_determines_the_stored_number_of_gpu_workers(tmp_path: Path) -> None:
     gpu = Gpu()
     trainers, measured = workers(gpu, tmp_path)
     await asyncio.gather(*(measured.settle(active(name), FILES) for name in "abc"))
@@ -74,7 +74,7 @@ async def test_the_first_training_settles_it_and_it_is_kept(tmp_path: Path) -> N
     other.close()
 
 
-async def test_a_training_that_fails_leaves_it_at_one(tmp_path: Path) -> None:
+async def test_failed_training_leaves_one_gpu_worker(tmp_path: Path) -> None:
     gpu = Gpu(error=TrainingError("it diverged"))
     trainers, measured = workers(gpu, tmp_path)
     await measured.settle(active("a"), FILES)
@@ -84,7 +84,7 @@ async def test_a_training_that_fails_leaves_it_at_one(tmp_path: Path) -> None:
     trainers.close()
 
 
-async def test_a_training_that_is_given_up_leaves_it_to_the_next(tmp_path: Path) -> None:
+async def test_cancelled_training_leaves_the_gpu_measurement_to_the_next(tmp_path: Path) -> None:
     gpu = Gpu()
     trainers, measured = workers(gpu, tmp_path)
     gone = active("a")
@@ -96,7 +96,7 @@ async def test_a_training_that_is_given_up_leaves_it_to_the_next(tmp_path: Path)
     trainers.close()
 
 
-async def test_a_single_worker_need_not_be_measured(tmp_path: Path) -> None:
+async def test_gpu_memory_is_not_measured_for_a_maximum_of_one_worker(tmp_path: Path) -> None:
     gpu = Gpu()
     trainers, measured = workers(gpu, tmp_path, most=1)
     await measured.settle(active(), FILES)

@@ -28,14 +28,14 @@ def test_the_third_failure_of_one_cause_excludes_the_client() -> None:
     assert [(each["log_level"], each["trainings"]) for each in logs] == [("error", 3), ("error", 4)]
 
 
-def test_numbers_in_a_text_are_no_other_cause() -> None:
+def test_failures_that_differ_only_in_numbers_have_the_same_cause() -> None:
     failures = RepeatedFailures()
     texts = ["loss 0.31 at step 7", "loss 1.5 at step 12", "loss 9.0 at step 1"]
     found = [failures.note(failure("client-1", text), "client-1") for text in texts]
     assert found[-1] is not None
 
 
-def test_a_success_or_another_cause_begins_the_count_again() -> None:
+def test_success_or_different_cause_resets_the_failure_count() -> None:
     failures = RepeatedFailures()
     for _ in range(2):
         assert failures.note(failure("a"), "a") is None
@@ -47,6 +47,6 @@ def test_a_success_or_another_cause_begins_the_count_again() -> None:
 
 
 @pytest.mark.parametrize("error", [StateLostError("gone"), DataError("labels")])
-def test_what_the_coordinator_answers_already_is_not_counted(error: TrainingError) -> None:
+def test_failures_that_the_coordinator_handles_are_not_counted(error: TrainingError) -> None:
     failures = RepeatedFailures()
     assert [failures.note(error, "a") for _ in range(4)] == [None] * 4

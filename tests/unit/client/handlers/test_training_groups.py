@@ -43,7 +43,7 @@ def instruction(*companions: str, client: str = "a", **work: Any) -> rpc.Instruc
         ({"reports": ["utility"]}, "measured"),
     ],
 )
-async def test_what_is_asked_of_a_client_may_keep_it_from_its_companions(
+async def test_training_with_individual_work_is_not_grouped(
     work: dict[str, Any], reason: str
 ) -> None:
     groups = TrainingGroups(Worker(), InstructionLog())
@@ -52,27 +52,27 @@ async def test_what_is_asked_of_a_client_may_keep_it_from_its_companions(
     assert groups.wanted(told) is not bool(reason)
 
 
-async def test_nothing_is_brought_together_where_it_is_not_asked_for() -> None:
+async def test_training_is_grouped_only_if_the_instruction_requests_it() -> None:
     groups = TrainingGroups(Worker(), InstructionLog())
     assert not groups.wanted(instruction())
     assert not groups.wanted(instruction("a", "b", training_json='{"batched": false}'))
     assert not groups.wanted(instruction("a", "b", training_json="{}"))
 
 
-def test_companions_are_clients_of_the_attempt() -> None:
+def test_companions_are_mapped_to_the_clients_of_the_attempt() -> None:
     told = instruction("c", "a", "b")
     check_companions(told)
     assert clients_of(told, told.train.companions[:2]) == ["c", "a"]
 
 
-def test_companions_are_cut_into_as_many_parts_as_there_are_workers() -> None:
+def test_group_is_split_into_one_part_per_worker() -> None:
     companions = [f"run/1.1/{each}" for each in "abcde"]
     parts = {part_of(companions, each, 2) for each in companions}
     assert parts == {tuple(companions[:2]), tuple(companions[2:])}
     assert {part_of(companions, each, 9) for each in companions} == {(each,) for each in companions}
 
 
-async def test_a_client_that_has_a_worker_of_its_own_is_trained_alone() -> None:
+async def test_client_with_its_own_worker_is_trained_alone() -> None:
     log, told = InstructionLog(), instruction("a", "b")
     workers: list[Worker[Any]] = [Worker(*[list[int]] * count) for count in (1, 2)]
     one, two = (TrainingGroups(each, log) for each in workers)
@@ -92,7 +92,7 @@ async def test_a_client_that_has_a_worker_of_its_own_is_trained_alone() -> None:
     ],
     ids=["not itself", "twice", "another attempt", "too many"],
 )
-def test_companions_that_make_no_sense_are_refused(companions: list[str]) -> None:
+def test_invalid_companions_are_refused(companions: list[str]) -> None:
     told = instruction()
     told.train.companions.extend(companions)
     with pytest.raises(ProtocolError, match="companions"):

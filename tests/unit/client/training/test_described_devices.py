@@ -6,7 +6,7 @@ import torch
 from potluck.client.training.device import described_devices
 
 
-def test_gpus_are_called_by_their_names_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_description_names_each_gpu_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["NVIDIA H100", "NVIDIA H100", "NVIDIA A10"]
     monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
     assert described_devices("cpu") == "cpu"

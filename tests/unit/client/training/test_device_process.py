@@ -53,7 +53,7 @@ def measure(device: DeviceProcess, working: threading.Event) -> None:
     )
 
 
-def test_processes_that_end_leave_nothing_open(
+def test_ended_worker_processes_leave_no_file_descriptors_open(
     processes: WorkerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
@@ -66,7 +66,9 @@ def test_processes_that_end_leave_nothing_open(
         before = now
 
 
-def test_a_board_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_board_works_without_a_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nothing"))
     board = ProgressBoard()
     other = ProgressBoard(os.dup(board.descriptor))
@@ -80,7 +82,7 @@ def test_a_board_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ProgressBoard()
 
 
-def test_nothing_is_started_anew_while_the_host_stops(
+def test_worker_process_is_not_restarted_while_the_host_stops(
     processes: WorkerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hanging = tmp_path / "hanging"

@@ -36,7 +36,7 @@ from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import write_tensors
 
 
-def test_u_approaches_the_inverse_hessian_times_the_gradient() -> None:
+def test_fedbio_direction_converges_to_the_inverse_hessian_times_the_gradient() -> None:
     """A worked example: A = diag(2, 4), ∇f = (1, 1), τ = .25."""
     y = torch.tensor([3.0, -1.0], requires_grad=True)
     matrix, wanted = torch.tensor([2.0, 4.0]), [torch.ones(2)]
@@ -51,7 +51,7 @@ def test_u_approaches_the_inverse_hessian_times_the_gradient() -> None:
     assert found[-1] == pytest.approx([0.5, 0.25])
 
 
-def test_a_long_u_is_scaled_back() -> None:
+def test_fedbio_direction_is_clipped_to_a_maximum_norm() -> None:
     start = [torch.tensor([3.0]), torch.tensor([4.0])]
     still = [torch.zeros(1), torch.zeros(1)]
     assert next_directions(start, still, still, 1.0, 10.0) == start
@@ -108,7 +108,7 @@ def descended(
     return running.finish(1.0)
 
 
-def test_a_step_is_what_finite_differences_say() -> None:
+def test_fedbio_step_equals_finite_differences() -> None:
     network, samples = linear().double(), data(5)
     samples = Examples(inputs=samples.inputs.double(), labels=samples.labels)
     validation = Examples(inputs=data(6, seed=1).inputs.double(), labels=data(6, seed=1).labels)
@@ -144,7 +144,7 @@ def test_a_step_is_what_finite_differences_say() -> None:
     np.testing.assert_allclose(network.weight.grad, expected, rtol=1e-9)
 
 
-def test_weights_belong_to_samples_even_if_quotas_skip_some() -> None:
+def test_fedbio_sample_weights_follow_the_samples_selected_by_quotas() -> None:
     network, samples = linear(), data(5)
     given = context(network, 9, direction=torch.eye(2), positions=torch.tensor([1, 3, 4, 7, 8]))
     keep = descended(given, network, samples, [0, 2]).keep
@@ -152,19 +152,19 @@ def test_weights_belong_to_samples_even_if_quotas_skip_some() -> None:
     assert keep[WEIGHTS][WEIGHTS].nonzero()[:, 0].tolist() == [1, 4]
 
 
-def test_weights_of_other_data_are_forgotten() -> None:
+def test_fedbio_sample_weights_of_different_data_are_discarded() -> None:
     network = linear()
     keep = descended(context(network, 5, kept=torch.ones(4)), network, data(5), [0]).keep
     assert keep is not None
     assert keep[WEIGHTS][WEIGHTS].tolist() == [0.0] * 5
 
 
-def test_without_samples_kept_back_it_says_what_to_set() -> None:
+def test_fedbio_without_validation_samples_names_the_setting_to_change() -> None:
     with pytest.raises(DataError, match=r"it has none; set training\.validation_share, and give"):
         FedBiOCorrection().begin(context(linear(), 5, validation=data(0)))
 
 
-def test_wrong_labels_come_to_count_less_and_what_is_kept_is_read_again(tmp_path: Path) -> None:
+def test_fedbio_reduces_the_stored_weights_of_samples_with_wrong_labels(tmp_path: Path) -> None:
     """Several trainings through files, as a host has them."""
     network, wrong = linear(), 10
     layout = Layout.of(state_arrays(network))

@@ -49,7 +49,7 @@ counts = st.integers(1, 64)
 
 
 @given(sizes, sizes, sizes, counts, counts)
-def test_workers_fit_into_memory_unless_there_is_only_one(
+def test_several_gpu_workers_always_fit_into_free_memory(
     peak: int, context: int, free: int, lanes: int, most: int
 ) -> None:
     def fits(workers: int) -> bool:
@@ -64,7 +64,7 @@ def test_workers_fit_into_memory_unless_there_is_only_one(
 
 
 @given(sizes, sizes, sizes, counts, counts, st.integers(0, 10 * GIB))
-def test_more_memory_is_never_for_fewer(
+def test_more_free_memory_never_gives_fewer_gpu_workers(
     peak: int, context: int, free: int, lanes: int, most: int, more: int
 ) -> None:
     less, roomier = (
@@ -75,7 +75,7 @@ def test_more_memory_is_never_for_fewer(
     )
 
 
-def test_a_choice_says_why_and_is_kept(tmp_path: Path) -> None:
+def test_chosen_number_of_gpu_workers_has_a_reason(tmp_path: Path) -> None:
     choice = chosen_workers("it", memory(peak=2.5, free=20), lanes=4, most=8)
     assert choice.workers == 6  # of one client each: 18
     assert choice.reason == (
@@ -92,7 +92,7 @@ def test_a_choice_says_why_and_is_kept(tmp_path: Path) -> None:
     )
 
 
-def test_what_a_training_takes_is_its_tensors_and_what_came_with_it(
+def test_training_memory_includes_peak_tensors_and_gpu_context(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By figures as a GPU gives them: 3 GiB of tensors at most, 2 still held, 1 of kernels."""

@@ -98,7 +98,9 @@ def trained(
     return folder / "kept-model", read(folder / "update")
 
 
-def test_normalisation_stays_and_goes_on(training: Classification, tmp_path: Path) -> None:
+def test_kept_normalisation_is_not_sent_and_continues_in_the_next_round(
+    training: Classification, tmp_path: Path
+) -> None:
     first, update = trained(training, tmp_path / "1", "client-1")
     assert set(update) == {"body.weight", "body.bias", "head.weight", "head.bias"}
     kept = read(first)
@@ -113,7 +115,9 @@ def test_normalisation_stays_and_goes_on(training: Classification, tmp_path: Pat
     assert not np.array_equal(read(second)["norm.weight"], kept["norm.weight"])
 
 
-def test_a_client_measures_with_what_it_keeps(training: Classification, tmp_path: Path) -> None:
+def test_client_evaluates_the_model_with_its_kept_tensors(
+    training: Classification, tmp_path: Path
+) -> None:
     def loss(**kept: Path) -> float:
         work = rpc.Instruction(client_id="client-1", evaluate=rpc.Evaluate())
         files = ClientFiles(model=tmp_path / "1" / "model", kept=kept)

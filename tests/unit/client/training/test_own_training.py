@@ -1,4 +1,4 @@
-"""Tasks with trainers of their own: their results, and their faults."""
+"""Tasks with their own trainers: results and failures."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def instruction(client: str = "client-1", round_number: int = 1) -> rpc.Instruct
     return rpc.Instruction(client_id=client, round=round_number, train=work)
 
 
-def test_it_trains_and_says_what_it_measured(tmp_path: Path) -> None:
+def test_custom_trainer_trains_and_reports_its_metrics(tmp_path: Path) -> None:
     found = training()
     outcome = found.train(instruction(), files(tmp_path), TrainingProgress())
     assert outcome.samples == SAMPLES
@@ -83,7 +83,7 @@ def test_it_trains_and_says_what_it_measured(tmp_path: Path) -> None:
     assert (less.samples, less.steps, dict(less.measures)) == (1, 0, {}), "a count tells samples"
 
 
-def test_the_same_training_gives_the_same_bits_and_its_folder_lasts(tmp_path: Path) -> None:
+def test_custom_training_is_reproducible_and_keeps_its_folder(tmp_path: Path) -> None:
     models = []
     for round_number in (1, 2):
         found = training()  # as after a kill
@@ -125,7 +125,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_one_line_and_the_next_client_trains(fault: str, tmp_path: Path) -> None:
+def test_trainer_failure_is_one_line_and_the_next_client_is_trained(
+    fault: str, tmp_path: Path
+) -> None:
     found = training(fault)
     with pytest.raises(TrainerError) as caught:
         found.train(instruction(), files(tmp_path), TrainingProgress())
@@ -172,7 +174,7 @@ def private(trainer: Descent, folder: Path) -> Outcome:
     return found.train(asked, replace(files(folder), granted=GRANTED), TrainingProgress())
 
 
-def test_a_private_trainer_reports_only_what_is_public(tmp_path: Path) -> None:
+def test_private_trainer_reports_only_public_values(tmp_path: Path) -> None:
     outcome = private(Noisy(""), tmp_path)
     report = outcome.report(Weighting.EXACT)
     assert (report.samples, report.steps, report.loss) == (SAMPLES, 10, None)
@@ -182,7 +184,7 @@ def test_a_private_trainer_reports_only_what_is_public(tmp_path: Path) -> None:
     assert outcome.loss != outcome.loss  # NaN
 
 
-def test_a_private_training_has_other_seeds_than_the_coordinators(tmp_path: Path) -> None:
+def test_private_trainings_do_not_use_the_seed_of_the_coordinator(tmp_path: Path) -> None:
     class Seeds(Noisy):
         found: ClassVar[list[tuple[int, int]]] = []
 
@@ -200,21 +202,21 @@ def test_a_private_training_has_other_seeds_than_the_coordinators(tmp_path: Path
 
 
 @pytest.mark.parametrize("fault", ["forgotten", "exceeded", "refused", "raises", "exits"])
-def test_a_private_trainer_that_fails_says_one_fixed_sentence(fault: str, tmp_path: Path) -> None:
+def test_failed_private_trainer_reports_one_fixed_message(fault: str, tmp_path: Path) -> None:
     with pytest.raises(TrainerError) as caught:
         private(Noisy(fault), tmp_path)
     assert caught.value.message == FAILED
     assert not caught.value.metadata
 
 
-def test_a_trainer_without_the_capability_is_not_asked_to_train_with_noise(tmp_path: Path) -> None:
+def test_trainer_without_the_privacy_capability_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"has no noise for single records \(capability"):
         private(Descent(""), tmp_path)
     with pytest.raises(TrainingError, match="has no privacy"):
         training().samples(ClientId("client-1"))
 
 
-def test_a_keyboard_interrupt_in_a_hosts_thread_is_the_trainers_fault(tmp_path: Path) -> None:
+def test_keyboard_interrupt_raised_in_a_host_thread_is_a_trainer_error(tmp_path: Path) -> None:
     found = training("interrupts")
     whose = r"client 'client-1': KeyboardInterrupt: no message \(potluck_trainers.py:"
     with ThreadPoolExecutor(1) as thread:
@@ -223,7 +225,7 @@ def test_a_keyboard_interrupt_in_a_hosts_thread_is_the_trainers_fault(tmp_path: 
             trained.result()
 
 
-def test_ctrl_c_is_not_the_trainers_fault(
+def test_keyboard_interrupt_in_the_main_thread_is_not_a_trainer_error(
     tmp_path: Path,
 ) -> None:
     """In the main thread, where Python raises it."""
@@ -259,7 +261,7 @@ def trained_keeping(folder: Path, fault: str = "", **changes: Any) -> dict[str, 
         return {name: float(array.reshape(-1)[0]) for name, array in kept.arrays.items()}
 
 
-def test_what_a_client_keeps_begins_with_the_seed_and_goes_on(tmp_path: Path) -> None:
+def test_kept_tensors_start_from_the_seed_and_continue_in_the_next_round(tmp_path: Path) -> None:
     first = trained_keeping(tmp_path)
     assert first == trained_keeping(tmp_path), "the same first values, after any kill"
     np.random.seed(3)
@@ -273,21 +275,23 @@ def test_what_a_client_keeps_begins_with_the_seed_and_goes_on(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("fault", ["not-a-number", "shapes", "names"])
-def test_a_fault_in_what_is_kept_is_one_line_and_is_not_kept(fault: str, tmp_path: Path) -> None:
+def test_invalid_kept_tensors_fail_in_one_line_and_are_not_stored(
+    fault: str, tmp_path: Path
+) -> None:
     with pytest.raises(TrainerError) as caught:
         trained_keeping(tmp_path, fault)
     assert caught.value.message.startswith(f"the trainer of task 'line' {FAULTS[fault]}")
     assert not (tmp_path / "model.kept").exists()
 
 
-def test_a_training_that_nobody_waits_for_ends(tmp_path: Path) -> None:
+def test_cancelled_custom_training_ends(tmp_path: Path) -> None:
     asked = iter([False, False, True])
     progress = TrainingProgress(cancelled=lambda: next(asked))
     with pytest.raises(RoundClosedError):
         training().train(instruction(), files(tmp_path), progress)
 
 
-def test_measures_out_of_their_range_are_refused(tmp_path: Path) -> None:
+def test_evaluation_metric_outside_its_declared_range_is_refused(tmp_path: Path) -> None:
     work = rpc.Instruction(client_id="client-1", evaluate=rpc.Evaluate(seed=9))
     sums = training().evaluate(work, files(tmp_path), TrainingProgress())
     assert isinstance(sums, MeasureSums)
@@ -299,7 +303,7 @@ def test_measures_out_of_their_range_are_refused(tmp_path: Path) -> None:
     assert (sums + sums).measures["near"] == Measured(2 * sums.measures["near"].sum, 2 * SAMPLES)
 
 
-def test_it_answers_with_the_gradient_that_the_trainer_computes(tmp_path: Path) -> None:
+def test_gradient_norm_question_uses_the_gradient_of_the_trainer(tmp_path: Path) -> None:
     """The gradient is that of half the mean squared error at slope and offset 0."""
     asked = rpc.Instruction(client_id="client-1", round=1)
     context = training().question_context(asked, lambda: False, files(tmp_path))
@@ -310,7 +314,7 @@ def test_it_answers_with_the_gradient_that_the_trainer_computes(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("nonsense", [float("nan"), -1.0, "long"])
-def test_a_gradient_that_is_no_length_is_no_answer(
+def test_invalid_gradient_norm_of_a_trainer_is_refused(
     nonsense: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Descent, "gradient_norm", lambda *_: nonsense)
@@ -320,7 +324,7 @@ def test_a_gradient_that_is_no_length_is_no_answer(
         GradientNorm().answer(context)
 
 
-def test_what_only_the_coordinator_moves_is_not_trained(tmp_path: Path) -> None:
+def test_trainer_that_changes_a_one_way_tensor_is_refused(tmp_path: Path) -> None:
     work = instruction()
     work.train.encoding = transfer_pb2.ENCODING_FLOAT32
     work.train.one_way.append("off*")
@@ -336,7 +340,7 @@ def test_what_only_the_coordinator_moves_is_not_trained(tmp_path: Path) -> None:
         assert list(update.arrays) == ["slope", "offset"]
 
 
-def test_tensors_are_left_out_of_the_update(tmp_path: Path) -> None:
+def test_dropped_tensors_are_missing_from_the_update(tmp_path: Path) -> None:
     work = instruction()
     work.train.encoding = transfer_pb2.ENCODING_FLOAT32
     for dropped, why in (
@@ -356,7 +360,7 @@ def test_tensors_are_left_out_of_the_update(tmp_path: Path) -> None:
         assert list(update.arrays) == ["slope"]
 
 
-def test_tuning_before_measuring_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_fine_tuning_of_a_custom_trainer_leaves_no_trace(tmp_path: Path) -> None:
     found, given = training(), files(tmp_path)
     found.train(instruction("client-2"), given, TrainingProgress())
     work = rpc.Evaluate(tuning=rpc.Train(seed=7, training_json="{}"))
@@ -372,7 +376,7 @@ def test_tuning_before_measuring_leaves_nothing_behind(tmp_path: Path) -> None:
     assert (tmp_path / "own" / "trainings").read_text() == "1\n", "the folder is as it was"
 
 
-def test_a_torch_task_has_what_its_first_step_imports_once_it_is_loaded() -> None:
+def test_loading_a_torch_task_imports_the_modules_of_its_first_step() -> None:
     """In a process of its own, which has not imported that yet."""
     program = """
 import sys

@@ -1,4 +1,4 @@
-"""The triplet estimate: its objective, its features, its matrices, and what it does not see."""
+"""The triplet estimate: objective, features, matrices, and unused attribute labels."""
 
 import math
 import random
@@ -55,25 +55,27 @@ def with_probability(probability: float) -> Tensor:
 
 
 @pytest.mark.parametrize(("probability", "expected"), [(0.5, 0.6258), (0.9, 0.1037)])
-def test_generalized_cross_entropy_check_vectors(probability: float, expected: float) -> None:
+def test_generalized_cross_entropy_equals_hand_computed_values(
+    probability: float, expected: float
+) -> None:
     loss = generalized_cross_entropy(with_probability(probability), torch.tensor([1]), 0.3)
     assert float(loss) == pytest.approx(expected, abs=5e-5)
 
 
-def test_it_lies_between_cross_entropy_and_absolute_error() -> None:
+def test_generalized_cross_entropy_lies_between_cross_entropy_and_absolute_error() -> None:
     logits, label = with_probability(0.2), torch.tensor([1])
     assert float(generalized_cross_entropy(logits, label, 1e-9)) == pytest.approx(-math.log(0.2))
     assert float(generalized_cross_entropy(logits, label, 1.0)) == pytest.approx(0.8)
 
 
-def test_hopeless_samples_pull_on_nothing() -> None:
+def test_gradient_of_a_sample_with_probability_zero_is_zero() -> None:
     logits = torch.tensor([[1000.0, 0.0]], requires_grad=True)
     torch.autograd.backward(generalized_cross_entropy(logits, torch.tensor([1]), 0.3))
     assert logits.grad is not None
     assert logits.grad.tolist() == [[0.0, 0.0]]
 
 
-def test_the_objective_is_installed_with_its_option() -> None:
+def test_generalized_cross_entropy_objective_is_installed_with_its_option() -> None:
     objective = plugins.create(Objective, "generalized-cross-entropy", {"q": 1.0})
     labels = torch.tensor([1])
     batch = Batch(inputs=torch.zeros(1, 2), labels=labels, indices=torch.tensor([0]))
@@ -118,14 +120,14 @@ class Pooling(nn.Module):
         return logits
 
 
-def test_features_come_from_the_models_method_where_it_has_one() -> None:
+def test_features_come_from_the_features_method_of_the_model() -> None:
     inputs = torch.arange(20.0).reshape(5, 4)
     features, logits = features_and_logits(WithMethod(), inputs, device=CPU, batch_size=2)
     assert torch.equal(features, inputs * 2)
     assert logits.shape == (5, 3)
 
 
-def test_features_are_what_the_last_linear_layer_called_gets() -> None:
+def test_features_are_the_inputs_of_the_last_linear_layer() -> None:
     torch.manual_seed(0)
     model, inputs = Pooling(), torch.randn(5, 4)
     features, logits = features_and_logits(model, inputs, device=CPU, batch_size=2)
@@ -135,12 +137,12 @@ def test_features_are_what_the_last_linear_layer_called_gets() -> None:
     assert not model.training
 
 
-def test_a_model_without_features_is_told_what_to_do() -> None:
+def test_model_without_features_is_refused_with_the_remedy() -> None:
     with pytest.raises(ConfigurationError, match=r"give the task's model a method 'features"):
         features_and_logits(nn.Flatten(), torch.zeros(2, 4), device=CPU)
 
 
-def test_inputs_that_do_not_fit_are_a_failed_training() -> None:
+def test_inputs_incompatible_with_the_model_raise_a_training_error() -> None:
     with pytest.raises(TrainingError, match="the task's model failed"):
         features_and_logits(Pooling(), torch.zeros(2, 7), device=CPU)
 
@@ -187,7 +189,7 @@ def estimate(
     )
 
 
-def test_two_classes_get_their_matrix() -> None:
+def test_interaction_matrix_of_two_classes_is_estimated() -> None:
     """The attribute matches the class for 40 and 25; the pivot is the most evenly split class."""
     found = estimate({(0, 0): 40, (0, 1): 5, (1, 1): 25, (1, 0): 12})
     assert found.matrix.tolist() == [[5, 40], [25, 12]]
@@ -195,38 +197,38 @@ def test_two_classes_get_their_matrix() -> None:
     assert found.attributes.tolist() == [1] * 40 + [0] * 5 + [0] * 25 + [1] * 12
 
 
-def test_ties_go_to_the_lowest_class() -> None:
+def test_lowest_class_is_the_pivot_in_a_tie() -> None:
     found = estimate({(0, 0): 20, (0, 1): 5, (1, 1): 20, (1, 0): 5})
     assert found.pivot == 0
     assert found.matrix.tolist() == [[20, 5], [5, 20]]
 
 
-def test_each_of_three_classes_is_told_from_the_rest_together() -> None:
+def test_each_of_three_classes_is_contrasted_with_the_other_two() -> None:
     found = estimate({(0, 0): 20, (0, 2): 10, (1, 1): 9, (1, 2): 1, (2, 2): 30, (2, 0): 4}, 3)
     assert found.pivot == 1
     assert found.matrix[1].tolist() == [9, 1]
     assert found.matrix.sum(axis=1).tolist() == [30, 10, 34]
 
 
-def test_the_pivot_of_three_classes_carries_its_attribute_over() -> None:
+def test_attribute_of_the_pivot_is_applied_to_three_classes() -> None:
     found = estimate({(0, 0): 20, (0, 2): 16, (1, 0): 30, (1, 2): 2, (2, 2): 30, (2, 0): 9}, 3)
     assert (found.pivot, found.degenerate) == (0, False)
     assert found.matrix.tolist() == [[20, 16], [30, 2], [9, 30]]
 
 
-def test_a_class_without_samples_is_no_pivot() -> None:
+def test_class_without_samples_is_not_the_pivot() -> None:
     found = estimate({(0, 0): 20, (0, 2): 6, (2, 2): 15, (2, 0): 5}, 3)
     assert found.pivot == 2
     assert found.matrix.tolist() == [[6, 20], [0, 0], [15, 5]]
 
 
-def test_a_class_with_one_sample_is_no_pivot() -> None:
+def test_class_with_one_sample_is_not_the_pivot() -> None:
     """Its gap would be 1, the smallest."""
     found = estimate({(0, 0): 20, (0, 1): 5, (1, 1): 1})
     assert (found.pivot, found.matrix.tolist()) == (0, [[20, 5], [0, 1]])
 
 
-def test_a_pivot_with_an_empty_part_gives_all_one_attribute() -> None:
+def test_pivot_that_can_not_be_split_gives_all_samples_one_attribute() -> None:
     """Class 0's gap is 3, though only class 1 could be split: so says Alg. 2."""
     found = estimate({(0, 0): 3, (1, 1): 30, (1, 0): 5})
     assert (found.pivot, found.head_accuracy, found.degenerate) == (0, None, False)
@@ -234,14 +236,14 @@ def test_a_pivot_with_an_empty_part_gives_all_one_attribute() -> None:
     assert triplet(found.matrix)[1:] == (1.0, 0.0)
 
 
-def test_where_no_class_can_be_split_it_is_degenerate() -> None:
+def test_estimate_is_degenerate_if_no_class_can_be_split() -> None:
     found = estimate({(0, 0): 30, (1, 1): 10})
     assert (found.degenerate, found.pivot, found.head_accuracy) == (True, None, None)
     assert found.matrix.tolist() == [[30, 0], [10, 0]]
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_a_client_of_one_class(classes: int) -> None:
+def test_estimate_of_a_client_with_one_class_has_no_correlation(classes: int) -> None:
     """With more than two classes, no single other class can be the contrast to the one."""
     found = estimate({(1, 1): 30, (1, 0): 10}, classes)
     class_imbalance, attribute_imbalance, correlation = triplet(found.matrix)
@@ -250,7 +252,7 @@ def test_a_client_of_one_class(classes: int) -> None:
     assert attribute_imbalance == pytest.approx(1.0 if classes == 3 else 0.1887, abs=1e-4)
 
 
-def test_a_single_sample_is_degenerate() -> None:
+def test_estimate_of_a_single_sample_is_degenerate() -> None:
     assert estimate({(0, 1): 1}).matrix.tolist() == [[1, 0], [0, 0]]
 
 
@@ -261,7 +263,7 @@ cells_of = st.dictionaries(
 
 @settings(max_examples=25, deadline=None)
 @given(cells_of)
-def test_rows_always_sum_to_the_label_counts(cells: Mapping[tuple[int, int], int]) -> None:
+def test_matrix_rows_always_sum_to_the_label_counts(cells: Mapping[tuple[int, int], int]) -> None:
     data = samples(cells, 3)
     model = biased_model(3)
     found = estimate_matrix(
@@ -297,18 +299,18 @@ def of_digits(
     return released_triplet(found, noise)
 
 
-def test_same_seed_same_triplet_whatever_went_before() -> None:
+def test_triplet_depends_only_on_the_seed() -> None:
     first = of_digits(of_client(2))
     torch.randn(17)
     of_digits(of_client(3))
     assert of_digits(of_client(2)) == first
 
 
-def test_the_attribute_labels_are_not_looked_at() -> None:
+def test_triplet_estimate_does_not_use_attribute_labels() -> None:
     assert of_digits(of_client(2, groups=False)) == of_digits(of_client(2))
 
 
-def test_the_global_generator_is_left_alone() -> None:
+def test_triplet_estimate_does_not_change_the_global_generator() -> None:
     model = ColoredDigits().model()
     before = torch.default_generator.get_state()
     estimate_matrix(
@@ -335,7 +337,7 @@ def noise(epsilon: float, seed: int) -> ReleaseNoise:
     return ReleaseNoise("triplet", parameters, random.Random(seed))
 
 
-def test_with_privacy_the_triplet_is_that_of_the_noisy_matrix() -> None:
+def test_released_triplet_is_computed_from_the_noisy_matrix() -> None:
     cells = {(0, 0): 40, (0, 1): 5, (1, 1): 25, (1, 0): 12}
     matrix = estimate(cells).matrix
     model = biased_model(2)
@@ -351,12 +353,12 @@ def test_with_privacy_the_triplet_is_that_of_the_noisy_matrix() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_matrix_drowned_in_noise_still_gives_a_triplet(seed: int) -> None:
+def test_triplet_of_a_very_noisy_matrix_is_valid(seed: int) -> None:
     found = of_digits(of_client(0), noise=noise(0.01, seed))
     assert all(0 <= component <= 1 for component in found["triplet"])
 
 
-def test_hardly_any_noise_changes_nothing() -> None:
+def test_triplet_is_unchanged_with_very_little_noise() -> None:
     private = of_digits(of_client(2), noise=noise(100.0, 0))
     assert private["triplet"] == of_digits(of_client(2))["triplet"]
 
@@ -371,13 +373,13 @@ def failing(data: Examples, **changes: Any) -> None:
     estimate_matrix(model, weights, data, classes=2, terms=terms)
 
 
-def test_a_client_without_samples_is_refused() -> None:
+def test_triplet_estimate_without_samples_is_refused() -> None:
     empty = Examples(inputs=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.int64))
     with pytest.raises(TrainingError, match="no training samples"):
         failing(empty)
 
 
-def test_it_can_be_cancelled() -> None:
+def test_triplet_estimate_can_be_cancelled() -> None:
     with pytest.raises(RoundClosedError):
         failing(samples({(0, 0): 5, (1, 0): 5}, 2), cancelled=lambda: True)
 
@@ -387,7 +389,7 @@ def test_weights_of_another_model_are_refused() -> None:
         failing(samples({(0, 0): 5, (1, 0): 5}, 2), weights=weights_of(biased_model(3)))
 
 
-def test_settings_are_the_papers_and_frozen() -> None:
+def test_default_triplet_settings_are_those_of_the_paper() -> None:
     paper = TripletSettings()
     assert (paper.pretraining_rounds, paper.bias_steps, paper.attribute_steps) == (1, 50, 10)
     assert (paper.q, paper.learning_rate, paper.batch_size) == (0.3, 1e-3, 28)
@@ -395,7 +397,7 @@ def test_settings_are_the_papers_and_frozen() -> None:
         validate(TripletSettings, {"tau": 3}, source="profile.triplet")
 
 
-def test_a_task_may_recommend_settings_and_the_run_overrides_them() -> None:
+def test_run_overrides_the_triplet_settings_recommended_by_a_task() -> None:
     task = ColoredDigits()
     recommended = triplet_settings_for(task, {}, source="the run file")
     assert recommended == TripletSettings(attribute_learning_rate=0.1, attribute_steps=100)
@@ -405,7 +407,7 @@ def test_a_task_may_recommend_settings_and_the_run_overrides_them() -> None:
         triplet_settings_for(task, {"q": 2}, source="the run file")
 
 
-def test_the_head_has_a_learning_rate_of_its_own() -> None:
+def test_head_has_its_own_learning_rate() -> None:
     """From zero, ten steps of 0.001 only tell which part is larger; ten of 1.0 tell them apart."""
     cells = {(0, 0): 40, (0, 1): 5, (1, 1): 25, (1, 0): 12}
     accuracies = []

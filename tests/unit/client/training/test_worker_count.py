@@ -29,7 +29,7 @@ from potluck.client.training.processes.worker_count import (
         (100, 16, 8, 64, 1),
     ],
 )
-def test_workers_fill_processors_find_clients_and_have_memory(
+def test_worker_count_is_limited_by_processors_clients_and_memory(
     clients: int, threads: int, processors: int, memory: int, expected: int
 ) -> None:
     found = automatic(clients, threads, processors=processors, memory=memory * BYTES_PER_WORKER)
@@ -73,7 +73,7 @@ def config(**values: Any) -> ClientConfig:
         ),
     ],
 )
-def test_a_gpu_is_measured_and_processors_are_counted(
+def test_worker_count_is_measured_on_a_gpu_and_computed_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     values: dict[str, Any],

@@ -22,7 +22,7 @@ KIB = 1 << 10
         (1024, 64 * 1024, 1024),
     ],
 )
-def test_a_broken_transfer_adapts_the_chunk_size_to_the_received_bytes(
+def test_interrupted_transfer_adapts_the_chunk_size_to_the_received_bytes(
     size: int, gained: int, after: int
 ) -> None:
     chunks = ChunkSize(size * KIB)
@@ -31,7 +31,7 @@ def test_a_broken_transfer_adapts_the_chunk_size_to_the_received_bytes(
 
 
 @pytest.mark.parametrize("carries", [20_000, 100_000, 700_000, 3_000_000])
-def test_any_link_that_carries_the_least_chunk_brings_a_file_through(carries: int) -> None:
+def test_file_passes_any_link_that_carries_the_minimum_chunk(carries: int) -> None:
     chunks, held, breaks = ChunkSize(), 0, 0
     while held < 50 << 20:
         gained = carries // chunks.bytes * chunks.bytes
@@ -42,7 +42,7 @@ def test_any_link_that_carries_the_least_chunk_brings_a_file_through(carries: in
     assert held / breaks > carries * 0.75
 
 
-def test_files_that_go_through_make_chunks_large_again() -> None:
+def test_complete_transfers_increase_the_chunk_size_again() -> None:
     chunks = ChunkSize(LEAST_CHUNK_BYTES)
     for _ in range(6):
         chunks.passed()

@@ -1,4 +1,4 @@
-"""A client's whole model is made of the run's and of what the client keeps."""
+"""A client's whole model consists of the run's model and the tensors the client keeps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def state_directory(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_there_is_is_listed(state_directory: Path) -> None:
+def test_stored_client_states_are_listed(state_directory: Path) -> None:
     found = chosen_states(state_directory)
     assert [(each.client_id, each.purpose, each.pending) for each in found] == [
         ("client-0", "model", False),
@@ -48,7 +48,9 @@ def test_what_there_is_is_listed(state_directory: Path) -> None:
     assert len(chosen_states(state_directory, purpose="model")) == 2
 
 
-def test_a_whole_model_is_written(state_directory: Path, tmp_path: Path) -> None:
+def test_whole_model_is_written_from_the_run_model_and_kept_tensors(
+    state_directory: Path, tmp_path: Path
+) -> None:
     model, output = tmp_path / "model", tmp_path / "whole"
     write_tensors(model, {"body": np.ones(2, np.float32), "head": np.full(3, 9, np.float32)})
     states = chosen_states(state_directory, client="client-1", purpose="model")
@@ -64,7 +66,7 @@ def test_a_whole_model_is_written(state_directory: Path, tmp_path: Path) -> None
         assert list(own.layout.by_name) == ["head"]
 
 
-def test_another_model_and_an_open_choice_are_refused(
+def test_incompatible_model_or_ambiguous_state_is_refused(
     state_directory: Path, tmp_path: Path
 ) -> None:
     model, output = tmp_path / "model", tmp_path / "whole"

@@ -21,7 +21,9 @@ from potluck.common.tensors.digest import digest_of
         ("abcd", "abcd", 1, ""),
     ],
 )
-def test_the_longest_unused_go(by_use: str, in_use: str, keep: int, expected: str) -> None:
+def test_model_cache_evicts_the_least_recently_used_models(
+    by_use: str, in_use: str, keep: int, expected: str
+) -> None:
     assert evictions(list(by_use), set(in_use), keep) == list(expected)
 
 
@@ -33,7 +35,7 @@ def put(folder: Path, content: bytes, *, age: int = 0) -> str:
     return blake3
 
 
-def test_a_restarted_process_finds_its_models_and_believes_none(tmp_path: Path) -> None:
+def test_restarted_model_cache_verifies_the_models_on_disk(tmp_path: Path) -> None:
     old, good, rotten = (
         put(tmp_path, text, age=age) for age, text in ((3, b"old"), (2, b"good"), (1, b"rotten"))
     )
@@ -47,7 +49,7 @@ def test_a_restarted_process_finds_its_models_and_believes_none(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == [good]
 
 
-def test_a_pinned_model_stays_until_it_is_let_go(tmp_path: Path) -> None:
+def test_pinned_model_is_not_evicted_before_it_is_unpinned(tmp_path: Path) -> None:
     cache = ModelCache(tmp_path, keep=1)
     first, second = put(tmp_path, b"first"), put(tmp_path, b"second")
     cache.add(first)
@@ -61,12 +63,12 @@ def test_a_pinned_model_stays_until_it_is_let_go(tmp_path: Path) -> None:
     assert cache.path(second).exists()
 
 
-def test_a_path_is_only_made_of_a_digest(tmp_path: Path) -> None:
+def test_model_path_from_an_invalid_digest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="BLAKE3 digest"):
         ModelCache(tmp_path, keep=1).path("../../etc/passwd")
 
 
-def test_room_is_made_before_a_model_comes(tmp_path: Path) -> None:
+def test_model_cache_frees_space_before_a_download(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
     older, newer = (put(folder, text, age=age) for age, text in ((2, b"older"), (1, b"newer")))

@@ -42,29 +42,29 @@ def stores() -> ObjectStores:
         "",
     ],
 )
-def test_other_addresses_are_not_allowed(url: str) -> None:
+def test_object_store_url_of_another_origin_is_refused(url: str) -> None:
     assert not stores().allows(url)
     with pytest.raises(ConfigurationError, match="object_stores"):
         FileRoute(stores()).url(transfer_pb2.StoredFile(url=url))
 
 
-def test_stores_that_the_owner_allows_are_used() -> None:
+def test_object_store_that_the_owner_allows_is_used() -> None:
     assert stores().allows(GOOD.url)
     assert FileRoute(stores()).url(ALONE) == ALONE.url
 
 
-def test_nothing_is_allowed_by_default() -> None:
+def test_no_object_store_is_allowed_by_default() -> None:
     made = ObjectStores()
     made.offered = True
     assert not made.usable
     assert not made.allows(GOOD.url)
 
 
-def test_nothing_is_used_before_the_coordinator_offers_it() -> None:
+def test_object_store_is_not_used_before_the_coordinator_offers_it() -> None:
     assert not ObjectStores([ORIGIN]).usable
 
 
-def test_an_address_that_is_not_allowed_is_gone_past_where_that_may_be() -> None:
+def test_file_at_a_refused_url_is_fetched_directly_if_permitted() -> None:
     route = FileRoute(stores())
     with pytest.raises(ObjectStoreError) as raised:
         route.url(transfer_pb2.StoredFile(url="https://elsewhere/x", direct=True))
@@ -72,7 +72,7 @@ def test_an_address_that_is_not_allowed_is_gone_past_where_that_may_be() -> None
     assert not route.through_store
 
 
-def test_a_file_goes_straight_after_three_failures_and_the_next_after_one() -> None:
+def test_file_bypasses_the_store_after_three_failures_and_the_next_after_one() -> None:
     shared = stores()
     first, second = FileRoute(shared), FileRoute(shared)
     first.url(GOOD)
@@ -92,14 +92,14 @@ def test_a_file_that_must_use_the_store_never_bypasses_it() -> None:
     assert route.through_store
 
 
-def test_a_coordinator_that_is_away_says_nothing_of_the_store() -> None:
+def test_unreachable_coordinator_is_not_counted_as_a_store_failure() -> None:
     route = FileRoute(stores())
     route.url(GOOD)
     assert not any(route.failed(UnreachableError("away")) for _ in range(10))
     assert route.through_store
 
 
-def test_what_was_not_the_file_is_distrusted() -> None:
+def test_digest_mismatch_marks_the_store_download_as_untrusted() -> None:
     route = FileRoute(stores())
     route.url(GOOD)
     assert not route.distrust

@@ -20,14 +20,14 @@ def sent_over(bytes_per_second: float, pieces: PieceSize, count: int = 20) -> li
 
 
 @pytest.mark.parametrize("rate", [10e3, 15e3, 100e3, 0.5 * 2**20, 10e6])
-def test_pieces_on_a_link_of_any_rate_pass_before_a_ping_is_given_up(rate: float) -> None:
+def test_pieces_on_a_link_of_any_rate_arrive_within_the_ping_timeout(rate: float) -> None:
     took = sent_over(rate, PieceSize())
     assert max(took) < PING_SECONDS
     assert took[-1] == pytest.approx(3.0, abs=0.01)
 
 
 @pytest.mark.parametrize(("hosts", "rate"), [(7, 7.5e3), (14, 15e3)])
-def test_pieces_of_hosts_that_share_a_line_pass_before_a_ping_is_given_up(
+def test_pieces_of_hosts_that_share_a_link_arrive_within_the_ping_timeout(
     hosts: int, rate: float
 ) -> None:
     pieces = [PieceSize() for _ in range(hosts)]
@@ -47,14 +47,14 @@ def test_a_fast_link_carries_a_file_in_few_pieces() -> None:
     assert count <= 9
 
 
-def test_a_small_piece_that_a_buffer_takes_at_once_makes_the_next_one_four_times_as_large() -> None:
+def test_piece_confirmed_at_once_makes_the_next_one_four_times_larger() -> None:
     pieces = PieceSize()
     before = pieces.bytes
     pieces.confirmed(before, 0.0)
     assert pieces.bytes == 4 * before
 
 
-def test_a_link_that_gets_thin_is_found_at_its_first_break() -> None:
+def test_interrupted_slow_link_reduces_the_piece_size_to_its_rate() -> None:
     pieces = PieceSize(100_000_000)
     pieces.broke(gained=400_000, seconds=30.0)
     assert pieces.bytes == 40_000
@@ -62,7 +62,7 @@ def test_a_link_that_gets_thin_is_found_at_its_first_break() -> None:
     assert pieces.bytes == LEAST_PIECE_BYTES
 
 
-def test_a_fast_link_that_breaks_halves_its_pieces() -> None:
+def test_interrupted_fast_link_halves_the_piece_size() -> None:
     pieces = PieceSize(8_000_000)
     pieces.broke(gained=700_000, seconds=0.01)
     assert pieces.bytes == 4_000_000

@@ -1,4 +1,4 @@
-"""States that clients keep of their trainings: which counts, and what is deleted."""
+"""States that clients keep of their trainings: which is used, and what is deleted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def texts(states: KeptStates, included: str) -> dict[str, str]:
     return {purpose: path.read_text() for purpose, path in found.items()}
 
 
-def test_all_purposes_of_an_update_count_together(tmp_path: Path) -> None:
+def test_states_of_all_purposes_of_an_update_are_kept_together(tmp_path: Path) -> None:
     states = KeptStates(tmp_path)
     assert states.begin(*WHOSE, "", PURPOSES) == {}
     save(states, "first")
@@ -43,7 +43,7 @@ def test_all_purposes_of_an_update_count_together(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_finding_changes_nothing_and_a_training_drops_what_another_left(tmp_path: Path) -> None:
+def test_new_training_drops_pending_states_and_lookup_does_not(tmp_path: Path) -> None:
     states = KeptStates(tmp_path)
     save(states, "first")
     assert texts(states, "") == {}
@@ -53,7 +53,7 @@ def test_finding_changes_nothing_and_a_training_drops_what_another_left(tmp_path
         states.find(*WHOSE, "first", PURPOSES)
 
 
-def test_a_missing_purpose_is_said_and_others_of_the_update_stay(tmp_path: Path) -> None:
+def test_missing_state_purpose_is_refused_and_the_others_are_kept(tmp_path: Path) -> None:
     states = KeptStates(tmp_path)
     save(states, "first")
     with pytest.raises(StateLostError, match=r"of update 'first' \(three\)"):
@@ -61,7 +61,7 @@ def test_a_missing_purpose_is_said_and_others_of_the_update_stay(tmp_path: Path)
     assert texts(states, "first") != {}
 
 
-def test_what_no_record_names_is_deleted_and_old_runs_are_forgotten(tmp_path: Path) -> None:
+def test_state_files_without_a_record_and_of_old_runs_are_deleted(tmp_path: Path) -> None:
     states = KeptStates(tmp_path)
     save(states, "first")
     orphan = states.path("given up", "one")
@@ -74,7 +74,7 @@ def test_what_no_record_names_is_deleted_and_old_runs_are_forgotten(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_given_up_is_discarded(tmp_path: Path) -> None:
+def test_states_of_an_abandoned_update_are_deleted(tmp_path: Path) -> None:
     states = KeptStates(tmp_path)
     states.path("given up", "one").touch()
     states.discard("given up")

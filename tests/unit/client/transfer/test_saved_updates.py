@@ -36,7 +36,7 @@ def keep(updates: KeptUpdates, update: KeptUpdate) -> None:
     updates.keep(update)
 
 
-def test_an_update_outlives_the_process(tmp_path: Path) -> None:
+def test_saved_update_is_found_after_a_restart(tmp_path: Path) -> None:
     keep(KeptUpdates(tmp_path, now=NOW), make("run/1/client-0"))
     again = KeptUpdates(tmp_path, now=NOW)
     assert again.find("run/1/client-0") == make("run/1/client-0")
@@ -44,7 +44,7 @@ def test_an_update_outlives_the_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("half", ["*.json", "*.safetensors"])
-def test_half_an_update_is_swept_away(tmp_path: Path, half: str) -> None:
+def test_incomplete_saved_update_is_deleted(tmp_path: Path, half: str) -> None:
     keep(KeptUpdates(tmp_path, now=NOW), make())
     next(tmp_path.glob(half)).unlink()
     assert KeptUpdates(tmp_path, now=NOW).find("a") is None
@@ -52,28 +52,28 @@ def test_half_an_update_is_swept_away(tmp_path: Path, half: str) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"update_id": "a"}', b"\xff\xfe"])
-def test_a_broken_record_is_swept_away(tmp_path: Path, damage: bytes) -> None:
+def test_saved_update_with_a_damaged_record_is_deleted(tmp_path: Path, damage: bytes) -> None:
     keep(KeptUpdates(tmp_path, now=NOW), make())
     next(tmp_path.glob("*.json")).write_bytes(damage)
     assert KeptUpdates(tmp_path, now=NOW).find("a") is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_of_another_length_is_swept_away(tmp_path: Path) -> None:
+def test_saved_update_of_wrong_length_is_deleted(tmp_path: Path) -> None:
     updates = KeptUpdates(tmp_path, now=NOW)
     keep(updates, make())
     updates.path("a").write_bytes(b"abc")
     assert KeptUpdates(tmp_path, now=NOW).find("a") is None
 
 
-def test_what_expired_long_ago_is_swept_away(tmp_path: Path) -> None:
+def test_saved_update_is_deleted_long_after_its_deadline(tmp_path: Path) -> None:
     keep(KeptUpdates(tmp_path, now=NOW), make())
     later = NOW + KEEP_AFTER_DEADLINE_SECONDS
     assert KeptUpdates(tmp_path, now=later - 1).find("a") is not None
     assert KeptUpdates(tmp_path, now=later).find("a") is None
 
 
-def test_a_settled_round_takes_that_clients_updates(tmp_path: Path) -> None:
+def test_settled_round_deletes_saved_updates_of_that_client_and_run(tmp_path: Path) -> None:
     updates = KeptUpdates(tmp_path, now=NOW)
     kept = [
         make("other run", run_id="other"),
@@ -88,7 +88,7 @@ def test_a_settled_round_takes_that_clients_updates(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2 * len(kept)
 
 
-def test_any_id_is_a_file_in_the_folder(tmp_path: Path) -> None:
+def test_saved_update_with_any_id_is_a_file_in_the_folder(tmp_path: Path) -> None:
     updates = KeptUpdates(tmp_path, now=NOW)
     for name in ("../../escape", "a" * 5000, "", "\0", "ü/é"):
         assert updates.path(name).parent == tmp_path
@@ -96,7 +96,7 @@ def test_any_id_is_a_file_in_the_folder(tmp_path: Path) -> None:
         assert updates.find(name) is not None
 
 
-def test_of_a_client_in_a_run_only_the_one_that_is_asked_for_is_kept(tmp_path: Path) -> None:
+def test_only_the_requested_saved_update_of_a_client_in_a_run_is_kept(tmp_path: Path) -> None:
     updates = KeptUpdates(tmp_path, now=NOW)
     others = {"client": {"client_id": "client-1"}, "run": {"run_id": "other"}}
     for name in ("a", "b", *others):
@@ -105,7 +105,7 @@ def test_of_a_client_in_a_run_only_the_one_that_is_asked_for_is_kept(tmp_path: P
     assert [name for name in ("a", "b", *others) if updates.find(name)] == ["a", *others]
 
 
-def test_what_nobody_came_back_for_goes(tmp_path: Path) -> None:
+def test_expired_saved_update_is_dropped(tmp_path: Path) -> None:
     updates = KeptUpdates(tmp_path, now=NOW)
     keep(updates, make("old"))
     keep(updates, make("new", expires=NOW + 1.0))

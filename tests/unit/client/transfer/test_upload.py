@@ -23,5 +23,7 @@ from potluck.common import errors
         (errors.ProtocolError, False),
     ],
 )
-def test_only_passing_troubles_are_retried(error: type[errors.PotluckError], helps: bool) -> None:
+def test_upload_is_retried_only_after_temporary_errors(
+    error: type[errors.PotluckError], helps: bool
+) -> None:
     assert may_help_to_retry(error("trouble")) is helps

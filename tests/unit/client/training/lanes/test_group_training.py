@@ -197,7 +197,7 @@ def test_batched_clients_get_the_weights_of_separate_trainings(
     check_alike(scene)
 
 
-def test_convolutions_go_lane_by_lane(tmp_path: Path) -> None:
+def test_batched_convolutions_give_the_weights_of_separate_trainings(tmp_path: Path) -> None:
     torch.manual_seed(1)
     task = Clouds(sizes=[5, 7, 3], network=lenet5(classes=3), shape=(3, 32, 32))
     check_alike(Scene(tmp_path, task, batch_size=4, momentum=0.5))
@@ -244,13 +244,15 @@ def unusual_networks() -> dict[str, tuple[nn.Module, Sequence[int]]]:
 
 
 @pytest.mark.parametrize("name", unusual_networks())
-def test_unusual_networks_are_taken_for_what_they_are(tmp_path: Path, name: str) -> None:
+def test_unusual_networks_give_the_weights_of_separate_trainings(tmp_path: Path, name: str) -> None:
     network, shape = unusual_networks()[name]
     task = Clouds(sizes=[5, 7, 3], network=network, shape=shape)
     check_alike(Scene(tmp_path, task, batch_size=4, steps=3, momentum=0.5, learning_rate=0.1))
 
 
-def test_what_comes_of_a_member_does_not_depend_on_who_is_there(tmp_path: Path) -> None:
+def test_batched_result_of_a_client_is_identical_whichever_members_are_present(
+    tmp_path: Path,
+) -> None:
     """Not by a bit: after a kill only those are trained whose update is not here yet."""
     for network, shape in ((mlp(0.2), (4,)), (lenet5(classes=3), (3, 32, 32))):
         task = Clouds(sizes=[9, 17, 4, 8], network=network, shape=shape)
@@ -267,7 +269,7 @@ def test_what_comes_of_a_member_does_not_depend_on_who_is_there(tmp_path: Path) 
                 assert all(torch.equal(weights[name], expected[name]) for name in weights)
 
 
-def test_a_member_that_diverges_hurts_no_other(tmp_path: Path) -> None:
+def test_diverging_group_member_does_not_affect_the_others(tmp_path: Path) -> None:
     def network() -> nn.Module:
         torch.manual_seed(1)
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -285,7 +287,7 @@ def test_a_member_that_diverges_hurts_no_other(tmp_path: Path) -> None:
         assert all(torch.equal(found[0][name], wanted[0][name]) for name in found[0])
 
 
-def test_a_member_without_samples_hurts_no_other(tmp_path: Path) -> None:
+def test_group_member_without_samples_does_not_affect_the_others(tmp_path: Path) -> None:
     scene = Scene(tmp_path, Clouds(sizes=[8, 0, 4], network=mlp()), steps=3)
     first, second, third = scene.together(scene.clients)
     assert isinstance(second, TrainingError)
@@ -314,7 +316,7 @@ def hooked() -> nn.Module:
     ],
     ids=["lost", "mislabelled"],
 )
-def test_a_member_whose_data_are_bad_hurts_no_other(
+def test_group_member_with_invalid_data_does_not_affect_the_others(
     tmp_path: Path, task: Clouds, reason: str
 ) -> None:
     first, second, third = (scene := Scene(tmp_path, task, steps=3)).together(scene.clients)
@@ -325,7 +327,7 @@ def test_a_member_whose_data_are_bad_hurts_no_other(
 
 
 @pytest.mark.parametrize("there", [(0, 1, 2), (1, 2), (1,)])
-def test_a_member_whose_samples_have_another_form_is_trained_by_itself(
+def test_group_member_with_a_different_sample_shape_is_excluded_from_the_batch(
     tmp_path: Path, there: Sequence[int]
 ) -> None:
     """Client 1 differs from the other clients of its group, whichever members are present."""
@@ -339,7 +341,7 @@ def test_a_member_whose_samples_have_another_form_is_trained_by_itself(
     assert all(isinstance(each, TrainedMember) for each in found.values())
 
 
-def test_what_can_not_be_measured_is_trained_one_by_one(
+def test_group_whose_duration_can_not_be_measured_is_trained_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Scene(
@@ -352,7 +354,7 @@ def test_what_can_not_be_measured_is_trained_one_by_one(
     assert not (tmp_path / "choices").exists()
 
 
-def test_a_member_that_is_cancelled_hurts_no_other(tmp_path: Path) -> None:
+def test_cancelled_group_member_does_not_affect_the_others(tmp_path: Path) -> None:
     scene = Scene(tmp_path, Clouds(sizes=[8, 5], network=mlp()))
     first, second = (scene.member(client) for client in scene.clients)
     second = replace(second, progress=TrainingProgress(cancelled=lambda: True))
@@ -373,7 +375,9 @@ def test_a_member_that_is_cancelled_hurts_no_other(tmp_path: Path) -> None:
         ({"objectives": [rpc.Plugin(name="focal")]}, "objective"),
     ],
 )
-def test_what_lanes_can_not_do_is_said(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+def test_training_unfit_for_lanes_is_refused_with_the_reason(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
     network = change.pop("network", None) or mlp()
     scene = Scene(tmp_path, Clouds(sizes=[4, 4], network=network), **change)
     members = [scene.member(client) for client in scene.clients]
@@ -382,7 +386,9 @@ def test_what_lanes_can_not_do_is_said(tmp_path: Path, change: dict[str, Any], r
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_the_host_may_choose_by_what_it_measured(tmp_path: Path, together: bool) -> None:
+def test_auto_trains_one_by_one_if_a_batched_step_was_measured_slower(
+    tmp_path: Path, together: bool
+) -> None:
     choices = tmp_path / "choices"
     scene = Scene(tmp_path, Clouds(sizes=[4, 4], network=mlp()), choices=choices, batched="auto")
     members = [scene.member(client) for client in scene.clients]
@@ -400,7 +406,7 @@ def test_the_host_may_choose_by_what_it_measured(tmp_path: Path, together: bool)
             scene.training.train_together(members, scene.clients)
 
 
-def test_what_a_diverged_training_left_is_not_measured(tmp_path: Path) -> None:
+def test_lane_measurement_does_not_use_diverged_weights(tmp_path: Path) -> None:
     task = Clouds(sizes=[4, 4], network=mlp())
     scene = Scene(tmp_path, task, choices=tmp_path / "choices", batched="auto")
     with torch.no_grad():

@@ -32,7 +32,7 @@ def unmeasured() -> LaneChoice:
     raise AssertionError("it was measured again")
 
 
-def test_the_faster_way_is_chosen_and_said() -> None:
+def test_faster_training_method_is_chosen_with_the_reason() -> None:
     assert choice().together
     assert not choice(together=3.0).together
     assert choice(together=3e-6, alone=2e-6).reason == (
@@ -40,7 +40,7 @@ def test_the_faster_way_is_chosen_and_said() -> None:
     )
 
 
-def test_what_was_measured_first_is_kept_for_all_processes(tmp_path: Path) -> None:
+def test_first_lane_choice_is_stored_for_all_processes(tmp_path: Path) -> None:
     first, second, third = (LaneChoices(tmp_path) for _ in range(3))
     assert first.of("it", choice) == choice()
     assert second.of("it", unmeasured) == choice()
@@ -51,7 +51,7 @@ def test_what_was_measured_first_is_kept_for_all_processes(tmp_path: Path) -> No
     assert LaneChoices(tmp_path).of("it", unmeasured) == choice(together=3.0)
 
 
-def test_who_measures_at_the_same_time_takes_what_was_kept_first(tmp_path: Path) -> None:
+def test_concurrent_measurement_uses_the_choice_stored_first(tmp_path: Path) -> None:
     one, other = LaneChoices(tmp_path), LaneChoices(tmp_path)
 
     def while_the_other_measures() -> LaneChoice:
@@ -61,7 +61,7 @@ def test_who_measures_at_the_same_time_takes_what_was_kept_first(tmp_path: Path)
     assert one.of("it", while_the_other_measures) == choice()
 
 
-def test_a_choice_is_kept_where_there_are_no_hard_links(
+def test_lane_choice_is_stored_on_a_file_system_without_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
@@ -73,7 +73,7 @@ def test_a_choice_is_kept_where_there_are_no_hard_links(
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_processes_of_one_number_do_not_write_over_each_other(
+def test_processes_with_the_same_pid_do_not_overwrite_each_others_choice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two containers that share a folder can have such processes."""
@@ -89,7 +89,7 @@ def test_processes_of_one_number_do_not_write_over_each_other(
     assert LaneChoices(tmp_path).of("it", unmeasured) == choice(together=3.0)
 
 
-def test_both_ways_are_measured() -> None:
+def test_batched_and_separate_steps_are_both_measured() -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     sample, device = torch.zeros(1, 4), torch.device("cpu")
@@ -101,19 +101,19 @@ def test_both_ways_are_measured() -> None:
     assert subject_of(wider, sample, RULES, device) != subject
 
 
-def test_a_machine_that_is_busy_for_a_moment_does_not_decide() -> None:
+def test_measurement_disturbed_by_other_load_is_repeated() -> None:
     """After three measurements of each the slower way has the lowest."""
     fast, slow = iter([4.0, 9.0, 2.1, *[1.0] * 9]), iter([8.0, 2.0, 2.2, *[2.0] * 9])
     assert fastest(lambda: next(fast), lambda: next(slow)) == (1.0, 2.0)
     assert len(list(fast)) == len(list(slow)) == 3, "nine of each are enough, however near"
 
 
-def test_where_it_is_clear_few_measurements_are_enough() -> None:
+def test_clear_difference_needs_three_measurements() -> None:
     fast, slow = iter([1.0, 1.1, 1.2, 0.1]), iter([2.0, 1.9, 2.2])
     assert fastest(lambda: next(fast), lambda: next(slow)) == (1.0, 1.9)
 
 
 @pytest.mark.parametrize("batched", [1, 0, "sometimes"])
-def test_batched_is_a_truth_or_auto(batched: object) -> None:
+def test_batched_setting_other_than_boolean_or_auto_is_refused(batched: object) -> None:
     with pytest.raises(ValueError, match="batched"):
         LocalTraining.model_validate({"batched": batched})

@@ -1,4 +1,4 @@
-"""Every objective against numbers worked out by hand, and against what must hold for all."""
+"""Objectives compared with hand-computed values, and properties of all objectives."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def loss_of(
     return float(objective.loss(z, batch, local))
 
 
-def test_fedrs_holds_absent_classes_back() -> None:
+def test_fedrs_scales_logits_of_absent_classes() -> None:
     z, counts = [2.0, 1.0, 3.0], [6, 3, 0]
     assert loss_of(FedRS(alpha=1.0), z, 0, counts) == pytest.approx(1.4076, abs=5e-5)
     assert loss_of(FedRS(), z, 0, counts) == pytest.approx(0.6803, abs=5e-5)
@@ -65,7 +65,7 @@ def test_fedrs_holds_absent_classes_back() -> None:
     assert FedRS(soft=True).scales(torch.tensor(counts)).tolist() == [1.0, 0.75, 0.5]
 
 
-def test_fedlc_keeps_the_label_in_the_denominator_unless_told_otherwise() -> None:
+def test_fedlc_keeps_the_label_in_the_denominator_by_default() -> None:
     z, counts = [1.0, 1.0, 1.0], [16, 81, 0]
     assert loss_of(FedLC(), z, 0, counts) == pytest.approx(0.77995, abs=5e-6)
     assert loss_of(FedLC(denominator="others"), z, 0, counts) == pytest.approx(0.16667, abs=5e-6)
@@ -79,18 +79,18 @@ def test_fedlc_keeps_the_label_in_the_denominator_unless_told_otherwise() -> Non
     )
 
 
-def test_the_paper_s_fedlc_has_no_lower_bound_and_ours_has() -> None:
+def test_fedlc_loss_is_unbounded_below_only_with_the_denominator_of_the_paper() -> None:
     z, counts = [10.0, 1.0, 1.0], [16, 81, 0]
     assert loss_of(FedLC(denominator="others"), z, 0, counts) == pytest.approx(-8.83, abs=5e-3)
     assert loss_of(FedLC(), z, 0, counts) >= 0
 
 
-def test_fedlc_does_not_overflow_where_logits_are_large() -> None:
+def test_fedlc_does_not_overflow_for_large_logits() -> None:
     assert math.isfinite(loss_of(FedLC(), [1e4, -1e4, 3e3], 1, [16, 81, 0]))
     assert math.isfinite(loss_of(FedLC(denominator="others"), [1e4, -1e4, 3e3], 1, [16, 81, 0]))
 
 
-def test_fedprox_s_pull_is_proportional_to_the_distance() -> None:
+def test_fedprox_gradient_is_proportional_to_the_distance_from_the_received_model() -> None:
     weight = nn.Parameter(torch.tensor([3.0, 4.0]))
     received = (torch.zeros(2),)
     local = LocalContext(
@@ -105,7 +105,7 @@ def test_fedprox_s_pull_is_proportional_to_the_distance() -> None:
     assert float(loss.detach()) == pytest.approx(math.log(2) + 0.05 * 25)
 
 
-def test_fedprox_with_mu_0_is_cross_entropy() -> None:
+def test_fedprox_with_mu_0_equals_cross_entropy() -> None:
     far = (torch.tensor([1e3]),)
     alone = loss_of(create(Objective, "cross-entropy", {}), [1.0, 2.0], 0, [1, 1])
     near = loss_of(
@@ -119,11 +119,11 @@ def test_fedprox_with_mu_0_is_cross_entropy() -> None:
     assert near == alone
 
 
-def test_the_reverse_term_is_four_times_the_doubt() -> None:
+def test_reverse_cross_entropy_is_four_times_one_minus_the_probability() -> None:
     assert float(reverse_cross_entropy(torch.tensor(0.7))) == pytest.approx(1.2)
 
 
-def test_the_noise_robust_loss_is_the_sum_of_its_terms() -> None:
+def test_noise_robust_loss_equals_the_sum_of_its_terms() -> None:
     p = torch.tensor([0.7, 0.2, 0.1])
     believed = torch.tensor([[0.5, 0.25, 0.25]])
     logits = p.log().tolist()
@@ -135,7 +135,7 @@ def test_the_noise_robust_loss_is_the_sum_of_its_terms() -> None:
     assert loss_of(NoiseRobust(alpha=0, beta=0), logits, 0, [1, 1, 1]) == pytest.approx(labelled)
 
 
-def test_pseudo_labels_are_those_of_the_batch_s_samples() -> None:
+def test_pseudo_labels_are_looked_up_by_sample_index() -> None:
     logits = torch.zeros(2, 2)
     believed = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]])
     batch = Batch(inputs=logits, labels=torch.tensor([0, 1]), indices=torch.tensor([2, 0]))
@@ -190,7 +190,7 @@ def not_true_distillation(
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**31), strength=st.floats(0.05, 5))
-def test_losses_are_those_of_their_papers(seed: int, strength: float) -> None:
+def test_losses_equal_the_formulas_of_their_papers(seed: int, strength: float) -> None:
     generator = np.random.default_rng(seed)
     logits, received = generator.normal(size=(2, 7, 4)) * 3
     labels = generator.integers(0, 4, 7)
@@ -214,7 +214,7 @@ def test_losses_are_those_of_their_papers(seed: int, strength: float) -> None:
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-9)
 
 
-def test_with_weight_0_the_new_ones_are_cross_entropy() -> None:
+def test_focal_balanced_softmax_and_fedntd_with_weight_0_equal_cross_entropy() -> None:
     z, counts = [1.0, -2.0, 0.5], [5, 3, 0]
     alone = loss_of(CrossEntropy(), z, 1, counts)
     for objective in (Focal(gamma=0), BalancedSoftmax(tau=0), composed([FedNTD(beta=0)])):
@@ -222,13 +222,13 @@ def test_with_weight_0_the_new_ones_are_cross_entropy() -> None:
         assert loss_of(objective, z, 1, counts) == alone
 
 
-def test_classes_a_client_lacks_take_no_part_in_balanced_softmax() -> None:
+def test_balanced_softmax_ignores_classes_that_a_client_lacks() -> None:
     expected = loss_of(BalancedSoftmax(), [1.0, 2.0], 0, [5, 3])
     assert loss_of(BalancedSoftmax(), [1.0, 2.0, 50.0], 0, [5, 3, 0]) == pytest.approx(expected)
     assert BalancedSoftmax(tau=1e-9).adjustments(torch.tensor([1, 0])).tolist() == [0.0, -math.inf]
 
 
-def test_without_its_reverse_term_symmetric_cross_entropy_is_cross_entropy() -> None:
+def test_symmetric_cross_entropy_without_its_reverse_term_equals_cross_entropy() -> None:
     z, counts = [1.0, -2.0, 0.5], [5, 3, 0]
     found = loss_of(SymmetricCrossEntropy(alpha=1.0, beta=0.0), z, 1, counts)
     assert found == pytest.approx(loss_of(CrossEntropy(), z, 1, counts), rel=1e-6)
@@ -240,7 +240,7 @@ def test_without_its_reverse_term_symmetric_cross_entropy_is_cross_entropy() -> 
 # Several together -------------------------------------------------------------------------------
 
 
-def test_terms_add_up_and_what_they_need_as_well() -> None:
+def test_composed_objective_sums_the_losses_and_needs_of_its_terms() -> None:
     z, counts, believed = [1.0, -2.0, 0.5], [5, 3, 0], torch.tensor([[0.2, 0.3, 0.5]])
     weights = {"parameters": (torch.tensor([3.0, 4.0]),), "received": (torch.zeros(2),)}
     terms: list[Objective] = [NoiseRobust(), FedProx(mu=0.1)]
@@ -251,7 +251,7 @@ def test_terms_add_up_and_what_they_need_as_well() -> None:
     assert alone[1] == pytest.approx(0.05 * 25)
 
 
-def test_cross_entropy_stands_in_only_where_no_term_is_of_the_labels() -> None:
+def test_cross_entropy_is_added_only_if_no_term_uses_the_labels() -> None:
     focal_loss = Focal()
     assert composed([focal_loss]) is focal_loss
     for terms, expected in (
@@ -315,11 +315,13 @@ def test_every_objective_is_finite_and_has_finite_gradients(name: str, data: st.
         ("generalized-cross-entropy", {"q": 0}, "'q' is 0; it must be greater than 0"),
     ],
 )
-def test_options_out_of_range_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+def test_objective_options_out_of_range_are_refused(
+    name: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         create(Objective, name, options)
 
 
-def test_an_unknown_option_lists_the_valid_ones() -> None:
+def test_error_about_an_unknown_objective_option_lists_the_valid_ones() -> None:
     with pytest.raises(PluginError, match="its options: alpha, soft"):
         create(Objective, "fedrs", {"beta": 1})

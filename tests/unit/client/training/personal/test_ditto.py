@@ -1,4 +1,4 @@
-"""Ditto's personal model: the steps of its paper. And tuning that is forgotten."""
+"""Ditto's personal model: the steps of its paper; and fine-tuning that changes no model."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def by_the_paper(
 
 
 @pytest.mark.parametrize("pull", [0.0, 0.5, 2.0])
-def test_the_steps_are_those_of_the_paper(tmp_path: Path, pull: float) -> None:
+def test_ditto_steps_equal_those_of_the_paper(tmp_path: Path, pull: float) -> None:
     model = written(tmp_path / "model", weights(1))
     own = written(tmp_path / "own", weights(2))
     loaded().train(
@@ -99,7 +99,7 @@ def test_the_steps_are_those_of_the_paper(tmp_path: Path, pull: float) -> None:
         np.testing.assert_allclose(tensor, wanted[name], rtol=1e-4, atol=1e-6)
 
 
-def test_it_begins_with_the_rounds_model(tmp_path: Path) -> None:
+def test_first_personal_model_starts_from_the_model_of_the_round(tmp_path: Path) -> None:
     model = written(tmp_path / "model", weights(1))
     outcome = loaded().train(
         instruction(0.5, WHOLE_BATCHES), files(tmp_path, model), TrainingProgress()
@@ -110,7 +110,7 @@ def test_it_begins_with_the_rounds_model(tmp_path: Path) -> None:
         np.testing.assert_allclose(tensor, wanted[name], rtol=1e-4, atol=1e-6)
 
 
-def test_the_update_is_the_same_with_and_without_it(tmp_path: Path) -> None:
+def test_update_is_identical_with_and_without_a_personal_model(tmp_path: Path) -> None:
     model, found = written(tmp_path / "model", weights(1)), []
     for pull in (None, 0.5):
         shares: list[float] = []
@@ -133,7 +133,7 @@ def test_the_same_training_gives_the_same_personal_model(tmp_path: Path) -> None
     assert found[0] == found[1]
 
 
-def test_of_a_model_that_is_trained_in_part_it_has_that_part(tmp_path: Path) -> None:
+def test_personal_model_of_a_partly_trained_model_has_only_that_part(tmp_path: Path) -> None:
     head = {name: array for name, array in weights(1).items() if name.startswith("3.")}
     table = ModelTable(trainable=("3.*",))
     training = Classification(LoadedTask("digits", TASK, "cpu", None, table))
@@ -145,7 +145,7 @@ def test_of_a_model_that_is_trained_in_part_it_has_that_part(tmp_path: Path) -> 
     training.loaded.check_base()
 
 
-def test_a_pull_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_invalid_ditto_pull_is_refused(tmp_path: Path) -> None:
     for pull in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ProtocolError, match="must be a number from 0"):
             loaded().check(instruction(pull, {}).train)
@@ -167,7 +167,7 @@ def measured(folder: Path, work: rpc.Instruction, own: Path | None = None) -> Ev
     return found
 
 
-def test_the_own_model_is_measured_where_there_is_one(tmp_path: Path) -> None:
+def test_evaluation_uses_the_personal_model_if_one_exists(tmp_path: Path) -> None:
     written(tmp_path / "model", weights(1))
     own = written(tmp_path / "own", weights(2))
     alone = measured(tmp_path, evaluation(), own)
@@ -178,7 +178,7 @@ def test_the_own_model_is_measured_where_there_is_one(tmp_path: Path) -> None:
     assert measured(tmp_path, evaluation()).loss_sum == personal.loss_sum
 
 
-def test_tuning_is_a_training_whose_result_is_forgotten(tmp_path: Path) -> None:
+def test_fine_tuning_before_an_evaluation_does_not_change_the_model(tmp_path: Path) -> None:
     written(tmp_path / "model", weights(1))
     work = instruction(None, {"epochs": 4})
     tuned = measured(tmp_path, evaluation(tuning=work.train))

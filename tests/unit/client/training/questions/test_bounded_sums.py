@@ -65,7 +65,7 @@ def distance(one: BoundedSums, other: BoundedSums) -> float:
     clip=st.floats(1e-3, 100),
     seed=st.integers(0, 2**31),
 )
-def test_neighbouring_data_differ_by_at_most_the_sensitivity(
+def test_answer_sums_of_neighbouring_data_differ_by_at_most_the_sensitivity(
     question: Question,
     count: int,
     removed: int,
@@ -83,7 +83,7 @@ def test_neighbouring_data_differ_by_at_most_the_sensitivity(
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: type(each).__name__)
-def test_with_a_large_clip_the_means_are_the_answer_without_noise(question: Question) -> None:
+def test_bounded_means_with_a_large_clip_equal_the_exact_answer(question: Question) -> None:
     model, data = network(1.0, 1), samples(40, 1.0, 2)
     plain = question.answer(asked(model, data))
     found = question.bounded_sums(asked(model, data), 1e4)
@@ -112,7 +112,9 @@ class Fragile(nn.Module):
 
 @pytest.mark.parametrize("value", [9.0, math.nan, math.inf])
 @pytest.mark.parametrize("question", [Loss(), SoftLabel(), Context()])
-def test_a_record_at_which_the_model_fails_adds_nothing(question: Question, value: float) -> None:
+def test_record_with_a_non_finite_model_output_adds_nothing_to_the_sums(
+    question: Question, value: float
+) -> None:
     data = samples(20, 0.1, 3)
     planted = Examples(
         inputs=torch.cat([data.inputs, torch.full((1, FEATURES), value)]),
@@ -124,7 +126,7 @@ def test_a_record_at_which_the_model_fails_adds_nothing(question: Question, valu
     assert found.values == pytest.approx(dict(without.values), rel=1e-6)
 
 
-def test_a_model_that_always_fails_is_an_error_whatever_the_records() -> None:
+def test_model_that_always_fails_raises_the_same_error_for_any_records() -> None:
     model: Any = nn.Linear(FEATURES + 1, CLASSES)
     with pytest.raises(TrainingError, match="can't be answered with noise for this model"):
         Loss().bounded_sums(asked(model, samples(5, 1.0, 4)), 1.0)

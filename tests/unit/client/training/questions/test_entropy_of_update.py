@@ -1,4 +1,4 @@
-"""The entropy of labels that an update hints at, told without the update."""
+"""The label entropy estimated from an update, reported without the update."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def asked(update: dict[str, Any] | None, *, classes: int = 3) -> QuestionContext
     )
 
 
-def test_the_vector() -> None:
+def test_label_entropy_of_an_update_equals_the_worked_example() -> None:
     """A worked example: Δb / T = (1, 0, −1)."""
     update = {"head.weight": np.ones((3, 2)), "head.bias": [0.5, 0.0, -0.5]}
     told = LabelEntropy(temperature=0.5).answer(asked(update))
     assert told == {"label-entropy": pytest.approx(0.83240, abs=1e-5)}
 
 
-def test_without_a_bias_the_rows_of_the_weights_count() -> None:
+def test_label_entropy_without_a_bias_uses_the_weight_rows() -> None:
     update = {"head.weight": [[2.0, 0.0], [0.0, 0.0], [-2.0, 0.0]]}
     told = LabelEntropy(temperature=1.0).answer(asked(update))
     assert told["label-entropy"] == pytest.approx(0.83240, abs=1e-5)
 
 
-def test_there_is_no_answer_without_settings_a_layer_or_numbers() -> None:
+def test_label_entropy_without_settings_output_layer_or_finite_values_is_refused() -> None:
     question = LabelEntropy()
     with pytest.raises(ProtocolError, match="without the run's training settings"):
         question.answer(asked(None))

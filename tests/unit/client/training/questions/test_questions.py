@@ -32,7 +32,7 @@ def context(weight: float, samples: int = 4) -> QuestionContext:
     )
 
 
-def test_the_loss_is_the_mean_not_the_sum() -> None:
+def test_loss_answer_is_the_mean_and_not_the_sum() -> None:
     for samples in (4, 8):
         assert Loss().answer(context(0.0, samples))["loss"] == pytest.approx(0.693147, abs=1e-6)
     assert Loss().answer(context(2.0))["loss"] == pytest.approx(0.126928, abs=1e-6)
@@ -40,12 +40,14 @@ def test_the_loss_is_the_mean_not_the_sum() -> None:
 
 @pytest.mark.parametrize("question", [Loss(), GradientNorm(), SoftLabel()])
 @pytest.mark.parametrize(("weight", "samples"), [(float("nan"), 4), (0.0, 0)])
-def test_there_may_be_no_answer(question: Question, weight: float, samples: int) -> None:
+def test_question_without_a_finite_answer_is_refused(
+    question: Question, weight: float, samples: int
+) -> None:
     with pytest.raises(TrainingError, match="'a'"):
         question.answer(context(weight, samples))
 
 
-def test_a_soft_label_is_the_mean_of_what_the_model_says() -> None:
+def test_soft_label_is_the_mean_model_output() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout())
     data = Examples(inputs=torch.randn(2500, 3), labels=torch.zeros(2500, dtype=torch.int64))
@@ -56,7 +58,7 @@ def test_a_soft_label_is_the_mean_of_what_the_model_says() -> None:
     assert list(found.values()) == pytest.approx(wanted.tolist(), abs=1e-6)
 
 
-def test_the_gradient_is_that_of_the_mean_loss() -> None:
+def test_gradient_norm_is_that_of_the_mean_loss() -> None:
     """The gradient of −log softmax(w, 0)₀ by both weights is ±(1 − p): (−½, ½) at w = 0."""
     for samples in (4, 600):
         found = GradientNorm().answer(context(0.0, samples))
@@ -70,7 +72,7 @@ def test_the_gradient_is_that_of_the_mean_loss() -> None:
     assert all(each.grad is None for each in given.model.parameters()), "trainings start clean"
 
 
-def test_parameters_that_are_not_trained_have_no_gradient() -> None:
+def test_gradient_norm_excludes_frozen_parameters() -> None:
     """The gradient of one batch by torch itself is the reference."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Dropout(), nn.Linear(5, 2))
@@ -85,12 +87,12 @@ def test_parameters_that_are_not_trained_have_no_gradient() -> None:
     )
 
 
-def test_a_question_that_nobody_waits_for_ends() -> None:
+def test_cancelled_question_ends() -> None:
     with pytest.raises(RoundClosedError):
         GradientNorm().answer(replace(context(0.0), cancelled=lambda: True))
 
 
-def test_an_owner_says_which_questions_are_answered() -> None:
+def test_question_that_the_owner_does_not_allow_is_refused() -> None:
     check_question(DisclosurePolicy(questions=("loss",)), "a", "loss")
     with pytest.raises(DisclosureRefusedError, match=r"does not answer 'context'.*allows: loss"):
         check_question(DisclosurePolicy(questions=("loss",)), "a", "context")
@@ -98,7 +100,7 @@ def test_an_owner_says_which_questions_are_answered() -> None:
         check_question(DisclosurePolicy(), "a", "loss")
 
 
-def test_distances_are_told_only_where_the_owner_allows_the_protocol() -> None:
+def test_label_distance_is_refused_unless_the_owner_allows_the_protocol() -> None:
     with pytest.raises(DisclosureRefusedError, match='"unsafe-stepwise" is not among `sums`'):
         check_question(DisclosurePolicy(), "a", "label-distance")
     check_question(DisclosurePolicy(sums=("total", "unsafe-stepwise")), "a", "label-distance")
@@ -107,7 +109,7 @@ def test_distances_are_told_only_where_the_owner_allows_the_protocol() -> None:
         check_question(listed, "a", "label-distance")
 
 
-def test_availability_is_what_the_plan_says_of_the_span() -> None:
+def test_availability_answer_is_the_forecast_of_the_plan() -> None:
     given = replace(context(0.0), available=lambda begin, end: 0.25 + (begin, end).count(10.0))
     assert Availability(begin=5.0, end=20.0).answer(given) == {"availability": 0.25}
     with pytest.raises(TrainingError, match="'a'"):

@@ -56,7 +56,7 @@ def model_file(training: TaskTraining, folder: Path) -> ClientFiles:
     return ClientFiles(model=folder / "model", own=folder / "own")
 
 
-def test_projections_keep_lengths_and_differences() -> None:
+def test_projections_preserve_norms_and_differences_on_average() -> None:
     """E‖z‖² = ‖u‖², with a variance below 2 ‖u‖⁴ / numbers; linear; another seed, other sums."""
     generator = np.random.default_rng(0)
     update = {
@@ -71,7 +71,7 @@ def test_projections_keep_lengths_and_differences() -> None:
     assert not np.array_equal(projected(update, 22, 3), projected(update, 22, 4))
 
 
-def test_a_projection_adds_every_coordinate_once() -> None:
+def test_projection_adds_every_coordinate_once() -> None:
     for place in range(10):
         one = {"weight": np.zeros(10, np.float32)}
         one["weight"][place] = 3.0
@@ -79,7 +79,7 @@ def test_a_projection_adds_every_coordinate_once() -> None:
         assert sorted(abs(found)) == [0.0] * 21 + [3.0]
 
 
-def test_enough_sketches_give_the_update_away() -> None:
+def test_update_is_recovered_from_enough_sketches() -> None:
     """A coordinator that chooses the seeds can solve linear equations (see the threat model)."""
     update = np.random.default_rng(6).standard_normal(60).astype(np.float32)
     units = np.eye(60, dtype=np.float32)
@@ -91,7 +91,7 @@ def test_enough_sketches_give_the_update_away() -> None:
     assert np.linalg.lstsq(sums, told)[0] == pytest.approx(update, abs=1e-5)
 
 
-def test_centroids_are_those_of_plain_lloyd() -> None:
+def test_centroids_satisfy_the_lloyd_condition() -> None:
     values = np.random.default_rng(4).standard_normal(3000).astype(np.float32)
     found = centroids({"a": values[:1000].reshape(10, 100), "b": values[1000:]}, 5)
     again = abs(values[:, None] - found).argmin(axis=1)
@@ -102,7 +102,7 @@ def test_centroids_are_those_of_plain_lloyd() -> None:
 
 
 @pytest.mark.parametrize("make", [digits, line])
-def test_it_is_of_the_training_that_the_run_would_do(make: Any, tmp_path: Path) -> None:
+def test_sketch_is_of_the_update_that_the_run_would_train(make: Any, tmp_path: Path) -> None:
     """This includes a task with its own trainer; no file of the training is left behind."""
     training = make()
     files = model_file(training, tmp_path)
@@ -131,7 +131,7 @@ def test_it_is_of_the_training_that_the_run_would_do(make: Any, tmp_path: Path) 
     assert [told[f"sketch-{number}"] for number in range(1, 23)] == pytest.approx(expected)
 
 
-def test_it_needs_the_settings_of_the_run(tmp_path: Path) -> None:
+def test_sketch_without_run_settings_is_refused(tmp_path: Path) -> None:
     training = digits()
     instruction = rpc.Instruction(client_id="client-1", round=1, question=rpc.Question())
     context = training.question_context(instruction, lambda: False, model_file(training, tmp_path))
@@ -139,7 +139,7 @@ def test_it_needs_the_settings_of_the_run(tmp_path: Path) -> None:
         Sketch().answer(context)
 
 
-def test_who_sends_masked_updates_only_sends_no_sketch_of_one() -> None:
+def test_sketch_is_refused_by_a_client_that_sends_only_masked_updates() -> None:
     check_question(DisclosurePolicy(questions=("sketch",)), "a", "sketch")
     masked = DisclosurePolicy(questions=("sketch", "loss"), updates="masked")
     check_question(masked, "a", "loss")
@@ -148,6 +148,6 @@ def test_who_sends_masked_updates_only_sends_no_sketch_of_one() -> None:
 
 
 @pytest.mark.parametrize("options", [{"numbers": 0}, {"numbers": 65}, {"method": "sum"}])
-def test_parameters_are_checked(options: dict[str, object]) -> None:
+def test_sketch_option_out_of_range_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
         create(Question, "sketch", options)

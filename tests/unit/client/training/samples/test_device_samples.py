@@ -25,7 +25,7 @@ def samples(count: int) -> Counted:
     return Counted(inputs=torch.zeros(count, 2), labels=torch.zeros(count).long())
 
 
-def test_a_copy_is_made_once() -> None:
+def test_samples_are_copied_to_a_device_once() -> None:
     shelf, mine = DeviceSamples(CPU, capacity=1000), samples(10)
     first = shelf.of("a", mine)
     assert first is not mine
@@ -34,7 +34,7 @@ def test_a_copy_is_made_once() -> None:
     assert bytes_of(mine) == 10 * (2 * 4 + 8)
 
 
-def test_those_used_longest_ago_make_room() -> None:
+def test_least_recently_used_samples_are_removed_from_the_device() -> None:
     shelf = DeviceSamples(CPU, capacity=2 * 160)
     a, b, c = samples(10), samples(10), samples(10)
     for key, each in (("a", a), ("b", b), ("a", a), ("c", c), ("a", a), ("b", b)):
@@ -42,7 +42,7 @@ def test_those_used_longest_ago_make_room() -> None:
     assert [len(each.copies) for each in (a, b, c)] == [1, 2, 1]
 
 
-def test_what_does_not_fit_stays_where_it_is() -> None:
+def test_samples_larger_than_the_device_capacity_are_not_copied() -> None:
     shelf, large = DeviceSamples(CPU, capacity=159), samples(10)
     assert shelf.of("a", large) is large
     assert DeviceSamples(CPU).of("a", large) is large, "on the CPU they are already"

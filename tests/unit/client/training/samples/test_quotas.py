@@ -28,7 +28,7 @@ def examples(labels: list[int]) -> Examples:
     quotas=st.lists(st.one_of(st.floats(0, 50), st.just(math.inf)), min_size=3, max_size=3),
     seed=st.integers(0, 2**62),
 )
-def test_no_more_than_the_quota_of_any_class(
+def test_quotas_limit_the_samples_of_each_class(
     labels: list[int], quotas: list[float], seed: int
 ) -> None:
     data = examples(labels)
@@ -46,7 +46,7 @@ def test_no_more_than_the_quota_of_any_class(
     assert torch.equal(again.inputs, some.inputs)
 
 
-def test_the_seed_alone_says_which() -> None:
+def test_seed_determines_which_samples_a_quota_selects() -> None:
     data = examples([0] * 50)
     chosen = {
         tuple(within_quotas(data, [5.0], classes=1, seed=seed).inputs[:, 0].tolist())
@@ -57,13 +57,13 @@ def test_the_seed_alone_says_which() -> None:
     assert len(everything) > 35
 
 
-def test_without_quotas_nothing_changes() -> None:
+def test_samples_are_unchanged_without_effective_quotas() -> None:
     data = examples([0, 1])
     assert within_quotas(data, [], classes=2, seed=0) is data
     assert within_quotas(data, [math.inf, 1.0], classes=2, seed=0) is data
 
 
 @pytest.mark.parametrize("quotas", [[1.0], [1.0, math.nan], [1.0, -1.0], [1.0, 1.0, 1.0]])
-def test_quotas_that_are_none_are_refused(quotas: list[float]) -> None:
+def test_invalid_quotas_are_refused(quotas: list[float]) -> None:
     with pytest.raises(ProtocolError, match="2 numbers"):
         within_quotas(examples([0, 1]), quotas, classes=2, seed=0)

@@ -39,7 +39,7 @@ class Table(nn.Module):
 
 
 @given(size=st.integers(0, 60), share=st.floats(0, 0.5))
-def test_a_split_is_a_partition(size: int, share: float) -> None:
+def test_validation_split_is_a_partition(size: int, share: float) -> None:
     training, validation = validation_split(examples(size), share, ClientId("a"))
     both = torch.cat([training.inputs, validation.inputs])[:, 0]
     assert sorted(both.tolist()) == list(range(size))
@@ -50,7 +50,7 @@ def test_a_split_is_a_partition(size: int, share: float) -> None:
     assert torch.equal(validation.groups, validation.inputs[:, 0].long() % 3)
 
 
-def test_a_split_is_a_client_s_own_and_always_the_same() -> None:
+def test_validation_split_is_fixed_for_a_client_and_differs_between_clients() -> None:
     def kept_back(client: str) -> list[float]:
         rest: list[float] = (
             validation_split(examples(50), 0.1, ClientId(client))[1].inputs[:, 0].tolist()
@@ -61,7 +61,7 @@ def test_a_split_is_a_client_s_own_and_always_the_same() -> None:
     assert kept_back("a") != kept_back("b")
 
 
-def test_samples_that_stay_where_they_are_stored_are_split_alike() -> None:
+def test_validation_split_of_stored_samples_equals_that_in_memory() -> None:
     plain = examples(20)
     stored = StoredExamples(
         inputs=Stored(
@@ -78,7 +78,7 @@ def test_samples_that_stay_where_they_are_stored_are_split_alike() -> None:
         assert torch.equal(expected.labels, found.labels)
 
 
-def test_losses_of_known_probabilities() -> None:
+def test_mean_losses_of_known_probabilities_equal_hand_computed_values() -> None:
     """p of the label 0.7 and 0.9: cross-entropy, and the reverse one 4 (1 − p) = 1.2 and 0.4."""
     data = Examples(inputs=torch.tensor([[0.0], [1.0]]), labels=torch.tensor([0, 0]))
     model = Table(logits_of(0.7, 0.9))
@@ -89,13 +89,13 @@ def test_losses_of_known_probabilities() -> None:
     assert robust == pytest.approx(cross_entropy + 2 * entropy + 3 * 0.8)
 
 
-def test_nothing_to_measure_is_not_a_number() -> None:
+def test_mean_loss_is_nan_without_samples_or_with_nan_outputs() -> None:
     assert math.isnan(mean_loss(Table(logits_of(0.5)), examples(0), device=CPU))
     broken = Table(torch.full((4, 2), torch.nan))
     assert math.isnan(mean_loss(broken, examples(4), device=CPU))
 
 
-def test_utility_is_the_samples_times_their_root_mean_square_loss() -> None:
+def test_root_mean_square_loss_equals_the_worked_example_for_any_batches() -> None:
     """A worked example: losses 1, 2, 3 → 6.48074, in whatever batches."""
     logits = logits_of(*(math.exp(-loss) for loss in (1.0, 2.0, 3.0)))
     for sizes in ([3], [1, 2], [1, 1, 1]):

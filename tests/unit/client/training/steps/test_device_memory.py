@@ -61,7 +61,7 @@ def attempt_with(objective: Hungry) -> tuple[nn.Module, TrainingResult, LocalTra
     return start, result, used
 
 
-def test_batches_are_halved_until_they_fit_as_if_begun_with_them() -> None:
+def test_training_with_halved_batches_equals_one_started_with_them() -> None:
     hungry = Hungry(10)
     model, result, used = attempt_with(hungry)
     assert used.batch_size == 8
@@ -72,22 +72,22 @@ def test_batches_are_halved_until_they_fit_as_if_begun_with_them() -> None:
         assert (array == state_arrays(again)[name]).all()
 
 
-def test_what_does_not_fit_the_smallest_batch_fails_with_its_cause_and_remedy() -> None:
+def test_training_too_large_for_the_smallest_batch_fails_with_a_remedy() -> None:
     with pytest.raises(DeviceMemoryError, match=r"with batches of 4; lower training\.batch_size"):
         attempt_with(Hungry(3))
 
 
-def test_without_leave_of_the_run_nothing_is_made_smaller() -> None:
+def test_batch_size_is_not_reduced_unless_the_run_allows_it() -> None:
     assert smaller(LocalTraining(batch_size=32)) is None
     assert smaller(LocalTraining(batch_size=1, smallest_batch_size=1)) is None
 
 
-def test_the_coordinator_can_tell_it_from_other_failures() -> None:
+def test_exhausted_device_memory_has_its_own_failure_reason() -> None:
     assert DeviceMemoryError.reason == "DEVICE_MEMORY_EXHAUSTED"
     assert DeviceMemoryError.reason != TrainingError.reason
 
 
-async def test_devices_work_side_by_side_each_in_a_thread_of_its_own() -> None:
+async def test_devices_run_in_parallel_in_separate_threads() -> None:
     both = threading.Barrier(2)
     worker = Worker(lambda: "cuda:0", lambda: "cuda:1")
 
@@ -103,7 +103,7 @@ async def test_devices_work_side_by_side_each_in_a_thread_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda:0,cuda:0", "cuda:0,cpu", "cuda", "auto,cuda:1", ""])
-def test_devices_that_make_no_sense_are_refused(device: str) -> None:
+def test_invalid_device_settings_are_refused(device: str) -> None:
     text = example_config().replace('device = "auto"', f'device = "{device}"')
     with pytest.raises(ConfigurationError, match=r"must be auto, cpu|names a GPU twice"):
         parse(ClientConfig, text, source="host.toml")

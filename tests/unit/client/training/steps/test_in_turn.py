@@ -54,7 +54,7 @@ def context(shares: list[float]) -> TrainingContext:
     )
 
 
-def test_each_is_trained_while_the_other_rests() -> None:
+def test_kept_tensors_and_other_tensors_are_trained_in_turn() -> None:
     model, shares = network(), list[float]()
     watched = Watched(model)
     result = train_in_turn(
@@ -68,7 +68,7 @@ def test_each_is_trained_while_the_other_rests() -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_the_same_again_gives_the_same_bits() -> None:
+def test_training_in_turn_is_reproducible() -> None:
     models = [network(), network()]
     for model in models:
         train_in_turn(model, {"2.bias"}, examples(), Watched(model), SETTINGS, context([]))
@@ -77,7 +77,7 @@ def test_the_same_again_gives_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("kept", [set[str](), {"0.weight", "0.bias", "2.weight", "2.bias"}])
-def test_there_is_something_to_train_both_times(kept: set[str]) -> None:
+def test_training_in_turn_without_parameters_in_one_part_is_refused(kept: set[str]) -> None:
     model = network()
     with pytest.raises(ConfigurationError, match="one of the two has no parameters"):
         train_in_turn(model, kept, examples(), Watched(model), SETTINGS, context([]))

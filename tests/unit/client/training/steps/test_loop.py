@@ -69,7 +69,7 @@ def run(
     )
 
 
-def test_losses_are_summed_over_the_first_pass_alone() -> None:
+def test_sample_losses_are_measured_in_the_first_pass_only() -> None:
     """With a learning rate near 0 they are those of the received model."""
     data, sums = blobs(), []
     for epochs in (1, 3):
@@ -121,7 +121,7 @@ def bare_loop(
             optimizer.step()
 
 
-def test_training_is_the_bare_loop_bit_for_bit() -> None:
+def test_training_equals_a_plain_loop_bit_for_bit() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
     bare_loop(model, blobs(), optimizer, epochs=3, batch=16)
@@ -129,14 +129,14 @@ def test_training_is_the_bare_loop_bit_for_bit() -> None:
     assert same(frozen(model), trained(**settings, epochs=3, batch_size=16))
 
 
-def test_the_same_seed_trains_to_the_same_bits_with_dropout() -> None:
+def test_training_with_dropout_is_reproducible_for_the_same_seed() -> None:
     first = trained(dropout=0.5, epochs=2)
     torch.rand(5)  # what others draw makes no difference
     assert same(first, trained(dropout=0.5, epochs=2))
     assert not same(first, trained(dropout=0.5, epochs=2, seed=4))
 
 
-def test_torchs_global_generator_is_left_as_it_was() -> None:
+def test_training_does_not_change_the_global_generator_of_torch() -> None:
     model = network(dropout=0.5)
     before = torch.random.get_rng_state()
     run(model)
@@ -201,7 +201,7 @@ class CountingCrossEntropy(Objective):
         return functional.cross_entropy(logits, batch.labels)
 
 
-def test_an_epoch_visits_every_sample_once_in_another_order() -> None:
+def test_each_epoch_visits_every_sample_once_in_a_different_order() -> None:
     counted = CountingCrossEntropy()
     run(network(), objective=counted, epochs=2, batch_size=16)
     first, second = counted.seen[:50], counted.seen[50:]
@@ -209,7 +209,7 @@ def test_an_epoch_visits_every_sample_once_in_another_order() -> None:
     assert first != second
 
 
-def test_an_objective_sees_the_weights_as_they_came_and_as_they_are() -> None:
+def test_objective_receives_the_original_and_the_current_weights() -> None:
     counted = CountingCrossEntropy()
     run(network(), objective=counted, round_number=7)
     assert counted.moved[0] == 0.0
@@ -218,7 +218,7 @@ def test_an_objective_sees_the_weights_as_they_came_and_as_they_are() -> None:
     assert counted.contexts[0].round == 7
 
 
-def test_the_loss_is_the_mean_over_samples_of_the_last_pass() -> None:
+def test_training_loss_is_the_mean_over_samples_of_the_last_pass() -> None:
     class MeanLabel(Objective):
         def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
             return logits.sum() * 0 + batch.labels.double().mean()
@@ -237,13 +237,13 @@ def test_the_learning_rate_decays_by_round() -> None:
     assert same(decayed, trained(learning_rate=0.05))
 
 
-def test_clipped_gradients_move_the_model_no_further_than_they_may() -> None:
+def test_clipped_gradients_limit_the_weight_change() -> None:
     before, after = frozen(network()), trained(learning_rate=1.0, gradient_clip=0.01, steps=1)
     moved = math.sqrt(sum(float(((after[k] - before[k]) ** 2).sum()) for k in before))
     assert moved == pytest.approx(0.01, rel=1e-3)
 
 
-def test_progress_rises_to_one() -> None:
+def test_training_progress_rises_to_1() -> None:
     shares: list[float] = []
     run(network(), progress=shares.append, epochs=300, batch_size=8)
     assert shares == sorted(shares)
@@ -262,7 +262,7 @@ def test_a_cancelled_training_stops_at_the_next_step() -> None:
     assert len(counted.sizes) == 2
 
 
-def test_a_training_that_is_over_keeps_no_gradients() -> None:
+def test_ended_training_keeps_no_gradients() -> None:
     model = network()
     run(model, epochs=1)
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -271,13 +271,13 @@ def test_a_training_that_is_over_keeps_no_gradients() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_divergence_names_the_epoch_and_the_remedy() -> None:
+def test_diverged_training_names_the_epoch_and_the_remedy() -> None:
     message = r"diverged in epoch 1: .* at learning rate 1e\+30; lower training.learning_rate"
     with pytest.raises(TrainingError, match=message):
         run(network(), learning_rate=1e30, epochs=3)
 
 
-def test_weights_that_the_last_step_made_infinite_are_noticed() -> None:
+def test_weights_made_infinite_by_the_last_step_are_refused() -> None:
     with pytest.raises(TrainingError, match="loss or weights are NaN or infinite"):
         run(network(), learning_rate=1e38, weight_decay=1e6, steps=1)
 
@@ -295,7 +295,7 @@ def test_a_client_without_samples_can_not_train() -> None:
         Examples(inputs=torch.zeros(5, 4), labels=torch.full((5,), 2)),
     ],
 )
-def test_samples_that_the_model_can_not_take_are_a_training_error(data: Examples) -> None:
+def test_samples_incompatible_with_the_model_raise_a_training_error(data: Examples) -> None:
     with pytest.raises(TrainingError, match="fit together") as caught:
         run(network(), data)
     assert "\n" not in caught.value.message
@@ -314,7 +314,7 @@ def test_a_device_without_memory_is_named_with_a_remedy() -> None:
         run(Huge())
 
 
-def test_settings_travel_as_json() -> None:
+def test_training_settings_are_restored_from_json() -> None:
     settings = LocalTraining(learning_rate=0.1, steps=5, gradient_clip=1.0, momentum=0.9)
     assert LocalTraining.model_validate_json(settings.model_dump_json()) == settings
 
@@ -333,12 +333,12 @@ def test_settings_travel_as_json() -> None:
         ({"epochs": 0}, "'epochs': must be greater than or equal to 1"),
     ],
 )
-def test_wrong_settings_are_refused(values: dict[str, object], message: str) -> None:
+def test_invalid_training_settings_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         validate(LocalTraining, values, source="run.toml")
 
 
-def test_the_run_file_wins_over_the_task_which_wins_over_the_defaults() -> None:
+def test_run_file_overrides_the_task_which_overrides_the_default_training_settings() -> None:
     task = ColoredDigits()
     settings = training_for(task, {"epochs": 2}, source="run.toml")
     assert settings.epochs == 2
@@ -347,7 +347,7 @@ def test_the_run_file_wins_over_the_task_which_wins_over_the_defaults() -> None:
     assert training_for(task, settings.model_dump(), source="run.toml") == settings
 
 
-def test_a_task_that_recommends_nonsense_is_named() -> None:
+def test_task_with_invalid_recommended_settings_is_named_in_the_error() -> None:
     class Sloppy(ColoredDigits):
         training = {"speed": 1}  # noqa: RUF012 - as a user would write it
 
@@ -355,7 +355,7 @@ def test_a_task_that_recommends_nonsense_is_named() -> None:
         training_for(Sloppy(), {}, source="run.toml")
 
 
-def test_a_models_state_goes_out_and_in() -> None:
+def test_model_state_is_exported_and_loaded_unchanged() -> None:
     source, target = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     source.train()(torch.randn(5, 3))
     arrays = frozen(source)
@@ -377,7 +377,9 @@ def test_a_models_state_goes_out_and_in() -> None:
         ({"extra": np.zeros(2, np.float32)}, "tensor 'extra' is not in the task's model"),
     ],
 )
-def test_other_tensors_than_the_models_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_tensors_that_do_not_match_the_model_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
     model = nn.Linear(4, 2)
     before = frozen(model)
     arrays = {name: np.ones_like(array) for name, array in before.items()} | changes
@@ -386,12 +388,12 @@ def test_other_tensors_than_the_models_are_refused(changes: dict[str, Any], mess
     assert same(before, frozen(model))
 
 
-def test_a_model_that_can_not_be_sent_is_named() -> None:
+def test_tensor_of_an_unsupported_type_is_named_in_the_error() -> None:
     with pytest.raises(LayoutError, match=r"'weight' is torch.bfloat16, which can't be sent"):
         state_arrays(nn.Linear(2, 2).bfloat16())
 
 
-def test_cross_entropy_is_installed() -> None:
+def test_cross_entropy_objective_is_installed() -> None:
     objective = create(Objective, "cross-entropy", {})
     assert isinstance(objective, CrossEntropy)
     logits, labels = torch.tensor([[2.0, 1.0, 3.0]]), torch.tensor([0])
@@ -400,7 +402,7 @@ def test_cross_entropy_is_installed() -> None:
     assert float(objective.loss(logits, batch, local)) == pytest.approx(1.4076, abs=5e-5)
 
 
-def test_noise_robust_training_believes_what_the_received_model_said() -> None:
+def test_noise_robust_training_uses_predictions_of_the_received_model() -> None:
     """Pseudo-labels are fixed before the first step, without dropout, and change nothing else."""
     model, data = network(dropout=0.5), blobs()
     with torch.inference_mode():
@@ -423,11 +425,11 @@ def test_noise_robust_training_believes_what_the_received_model_said() -> None:
     assert same(trained(dropout=0.5), trained(dropout=0.5, objective=CrossEntropy()))
 
 
-def test_bfloat16_changes_nothing_where_there_is_no_gpu() -> None:
+def test_bfloat16_has_no_effect_without_a_gpu() -> None:
     assert same(trained(precision="bfloat16"), trained())
 
 
-def test_adam_trains_and_repeats_itself() -> None:
+def test_training_with_adam_is_reproducible() -> None:
     first = trained(optimizer="adam", learning_rate=0.01, epochs=2)
     assert same(first, trained(optimizer="adam", learning_rate=0.01, epochs=2))
     assert not same(first, trained(optimizer="adamw", weight_decay=0.5, epochs=2))

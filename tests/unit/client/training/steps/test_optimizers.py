@@ -1,4 +1,4 @@
-"""Our optimiser takes the steps that torch's takes."""
+"""The project's optimizers take the same steps as those of torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from potluck.common.settings.local_training import LocalTraining
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
-def test_the_steps_are_those_of_torch(momentum: float, weight_decay: float) -> None:
+def test_stochastic_gradient_descent_takes_the_steps_of_torch(
+    momentum: float, weight_decay: float
+) -> None:
     torch.manual_seed(0)
     ours, theirs = nn.Linear(5, 3), nn.Linear(5, 3)
     theirs.load_state_dict(ours.state_dict())
@@ -39,7 +41,7 @@ def test_the_steps_are_those_of_torch(momentum: float, weight_decay: float) -> N
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_every_optimizer_takes_torchs_steps_again_and_again(
+def test_every_optimizer_takes_the_steps_of_torch_also_after_a_restart(
     optimizer: str, weight_decay: float
 ) -> None:
     """Twice: after a restart it has forgotten the first training."""
@@ -91,7 +93,7 @@ def test_every_optimizer_takes_torchs_steps_again_and_again(
         ((1, 3), [1.0, 0.1, 0.1, 0.01]),
     ],
 )
-def test_rates_fall_after_every_round_or_after_some(
+def test_learning_rate_decays_after_the_configured_number_of_rounds(
     rounds: tuple[int, ...], rates: list[float]
 ) -> None:
     settings = LocalTraining(
@@ -116,14 +118,14 @@ print("torch._dynamo" in sys.modules)
 """
 
 
-def test_no_optimizer_brings_the_compiler_in() -> None:
+def test_optimizers_do_not_import_the_torch_compiler() -> None:
     """Importing it takes every host seconds."""
     command = [sys.executable, "-c", COMPILER]
     answer = subprocess.run(command, check=True, capture_output=True, text=True)
     assert answer.stdout.strip() == "False"
 
 
-def test_parameters_without_a_gradient_stay() -> None:
+def test_parameters_without_a_gradient_are_unchanged() -> None:
     used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     optimizer = StochasticGradientDescent((used, unused), learning_rate=0.5, momentum=0.9)
     torch.autograd.backward(used.sum())
