@@ -1,4 +1,4 @@
-"""Text that others wrote steers no terminal and hides no line, whatever it is."""
+"""Text from other parties can't control a terminal or hide a line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLAIN_ASCII = st.from_regex(r"[!-~]( ?[!-~]){0,30}", fullmatch=True)
 @given(ANY)
 @example("\x1b]0;title\x07\x1b[2Jround 3 committed\r\nround 4 committed")
 @example("\x9b2J\u202egpj.exe\u2066\ud800\u2028 \x7f")
-def test_whatever_it_is_it_becomes_one_printable_line(text: str) -> None:
+def test_any_text_becomes_one_printable_line(text: str) -> None:
     found = plain(text)
     assert found.isprintable()
     assert plain(found) == found
@@ -41,7 +41,7 @@ def test_whatever_it_is_it_becomes_one_printable_line(text: str) -> None:
 
 
 @given(PLAIN_ASCII | st.sampled_from(["Größe: 3 µm", "模型", "déjà vu …"]))
-def test_what_is_plain_stays_as_it_is(text: str) -> None:
+def test_plain_text_is_unchanged(text: str) -> None:
     assert plain(text) == text
 
 
@@ -56,12 +56,12 @@ def test_what_is_plain_stays_as_it_is(text: str) -> None:
         ("\U000e0041", r"\U000e0041"),
     ],
 )
-def test_what_becomes_of_what_is_not_plain(text: str, found: str) -> None:
+def test_unprintable_characters_are_replaced(text: str, found: str) -> None:
     assert plain(text) == found
 
 
 @given(ANY, st.integers(2, 40))
-def test_length_is_bounded(text: str, most: int) -> None:
+def test_plain_text_has_a_maximum_length(text: str, most: int) -> None:
     found = plain(text, most)
     assert len(found) <= most
     assert plain(found, most) == found
@@ -69,7 +69,7 @@ def test_length_is_bounded(text: str, most: int) -> None:
 
 
 @given(SENT, SENT, st.lists(SENT, max_size=3), st.dictionaries(SENT, st.floats(), max_size=3))
-def test_every_text_of_a_message_becomes_plain(
+def test_every_string_of_a_message_is_made_printable(
     one: str, other: str, several: list[str], numbers: dict[str, float]
 ) -> None:
     answers = [
@@ -109,14 +109,14 @@ def texts_of(value: object) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def test_documents_stay_as_they_are() -> None:
+def test_run_file_in_a_message_keeps_its_line_breaks() -> None:
     run = operator_pb2.StartRunRequest(run_file="a = 1\n[b]\n")
     make_plain(run)
     assert run.run_file == "a = 1\n[b]\n"
 
 
 @given(ANY)
-def test_errors_are_one_plain_line(text: str) -> None:
+def test_error_message_is_one_printable_line(text: str) -> None:
     error = ConfigurationError(f"bad {text}", value=text)
     assert error.message.isprintable()
     assert str(error) == error.message
@@ -138,7 +138,7 @@ def logged(kind: LogFormat) -> Iterator[io.StringIO]:
 @pytest.mark.parametrize("kind", [LogFormat.JSON, LogFormat.CONSOLE])
 @given(text=ANY)
 @example("\x1b[2J\nround committed")
-def test_log_lines_are_plain(kind: LogFormat, text: str) -> None:
+def test_log_lines_are_printable(kind: LogFormat, text: str) -> None:
     with logged(kind) as lines:
         log = structlog.get_logger()
         log.info(f"said {text}", text=text, several=[text], named={text: text})
@@ -168,7 +168,7 @@ def test_log_lines_are_plain(kind: LogFormat, text: str) -> None:
         ("potluck://demo/host/a?clients=b", "potluck://demo/host/a?clients=b"),
     ],
 )
-def test_passwords_are_left_out(text: str, found: str) -> None:
+def test_passwords_are_removed_from_texts_and_errors(text: str, found: str) -> None:
     assert without_passwords(text) == found
     assert ConfigurationError(text).message == found
 
@@ -177,7 +177,7 @@ def test_passwords_are_left_out(text: str, found: str) -> None:
 @example("[red]x[/]")
 @example("[/nothing]")
 @example(":smile: [link=http://x]y[/link]")
-def test_nothing_printed_is_read_as_markup(text: str) -> None:
+def test_printed_text_is_not_interpreted_as_markup(text: str) -> None:
     text = plain(text)
     output = terminal(width=4000, soft_wrap=True)
     table = Table("[bold]head", box=None, pad_edge=False)
@@ -189,13 +189,13 @@ def test_nothing_printed_is_read_as_markup(text: str) -> None:
     assert "[bold]head" in shown.get()
 
 
-def test_every_command_prints_where_nothing_is_markup() -> None:
+def test_every_command_prints_through_the_terminal_without_markup() -> None:
     folder = ROOT / "deploy" / "potluck" / "deploy"
     makers = [path.name for path in folder.rglob("*.py") if "Console(" in path.read_text()]
     assert makers == ["terminal.py"]
 
 
-def test_a_coordinators_log_holds_no_database_password(tmp_path: Path) -> None:
+def test_coordinator_log_does_not_contain_the_database_password(tmp_path: Path) -> None:
     files = make_federation(tmp_path / "pki").coordinator
     config = tmp_path / "coordinator.toml"
     config.write_text(

@@ -26,11 +26,11 @@ NOISY = Parameters(mode=Mode.NOISY, task=TaskReference(name="t"), epsilon=1, adj
         ),
     ],
 )
-def test_sense_is_read(signal: str, text: str, expected: object) -> None:
+def test_valid_disclosure_payload_is_read(signal: str, text: str, expected: object) -> None:
     np.testing.assert_array_equal(read_payload(signal, EXACT, text, classes=3), expected)
 
 
-def test_noise_may_make_counts_negative() -> None:
+def test_noisy_counts_may_be_negative() -> None:
     counts = read_payload("label_counts", NOISY, '{"label_counts": [-3, 0, 7]}', classes=3)
     np.testing.assert_array_equal(counts, [-3, 0, 7])
 
@@ -64,7 +64,7 @@ def test_noise_may_make_counts_negative() -> None:
         ("salaries", "{}"),
     ],
 )
-def test_nonsense_is_refused_in_one_line(signal: str, text: str) -> None:
+def test_malformed_disclosure_payload_is_refused_in_one_line(signal: str, text: str) -> None:
     with pytest.raises(ProtocolError) as refusal:
         read_payload(signal, EXACT, text, classes=3)
     assert "\n" not in refusal.value.message

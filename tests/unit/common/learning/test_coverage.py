@@ -11,7 +11,7 @@ from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.trainer import Measured
 
 
-def test_clients_without_samples_for_a_measure_are_neither_in_it_nor_missing() -> None:
+def test_clients_without_samples_for_a_metric_are_not_counted_as_missing() -> None:
     counted = [{"near": 4, "far": 0}, {"near": 6}, {"near": 0, "far": 0}]
     found = coverages(counted, ["near", "far"], least_share=1.0)
     assert found == {"near": Coverage(clients=2, asked=2, samples=10)}
@@ -20,7 +20,7 @@ def test_clients_without_samples_for_a_measure_are_neither_in_it_nor_missing() -
 @pytest.mark.parametrize(
     ("least_share", "partial"), [(1.0, True), (0.76, True), (0.75, False), (0.1, False)]
 )
-def test_a_measure_over_too_few_of_those_asked_is_partial(
+def test_metric_over_too_few_of_the_asked_clients_is_partial(
     least_share: float, partial: bool
 ) -> None:
     found = coverages([{"near": 1}] * 3, ["near"], missing=1, least_share=least_share)
@@ -28,18 +28,18 @@ def test_a_measure_over_too_few_of_those_asked_is_partial(
     assert found["near"].incomplete
 
 
-def test_a_measure_that_no_client_has_is_partial_where_clients_are_missing() -> None:
+def test_metric_without_any_client_is_partial_if_clients_are_missing() -> None:
     found = coverages([], ["near"], missing=2, least_share=0.01)
     assert found == {"near": Coverage(clients=0, asked=2, samples=0, partial=True)}
     assert coverages([], ["near"], missing=0) == {}
 
 
-def test_a_share_with_a_rounding_error_is_reached() -> None:
+def test_minimum_share_is_reached_despite_rounding_errors() -> None:
     found = coverages([{"near": 1}] * 7, ["near"], missing=3, least_share=0.7)
     assert not found["near"].partial
 
 
-def test_counts_and_sums_say_the_samples_behind_each_measure() -> None:
+def test_evaluation_counts_and_sums_give_the_samples_of_each_metric() -> None:
     counts = EvaluationCounts(
         loss_sum=1.0,
         confusion=np.array([[3, 1], [0, 2]]),

@@ -23,7 +23,9 @@ from potluck.common.tasks.table6 import NAMES, interaction_matrices
         ([[5, 5], [5, 5], [0, 0], [0, 0]], (0.5, 0, 0)),
     ],
 )
-def test_triplet_of_a_matrix(matrix: list[list[int]], expected: tuple[float, float, float]) -> None:
+def test_triplet_of_a_matrix_equals_hand_computed_values(
+    matrix: list[list[int]], expected: tuple[float, float, float]
+) -> None:
     assert triplet(matrix) == pytest.approx(expected, abs=5e-5)
 
 
@@ -39,7 +41,7 @@ def test_triplet_of_a_matrix(matrix: list[list[int]], expected: tuple[float, flo
         ("spawrious-gci-100", 100, 15600, (0.1488, 0, 0, 0.3043, 0.0716, 0.0716)),
     ],
 )
-def test_metrics_of_table_6(
+def test_heterogeneity_metrics_equal_table_6_of_the_paper(
     name: str, clients: int, samples: int, metrics: tuple[float, ...]
 ) -> None:
     """Every row of the table, to four decimals."""
@@ -51,7 +53,7 @@ def test_metrics_of_table_6(
     assert np.round(values, 4).tolist() == list(metrics)
 
 
-def test_every_partition_is_checked() -> None:
+def test_all_seven_partitions_are_tested() -> None:
     assert len(NAMES) == 7
 
 
@@ -62,7 +64,9 @@ def test_every_partition_is_checked() -> None:
         ("waterbirds-dist", [[3498, 184], [56, 1057]]),  # the training set of WaterBirds
     ],
 )
-def test_interaction_matrices_have_the_papers_totals(name: str, total: list[list[int]]) -> None:
+def test_interaction_matrices_have_the_totals_of_the_paper(
+    name: str, total: list[list[int]]
+) -> None:
     assert interaction_matrices(name).sum(axis=0).tolist() == total
 
 
@@ -100,12 +104,14 @@ def test_interaction_matrices_have_the_papers_totals(name: str, total: list[list
         ("spawrious-gci-100", {(0.448, 0, 0), (0, 0.448, 0), (0, 0, 0.448)}),
     ],
 )
-def test_client_types(name: str, types: set[tuple[float, ...]]) -> None:
+def test_triplets_of_a_partition_have_the_published_client_types(
+    name: str, types: set[tuple[float, ...]]
+) -> None:
     rounded = np.round(triplets(interaction_matrices(name)), 3)
     assert {tuple(row) for row in rounded.tolist()} == types
 
 
-def test_constant_predictors_of_waterbirds() -> None:
+def test_constant_triplet_predictors_of_waterbirds_have_the_published_errors() -> None:
     """Distances of two constants from the true triplets: mean and supremum."""
     true = triplets(interaction_matrices("waterbirds-dist"))
     median = np.linalg.norm(true - np.median(true, axis=0), axis=1)
@@ -115,7 +121,9 @@ def test_constant_predictors_of_waterbirds() -> None:
 
 
 @given(hnp.arrays(np.int64, (3, 4, 2), elements=st.integers(0, 1000)))
-def test_triplets_are_in_range_and_blind_to_names(matrices: NDArray[np.int64]) -> None:
+def test_triplets_are_between_0_and_1_and_independent_of_class_order(
+    matrices: NDArray[np.int64],
+) -> None:
     found = triplets(matrices)
     assert ((found >= 0) & (found <= 1)).all()
     np.testing.assert_allclose(triplets(matrices[:, ::-1]), found, atol=1e-12)
@@ -134,7 +142,7 @@ def test_a_missing_matrix_has_no_triplet() -> None:
     "matrices",
     [[[1, 2], [3, 4]], [[[1, 2, 3], [1, 2, 3]]], [[[1, 2]]], [[[1, -2], [1, 1]]]],
 )
-def test_other_shapes_and_negative_counts_are_refused(matrices: ArrayLike) -> None:
+def test_matrices_of_wrong_shape_or_with_negative_counts_are_refused(matrices: ArrayLike) -> None:
     with pytest.raises(ConfigurationError, match="matri"):
         triplets(matrices)
 
@@ -144,6 +152,6 @@ def test_an_empty_federation_is_refused() -> None:
         federated_heterogeneity(np.zeros((0, 2, 2)))
 
 
-def test_an_unknown_partition_lists_the_known() -> None:
+def test_error_about_an_unknown_partition_lists_the_valid_ones() -> None:
     with pytest.raises(ConfigurationError, match="spawrious-gci-100"):
         interaction_matrices("imagenet")

@@ -29,7 +29,7 @@ def test_samples_are_counted_by_class_and_attribute() -> None:
     ("labels", "groups", "number"),
     [([0, 1], None, 4), ([0, 1], [0, 2], 3), ([0, 1], [2, 0], 4), ([0, 1], [0, 9], 4)],
 )
-def test_groups_that_are_no_attributes_are_refused(
+def test_groups_that_do_not_encode_attributes_are_refused(
     labels: list[int], groups: list[int] | None, number: int
 ) -> None:
     with pytest.raises(TrainingError):

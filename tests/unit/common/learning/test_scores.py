@@ -51,7 +51,7 @@ def received(**changes: Any) -> EvaluationCounts:
     return EvaluationCounts.received(**(honest | changes))
 
 
-def test_counts_of_a_small_evaluation() -> None:
+def test_evaluation_counts_of_four_samples_equal_hand_computed_values() -> None:
     data = examples(
         [[2.0, 0.0], [0.0, 1.0], [0.0, 3.0], [5.0, 0.0]], [0, 0, 1, 1], groups=[0, 1, 2, 2]
     )
@@ -72,7 +72,9 @@ def test_counts_of_a_small_evaluation() -> None:
     classes=st.integers(2, 6),
     pairs=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=60),
 )
-def test_weighted_f1_is_scikit_learns(classes: int, pairs: list[tuple[int, int]]) -> None:
+def test_weighted_f1_equals_that_of_scikit_learn(
+    classes: int, pairs: list[tuple[int, int]]
+) -> None:
     true = [a % classes for a, _ in pairs]
     predicted = [b % classes for _, b in pairs]
     confusion = np.zeros((classes, classes), dtype=np.int64)
@@ -101,7 +103,7 @@ def test_weighted_f1_is_scikit_learns(classes: int, pairs: list[tuple[int, int]]
     ),
     cut=st.integers(0, 40),
 )
-def test_counts_of_parts_add_up_to_those_of_the_whole(
+def test_evaluation_counts_of_parts_sum_to_those_of_all_samples(
     rows: list[tuple[int, int, float]], cut: int
 ) -> None:
     labels = torch.tensor([label for label, _, _ in rows])
@@ -121,20 +123,20 @@ def test_counts_of_parts_add_up_to_those_of_the_whole(
     assert total.metrics().accuracy == whole.metrics().accuracy
 
 
-def test_no_samples_give_no_metrics() -> None:
+def test_evaluation_without_samples_has_no_metrics() -> None:
     nothing = Metrics(loss=None, accuracy=None, worst_group_accuracy=None, weighted_f1=None)
     assert EvaluationCounts.zero(3, 2).metrics() == nothing
     empty = Examples(inputs=torch.zeros(0, 2), labels=torch.zeros(0, dtype=torch.int64))
     assert counted(empty) == nothing
 
 
-def test_groups_without_samples_are_not_the_worst() -> None:
+def test_worst_group_accuracy_ignores_groups_without_samples() -> None:
     data = examples([[1.0, 0.0], [1.0, 0.0]], [0, 1], groups=[1, 3])
     assert counted(data, groups=4).worst_group_accuracy == 0.0
     assert counted(examples([[1.0, 0.0]], [0], groups=[1]), groups=4).worst_group_accuracy == 1.0
 
 
-def test_samples_of_unknown_groups_count_for_accuracy_only() -> None:
+def test_samples_without_a_group_count_only_for_accuracy() -> None:
     metrics = counted(examples([[1.0, 0.0]], [0]), groups=4)
     assert metrics.accuracy == 1.0
     assert metrics.worst_group_accuracy is None
@@ -164,12 +166,14 @@ def test_the_model_is_evaluated_in_evaluation_mode() -> None:
         (examples([[1.0, 0.0]], [0], groups=[-1]), r"groups are in \[-1, -1\], expected \[0, 3\]"),
     ],
 )
-def test_a_task_that_does_not_fit_together_is_named(data: Examples, message: str) -> None:
+def test_inconsistent_evaluation_data_is_refused_naming_the_fault(
+    data: Examples, message: str
+) -> None:
     with pytest.raises(TrainingError, match=message):
         counted(data, groups=4)
 
 
-def test_honest_counts_are_received() -> None:
+def test_consistent_evaluation_counts_are_accepted() -> None:
     metrics = received().metrics()
     assert (metrics.loss, metrics.accuracy) == (0.35, 0.7)
     assert metrics.worst_group_accuracy == pytest.approx(4 / 6)
@@ -200,7 +204,7 @@ def test_impossible_evaluation_counts_are_refused(changes: dict[str, Any], messa
         received(**changes)
 
 
-def test_groups_may_be_known_of_some_samples_only() -> None:
+def test_group_counts_may_cover_only_some_samples() -> None:
     assert received(group_samples=[4, 0], group_correct=[3, 0]).metrics().accuracy == 0.7
     with pytest.raises(ProtocolError, match="confusion matrix"):
         received(group_samples=[8, 1], group_correct=[1, 1])

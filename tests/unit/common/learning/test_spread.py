@@ -15,7 +15,7 @@ LOWER = Measure(label="loss")
 @pytest.mark.parametrize(
     ("clients", "worst"), [(5, 2), (10, 2), (11, 2), (20, 2), (21, 3), (100, 10), (101, 11)]
 )
-def test_the_worst_tenth_is_never_one_client(clients: int, worst: int) -> None:
+def test_worst_tenth_always_contains_more_than_one_client(clients: int, worst: int) -> None:
     values = np.random.default_rng(clients).permutation(clients).astype(float)
     best = spread(values.tolist(), higher_is_better=True)
     assert best.clients == clients
@@ -27,7 +27,7 @@ def test_the_worst_tenth_is_never_one_client(clients: int, worst: int) -> None:
     assert lowest.worst_tenth == pytest.approx(clients - 1 - (worst - 1) / 2)
 
 
-def test_quantiles_are_not_the_least_and_the_greatest_value() -> None:
+def test_quantiles_never_equal_the_minimum_or_maximum() -> None:
     for clients in range(3, 40):
         values = [float(number) for number in range(clients)]
         found = spread(values, higher_is_better=True)
@@ -36,7 +36,7 @@ def test_quantiles_are_not_the_least_and_the_greatest_value() -> None:
         assert len(found.statistics) == len(QUANTILES) + 2
 
 
-def test_a_group_must_be_large_enough_for_each_measure() -> None:
+def test_spread_of_a_metric_over_too_few_clients_is_not_reported() -> None:
     found = [{"loss": 1.0, "accuracy": 0.5}] * 4 + [{"loss": 2.0}, {}]
     measures = {"loss": LOWER, "accuracy": HIGHER, "f1": HIGHER}
     assert spreads(found, measures, least_group=5).keys() == {"loss"}

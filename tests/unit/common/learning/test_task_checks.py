@@ -1,4 +1,4 @@
-"""A task's data is checked, and errors in a task name it."""
+"""A task's data is checked, and errors name the task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stored(rows: int) -> StoredExamples:
     return StoredExamples(inputs=inputs, labels=LABELS)
 
 
-def test_every_sample_has_one_label() -> None:
+def test_samples_without_exactly_one_label_are_refused() -> None:
     whole = Examples(inputs=torch.ones(20, 2), labels=LABELS, groups=LABELS)
     check_client_data(ClientData(train=whole, held_out=stored(20)), "t", "client-0")
     with pytest.raises(TrainingError, match="client 'client-0', held out, has 19 inputs and 20 la"):
@@ -32,7 +32,7 @@ def test_every_sample_has_one_label() -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_the_first_sample_with_nan_or_infinity_is_named(bad: float) -> None:
+def test_first_sample_with_nan_or_infinity_is_named_in_the_error(bad: float) -> None:
     inputs = torch.ones(10_000, 2, 2)
     inputs[[6000, 9000], 1, 0] = bad
     labels = torch.zeros(10_000, dtype=torch.int64)
@@ -42,7 +42,7 @@ def test_the_first_sample_with_nan_or_infinity_is_named(bad: float) -> None:
     check_finite(Examples(inputs=labels, labels=labels), "us")
 
 
-def test_only_a_bare_os_error_is_the_tasks() -> None:
+def test_os_error_is_attributed_to_the_task_and_storage_error_is_not() -> None:
     with (
         pytest.raises(TrainingError, match=r"task 't' failed at us: /gone: No such file or direct"),
         blamed_on_task("t", "us"),

@@ -1,4 +1,4 @@
-"""Faults in plug-ins are named by plug-in, method, file and line."""
+"""Errors in plug-ins name the plug-in, method, file and line."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def raised(function: Callable[[], Any]) -> Exception:
         ("apply", r"ValueError: invalid literal for int\(\) with base 10: 'no\\nnumber'"),
     ],
 )
-async def test_a_method_that_raises_is_named(method: str, why: str) -> None:
+async def test_failure_names_the_plugin_method_and_line_that_raised(method: str, why: str) -> None:
     faulty, other = Faulty(), Faulty()
     error = await raised(getattr(faulty, method))
     line = plugin_failure(error, {"strategy 'sound'": other, "selector 'faulty'": faulty}, 3)
@@ -75,7 +75,7 @@ async def test_a_method_that_raises_is_named(method: str, why: str) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_generator_that_raises_is_named_by_its_method() -> None:
+async def test_failure_in_a_generator_names_the_plugin_method() -> None:
     faulty = Faulty()
     asking = faulty.select()
     next(asking)
@@ -84,7 +84,7 @@ async def test_a_generator_that_raises_is_named_by_its_method() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_file_that_a_library_can_not_read_is_not_blamed_on_a_plug_in() -> None:
+async def test_os_error_inside_a_library_is_not_attributed_to_a_plugin() -> None:
     faulty = Faulty()
     error = await raised(faulty.judge)
     assert isinstance(error, FileNotFoundError)
@@ -92,12 +92,12 @@ async def test_a_file_that_a_library_can_not_read_is_not_blamed_on_a_plug_in() -
 
 
 @pytest.mark.asyncio
-async def test_a_fault_elsewhere_is_not_blamed_on_a_plug_in() -> None:
+async def test_failure_outside_plugins_is_not_attributed_to_a_plugin() -> None:
     assert plugin_failure(await raised(helps), {"selector 'uniform'": Uniform()}) == ""
 
 
 @pytest.mark.asyncio
-async def test_a_fault_in_a_library_has_the_line_of_the_plug_in_that_called_it() -> None:
+async def test_failure_in_a_library_names_the_calling_line_of_the_plugin() -> None:
     uniform = Uniform()
     nonsense: Any = SelectionContext(
         round=1,

@@ -18,7 +18,7 @@ def drawn(clock: VirtualClock, clients: int, samples: int = 1000) -> list[float]
     ("tail", "mean", "largest_of_ten"),
     [(1.0, 2_000, 3_929), (10.0, 11_000, 30_290), (100.0, 101_000, 293_897)],
 )
-def test_the_means_and_the_expected_maximum(
+def test_drawn_durations_have_the_expected_mean_and_maximum(
     tail: float, mean: float, largest_of_ten: float
 ) -> None:
     """N = 1000; 20,000 draws have a relative error under 1.5 %."""
@@ -29,13 +29,15 @@ def test_the_means_and_the_expected_maximum(
 
 
 @given(seed=st.integers(0, 2**63 - 1), client=st.text(max_size=20), number=st.integers(0, 99))
-def test_the_same_arguments_give_the_same_duration(seed: int, client: str, number: int) -> None:
+def test_virtual_clock_gives_the_same_duration_for_the_same_arguments(
+    seed: int, client: str, number: int
+) -> None:
     clock = VirtualClock(enabled=True)
     found = [pace(clock, seed=seed, client=client, round_number=number) for _ in range(2)]
     assert found[0] == found[1] >= 1.0
 
 
-def test_what_a_duration_depends_on() -> None:
+def test_duration_depends_on_the_seed_client_and_round() -> None:
     def seconds(draw: str, *, seed: int = 0, client: str = "a", number: int = 1) -> float:
         clock = VirtualClock.model_validate({"enabled": True, "draw": draw})
         return pace(clock, seed=seed, client=client, round_number=number)
@@ -46,14 +48,14 @@ def test_what_a_duration_depends_on() -> None:
     assert seconds("client") != seconds("client", client="b")
 
 
-def test_it_is_a_table_of_the_run_file() -> None:
+def test_virtual_clock_is_a_table_of_the_run_file() -> None:
     text = '[task]\nname = "digits"\n[virtual_clock]\nenabled = true\ntail_per_sample = 10\n'
     clock = parse_run_file(text, source="test").virtual_clock
     assert (clock.enabled, clock.tail_per_sample, clock.deadline_seconds) == (True, 10.0, None)
     assert not parse_run_file('[task]\nname = "digits"\n', source="test").virtual_clock.enabled
 
 
-def test_clients_may_be_slower_each_by_itself() -> None:
+def test_single_clients_can_be_made_slower() -> None:
     def seconds(client: str, **slower: float) -> float:
         named = {name.replace("_", "-").replace("to", ":"): each for name, each in slower.items()}
         clock = VirtualClock(enabled=True, slower=named)
@@ -67,7 +69,7 @@ def test_clients_may_be_slower_each_by_itself() -> None:
     assert seconds("client-70", client_7=2.0) == seconds("client-70")
 
 
-def test_who_drops_out_is_late_at_about_its_chance() -> None:
+def test_client_with_a_drop_out_chance_is_late_about_that_often() -> None:
     clock = VirtualClock(
         enabled=True, tail_per_sample=0.0, deadline_seconds=50.0, drop_outs={"client-0:1": 0.3}
     )
@@ -83,7 +85,7 @@ def test_who_drops_out_is_late_at_about_its_chance() -> None:
     assert clock.drop_out_chance("client-0") == 0.3
 
 
-def test_drop_outs_need_a_deadline() -> None:
+def test_drop_outs_without_a_deadline_are_refused() -> None:
     text = '[task]\nname = "digits"\n[virtual_clock]\nenabled = true\ndrop_outs = {a = 0.5}\n'
     with pytest.raises(ConfigurationError, match="drop_outs needs deadline_seconds"):
         parse_run_file(text, source="test")

@@ -1,4 +1,4 @@
-"""Several models side by side: which part answers, and which learns."""
+"""Several models side by side: which part answers, and which is trained."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def moved_by(part: int) -> set[str]:
     }
 
 
-def test_a_group_trains_its_own_model_and_the_last_part_the_head() -> None:
+def test_group_part_trains_its_own_encoder_and_the_last_part_trains_the_head() -> None:
     assert moved_by(1) == {"encoders.1", "heads.1"}
     assert moved_by(3) == {"head.weight", "head.bias"}
 
 
-def test_encoders_that_stay_as_they_are_evaluate() -> None:
+def test_encoders_are_in_evaluation_mode_while_the_head_is_trained() -> None:
     made = network()
     made.use_part(3)
     made.train()
@@ -47,7 +47,7 @@ def test_encoders_that_stay_as_they_are_evaluate() -> None:
     assert not torch.equal(made(INPUTS), made(INPUTS))
 
 
-def test_the_head_answers_once_it_is_in_use_and_till_then_the_mean() -> None:
+def test_concatenation_outputs_the_mean_until_the_head_is_in_use() -> None:
     made = network().eval()
     each = []
     for part in range(3):
@@ -63,7 +63,7 @@ def test_the_head_answers_once_it_is_in_use_and_till_then_the_mean() -> None:
 
 
 @pytest.mark.parametrize("name", ["lenet5", "mnist-cnn"])
-def test_models_that_come_with_potluck_can_be_concatenated(name: str) -> None:
+def test_built_in_models_can_be_concatenated(name: str) -> None:
     of = {"name": name, "classes": 7} if name == "lenet5" else {"name": name}
     made = model_maker("concatenation", {"of": of, "groups": 2})()
     alone = model_maker(name, {key: value for key, value in of.items() if key != "name"})()
@@ -82,12 +82,12 @@ def test_models_that_come_with_potluck_can_be_concatenated(name: str) -> None:
         ({"name": "perceptron", "inputs": "many"}, "model perceptron: option 'inputs'"),
     ],
 )
-def test_what_it_can_not_be_made_of_is_refused(of: dict[str, object], message: str) -> None:
+def test_concatenation_of_invalid_models_is_refused(of: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         concatenation(of=of)
 
 
-def test_a_model_without_a_last_layer_is_refused_and_so_is_an_unknown_part() -> None:
+def test_concatenation_refuses_a_model_without_an_output_layer_or_an_unknown_part() -> None:
     with pytest.raises(ConfigurationError, match="a ReLU does not end in an"):
         Concatenation([nn.ReLU()])
     with pytest.raises(ConfigurationError, match="a model of 3 groups has no part 4"):

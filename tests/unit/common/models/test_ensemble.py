@@ -1,4 +1,4 @@
-"""A model for each client: which part answers, and what all say together."""
+"""An ensemble with one model per client: the output of one member and of all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def beliefs(made: Ensemble) -> torch.Tensor:
     return torch.stack(each)
 
 
-def test_a_part_trains_its_own_member() -> None:
+def test_part_of_an_ensemble_trains_its_own_member() -> None:
     made = network()
     made.use_part(1)
     made(INPUTS).sum().backward()
@@ -36,7 +36,7 @@ def test_a_part_trains_its_own_member() -> None:
     assert all(name.startswith("members.1.") for name in moved)
 
 
-def test_all_together_are_the_mean_of_beliefs_by_confidence() -> None:
+def test_ensemble_output_is_the_mean_of_probabilities_weighted_by_confidence() -> None:
     made = network()
     each = beliefs(made)
     assert len({tuple(said.flatten().tolist()) for said in each}) == 3, "they begin unlike"
@@ -48,7 +48,7 @@ def test_all_together_are_the_mean_of_beliefs_by_confidence() -> None:
     assert all(bool(p.grad.isfinite().all()) for p in made.parameters() if p.grad is not None)
 
 
-def test_members_have_the_kinds_in_turn() -> None:
+def test_ensemble_members_take_the_given_models_in_turn() -> None:
     kinds = [{**PERCEPTRON, "hidden": [width]} for width in (5, 7)]
     made = ensemble(of=kinds, members=3)
     widths = [made.get_submodule(f"members.{place}.1").out_features for place in range(3)]
@@ -65,11 +65,11 @@ def test_members_have_the_kinds_in_turn() -> None:
         ({"name": "unknown"}, "'unknown' is not installed"),
     ],
 )
-def test_what_it_can_not_be_made_of_is_refused(of: dict[str, object], message: str) -> None:
+def test_ensemble_of_invalid_models_is_refused(of: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         ensemble(of=of)
 
 
-def test_an_unknown_part_is_refused() -> None:
+def test_unknown_part_of_an_ensemble_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="an ensemble of 3 models has no part 3"):
         network().use_part(3)

@@ -1,4 +1,4 @@
-"""The models against the numbers of parameters that are published, and models of one's own."""
+"""Parameter counts of the models compared with published ones, and custom models."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PUBLISHED = {
 }
 
 
-def test_all_models_are_counted() -> None:
+def test_published_parameter_counts_cover_all_installed_models() -> None:
     others = {"concatenation", "ensemble", "low-rank"}  # made of others; tested elsewhere
     assert set(installed(MODELS)) == set(PUBLISHED) | others
 
 
-def test_the_shorter_ones_lack_whole_blocks() -> None:
+def test_shorter_resnets_have_fewer_parameters_by_whole_blocks() -> None:
     """A block of two 3 × 3 convolutions that keeps its w channels has 18w² + 4w parameters."""
     blocks = {width: 18 * width**2 + 4 * width for width in (64, 128, 256, 512)}
     assert PUBLISHED["resnet10-gn"][0] == PUBLISHED["resnet18-gn"][0] - sum(blocks.values())
@@ -40,7 +40,7 @@ def test_the_shorter_ones_lack_whole_blocks() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_are_as_many_as_published(name: str) -> None:
+def test_model_has_the_published_number_of_parameters(name: str) -> None:
     parameters, shape, classes = PUBLISHED[name]
     model = model_maker(name, {})()
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
@@ -57,7 +57,7 @@ def test_gradients_reach_every_parameter(name: str) -> None:
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
-def test_resnet_for_small_images_looks_closer() -> None:
+def test_resnet_for_small_images_has_a_smaller_stem() -> None:
     model = resnet18_gn(classes=10, small_images=True)
     # CIFAR-10's variant with its 3 × 3 stem and ten classes, as it is usually counted.
     assert sum(parameter.numel() for parameter in model.parameters()) == 11_173_962
@@ -94,7 +94,7 @@ def own_module(tmp_path: Path) -> Iterator[tuple[str, ...]]:
     sys.modules.pop("potluck_own_models", None)
 
 
-def test_any_callable_of_an_allowed_module_makes_a_model(own_module: tuple[str, ...]) -> None:
+def test_callable_of_an_allowed_module_creates_a_model(own_module: tuple[str, ...]) -> None:
     made = model_maker("potluck_own_models:tiny", {"width": 5}, own_module)()
     assert isinstance(made, nn.Sequential)
     task = make_task(
@@ -127,7 +127,7 @@ def test_any_callable_of_an_allowed_module_makes_a_model(own_module: tuple[str, 
         ),
     ],
 )
-def test_what_makes_no_model_is_refused(
+def test_callable_that_does_not_create_a_model_is_refused(
     own_module: tuple[str, ...], name: str, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(PluginError, match=message):
@@ -139,6 +139,6 @@ def test_torchvision_is_refused_unless_the_owner_lists_it() -> None:
         model_maker("torchvision.models:resnet18", {"weights": "DEFAULT"})
 
 
-def test_a_model_needs_a_name() -> None:
+def test_model_without_a_name_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="a model needs a name"):
         make_task("digits", {}, model={"classes": 3})

@@ -49,12 +49,12 @@ def samples(instruments: Instruments) -> dict[tuple[str, frozenset[tuple[str, st
     }
 
 
-def test_the_page_is_made_from_the_definitions() -> None:
+def test_metrics_page_equals_the_generated_one() -> None:
     assert PAGE.read_text() == metrics_page(), "run: make pages"
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_names_follow_the_rules(metric: Metric) -> None:
+def test_metric_names_follow_the_naming_rules(metric: Metric) -> None:
     assert re.fullmatch(r"potluck_[a-z0-9]+(_[a-z0-9]+)*", metric.name)
     assert metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER)
     assert metric.help.endswith(".")
@@ -64,7 +64,7 @@ def test_names_follow_the_rules(metric: Metric) -> None:
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_every_label_is_bounded(metric: Metric) -> None:
+def test_every_metric_label_has_bounded_values(metric: Metric) -> None:
     for label in metric.labels:
         assert label.values or label.about
         if metric.kind is not MetricKind.GAUGE:
@@ -76,12 +76,12 @@ def test_every_label_is_bounded(metric: Metric) -> None:
         assert unbounded <= bounded or metric.name.endswith("_info")
 
 
-def test_names_are_unique() -> None:
+def test_metric_names_are_unique() -> None:
     names = [metric.name for metric in METRICS]
     assert len(names) == len(set(names)) > 50
 
 
-def test_a_fresh_process_shows_counters_at_zero_and_no_gauge_without_a_value() -> None:
+def test_new_registry_shows_counters_at_zero_and_no_gauges() -> None:
     for party in MeasuredParty:
         shown = samples(Instruments(party))
         names = {name for name, _ in shown}
@@ -95,7 +95,7 @@ def test_a_fresh_process_shows_counters_at_zero_and_no_gauge_without_a_value() -
         assert not any(name.endswith("_created") for name in names)
 
 
-def test_what_is_counted_is_shown() -> None:
+def test_counted_and_set_values_are_exposed() -> None:
     instruments = Instruments(MeasuredParty.COORDINATOR)
     instruments.count(metrics.ATTEMPTS, outcome="committed")
     instruments.count(metrics.ATTEMPTS, 2, outcome="committed")
@@ -111,7 +111,7 @@ def test_what_is_counted_is_shown() -> None:
     assert shown[below, frozenset({phase, ("le", "0.5")})] == 1
 
 
-def test_a_run_that_is_forgotten_leaves_no_series() -> None:
+def test_removed_run_leaves_no_metric_series() -> None:
     instruments = Instruments(MeasuredParty.COORDINATOR)
     of_runs = [metric for metric in metrics_of(MeasuredParty.COORDINATOR) if RUN in metric.labels]
     for run in ("a", "b"):
@@ -124,7 +124,7 @@ def test_a_run_that_is_forgotten_leaves_no_series() -> None:
     assert runs == {"b"}
 
 
-def test_none_takes_a_gauge_away() -> None:
+def test_gauge_set_to_none_is_removed() -> None:
     instruments = Instruments(MeasuredParty.COORDINATOR)
     instruments.set(metrics.LOSS, 1.0, run="a")
     instruments.set(metrics.LOSS, None, run="a")
@@ -132,7 +132,7 @@ def test_none_takes_a_gauge_away() -> None:
     assert not any(name == metrics.LOSS.name for name, _ in samples(instruments))
 
 
-def test_refreshers_run_whenever_somebody_looks() -> None:
+def test_refresh_functions_run_at_every_exposition() -> None:
     instruments, calls = Instruments(MeasuredParty.HOST), [0]
 
     def refresh() -> None:
@@ -144,13 +144,13 @@ def test_refreshers_run_whenever_somebody_looks() -> None:
     assert samples(instruments)["potluck_host_clients", frozenset()] == 2
 
 
-def test_registries_share_nothing() -> None:
+def test_metric_registries_are_independent() -> None:
     first, second = Instruments(MeasuredParty.HOST), Instruments(MeasuredParty.HOST)
     first.count(metrics.RECONNECTS)
     assert samples(second)["potluck_host_reconnects_total", frozenset()] == 0
 
 
-def test_reasons_of_others_are_not_made_labels() -> None:
+def test_unknown_failure_reason_becomes_the_label_other() -> None:
     assert "UNREACHABLE" in REASONS
     assert known_reason("UNREACHABLE") == "UNREACHABLE"
     assert known_reason('x"} 1\npotluck_evil 1') == OTHER
@@ -228,7 +228,7 @@ def arrive(*clients: str) -> list[rounds.Event]:
 ALL = rounds.Selected(("a", "b", "c"))
 
 
-def test_a_finished_run_abandons_nothing_and_each_commit_is_a_sample() -> None:
+def test_finished_run_counts_each_commit_and_no_abandoned_update() -> None:
     one_round: list[rounds.Event] = [ALL, *arrive("a", "c"), *TRAINED]
     attempts, became, phases = counted([*ATTEND, *one_round, *one_round])
     assert attempts == {"committed": 2}
@@ -236,7 +236,7 @@ def test_a_finished_run_abandons_nothing_and_each_commit_is_a_sample() -> None:
     assert phases["commit"] == phases["evaluate"] == phases["train"] == 2
 
 
-def test_a_missed_quorum_is_counted_once_also_where_it_fails_the_run() -> None:
+def test_missed_quorum_is_counted_once_even_if_the_run_fails() -> None:
     failing: list[rounds.Event] = [
         ALL,
         *arrive("a"),
@@ -265,20 +265,20 @@ def test_a_missed_quorum_is_counted_once_also_where_it_fails_the_run() -> None:
     ],
     ids=["before", "selecting", "training", "committing", "next", "outdated", "waiting", "late"],
 )  # fmt: skip
-def test_a_run_that_is_stopped_abandons_the_attempt_under_way(
+def test_stopped_run_counts_its_current_attempt_as_abandoned(
     events: Sequence[rounds.Event], attempts: dict[str, float], became: dict[str, float]
 ) -> None:
     assert counted([*events, rounds.StopRequested()])[:2] == (attempts, became)
 
 
-def test_a_member_that_is_out_of_a_sum_is_counted_as_failed_alone() -> None:
+def test_member_excluded_from_a_secure_sum_is_counted_only_as_failed() -> None:
     out = rounds.SumFailed(1, 1, "no sum", (("a", "it refuses"),))
     attempts, became, _ = counted([*ATTEND, ALL, *arrive("a"), out, rounds.StopRequested()])
     assert attempts == {"quorum_missed": 1}
     assert became == {"selected": 3, "failed": 1, "abandoned": 2}
 
 
-def test_after_a_restart_the_whole_cohort_is_counted() -> None:
+def test_restarted_run_counts_its_whole_cohort() -> None:
     stood = Resumption(
         roster=RunRoster("abc"),
         committed=1,

@@ -1,4 +1,4 @@
-"""The version of a build: by git in a checkout, and distinct without git too."""
+"""The version of a build: from git in a checkout, from the contents without git."""
 
 from __future__ import annotations
 
@@ -55,39 +55,41 @@ def commit_of(folder: Path) -> str:
     return git(folder, "rev-parse", "HEAD")[:9]
 
 
-def test_a_checkout_has_the_number_of_commits_and_the_last_one(checkout: Path) -> None:
+def test_version_of_a_checkout_has_the_commit_count_and_the_last_commit(checkout: Path) -> None:
     version = source_version(checkout)
     assert version == f"{RELEASE}.dev2+g{commit_of(checkout)}"
     assert str(Version(version)) == version
     assert Version(version) < Version(RELEASE)
 
 
-def test_changed_files_show_and_new_ones_do_not(checkout: Path) -> None:
+def test_changed_files_mark_the_version_as_dirty_and_new_files_do_not(checkout: Path) -> None:
     (checkout / "notes.txt").write_text("new")
     assert not source_version(checkout).endswith(".dirty")
     (checkout / "common" / "potluck" / "module.py").write_text("x = 3\n")
     assert source_version(checkout) == f"{RELEASE}.dev2+g{commit_of(checkout)}.dirty"
 
 
-def test_the_tagged_commit_is_the_release(checkout: Path) -> None:
+def test_version_of_the_tagged_commit_is_the_release(checkout: Path) -> None:
     git(checkout, "tag", f"v{RELEASE}")
     assert source_version(checkout) == RELEASE
     (checkout / "common" / "potluck" / "module.py").write_text("x = 3\n")
     assert source_version(checkout).endswith(".dirty")
 
 
-def test_a_worktree_is_a_checkout_too(checkout: Path, tmp_path: Path) -> None:
+def test_version_of_a_git_worktree_equals_that_of_the_checkout(
+    checkout: Path, tmp_path: Path
+) -> None:
     git(checkout, "worktree", "add", "--quiet", str(tmp_path / "other"), "HEAD")
     assert (tmp_path / "other" / ".git").is_file()
     assert source_version(tmp_path / "other") == source_version(checkout)
 
 
-def test_a_shallow_clone_counts_no_commits(checkout: Path, tmp_path: Path) -> None:
+def test_version_of_a_shallow_clone_has_a_commit_count_of_0(checkout: Path, tmp_path: Path) -> None:
     git(tmp_path, "clone", "--quiet", "--depth=1", checkout.as_uri(), "shallow")
     assert source_version(tmp_path / "shallow") == f"{RELEASE}.dev0+g{commit_of(checkout)}"
 
 
-def test_a_hook_of_another_repository_does_not_matter(
+def test_git_variables_of_a_hook_do_not_change_the_version(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = source_version(checkout)
@@ -95,7 +97,7 @@ def test_a_hook_of_another_repository_does_not_matter(
     assert source_version(checkout) == before
 
 
-def test_sources_without_git_are_told_by_their_contents(checkout: Path) -> None:
+def test_version_of_sources_without_git_is_a_content_hash(checkout: Path) -> None:
     (checkout / ".git").rename(checkout.parent / "history")
     first = source_version(checkout)
     assert first.startswith(f"{RELEASE}.dev0+s")
@@ -107,18 +109,18 @@ def test_sources_without_git_are_told_by_their_contents(checkout: Path) -> None:
     assert source_version(checkout) != first
 
 
-def test_a_checkout_without_the_program_git_is_told_by_its_contents(
+def test_version_of_a_checkout_without_the_git_program_is_a_content_hash(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(checkout))
     assert source_version(checkout).startswith(f"{RELEASE}.dev0+s")
 
 
-def test_a_process_of_this_checkout_has_its_version() -> None:
+def test_running_software_has_the_version_of_its_checkout() -> None:
     assert software_version() == source_version(ROOT)
 
 
-def test_programs_do_not_ask_git_while_they_are_imported() -> None:
+def test_importing_the_programs_does_not_run_git() -> None:
     code = """
 import potluck.client.cli, potluck.deploy.cli, potluck.federation, potluck.relay.cli
 import potluck.server.cli
@@ -148,7 +150,9 @@ def version_of(wheel: Path) -> str:
         return str(Parser().parsestr(files.read(name).decode())["Version"])
 
 
-def test_a_wheel_of_a_source_distribution_has_the_version_of_the_commit(tmp_path: Path) -> None:
+def test_wheel_built_from_a_source_distribution_has_the_version_of_the_commit(
+    tmp_path: Path,
+) -> None:
     sources = built(ROOT, "sdist", tmp_path / "sdist")
     with tarfile.open(sources) as files:
         files.extractall(tmp_path, filter="data")

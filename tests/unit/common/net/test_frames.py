@@ -1,4 +1,4 @@
-"""Hand-encoded frames are what protobuf reads and writes."""
+"""Hand-encoded frames equal those of protobuf."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Up = coordinator_pb2.SubmitUpdateRequest
 
 
 @given(st.binary(min_size=1, max_size=70_000))
-def test_protobuf_reads_our_chunks(chunk: bytes) -> None:
+def test_hand_encoded_chunks_are_decoded_by_protobuf(chunk: bytes) -> None:
     assert Down.FromString(encode_chunk(chunk)).frame.chunk == chunk
     assert Up.FromString(encode_chunk(chunk)).frame.chunk == chunk
     reply = operator_pb2.OperatorServiceFetchModelResponse.FromString(encode_chunk(chunk))
@@ -34,7 +34,7 @@ def test_protobuf_reads_our_chunks(chunk: bytes) -> None:
 
 
 @given(st.binary(min_size=1, max_size=70_000))
-def test_we_read_protobufs_chunks(chunk: bytes) -> None:
+def test_chunks_encoded_by_protobuf_are_decoded(chunk: bytes) -> None:
     text = Up(frame=transfer_pb2.UpdateFrame(chunk=chunk)).SerializeToString()
     assert encode_chunk(chunk) == text
     seen = chunk_of(text)
@@ -50,12 +50,12 @@ def test_we_read_protobufs_chunks(chunk: bytes) -> None:
         Up(frame=transfer_pb2.UpdateFrame(trailer=transfer_pb2.FileTrailer(blake3="b" * 64))),
     ],
 )
-def test_other_messages_pass_through_protobuf(message: Message) -> None:
+def test_messages_other_than_chunks_are_decoded_by_protobuf(message: Message) -> None:
     assert FrameDecoder(Up)(encode_frame(message)) == message
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_chunk_a_message_or_nothing(text: bytes) -> None:
+def test_any_bytes_decode_to_a_chunk_a_message_or_none(text: bytes) -> None:
     decoded = FrameDecoder(Up)(text)
     chunk = chunk_of(text)
     if chunk is not None:
@@ -65,7 +65,9 @@ def test_any_bytes_are_a_chunk_a_message_or_nothing(text: bytes) -> None:
 
 
 @given(st.binary(min_size=1, max_size=64), st.data())
-def test_a_damaged_chunk_is_never_longer_than_what_came(chunk: bytes, data: st.DataObject) -> None:
+def test_damaged_chunk_is_never_longer_than_the_bytes_received(
+    chunk: bytes, data: st.DataObject
+) -> None:
     text = bytearray(encode_chunk(chunk))
     at = data.draw(st.integers(0, len(text) - 1))
     text[at] ^= data.draw(st.integers(1, 255))
@@ -73,7 +75,7 @@ def test_a_damaged_chunk_is_never_longer_than_what_came(chunk: bytes, data: st.D
     assert seen is None or len(seen) <= len(chunk)
 
 
-def test_a_file_shortened_while_it_is_sent_is_an_error(tmp_path: Path) -> None:
+def test_file_shortened_while_it_is_sent_raises_storage_error(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 10_000)
     messages = file_messages(path, 1000, chunk_bytes=4096)
@@ -84,7 +86,7 @@ def test_a_file_shortened_while_it_is_sent_is_an_error(tmp_path: Path) -> None:
         next(messages)
 
 
-def test_what_is_required_must_be_there() -> None:
+def test_missing_required_message_raises_protocol_error() -> None:
     assert require(Up(), "a header") == Up()
     with pytest.raises(ProtocolError, match="the stream sent a chunk; expected a header"):
         require(memoryview(b"x"), "a header")

@@ -48,12 +48,12 @@ def host(*claims: str) -> Identity:
 
 
 @given(identities())
-def test_an_identity_reads_back_from_its_uri(identity: Identity) -> None:
+def test_identity_is_parsed_from_its_own_uri(identity: Identity) -> None:
     assert parse_identity(identity.uri()) == identity
 
 
 @given(st.one_of(st.text(), st.text().map("potluck://f/host/h?clients=".__add__)))
-def test_parsing_any_text_gives_an_identity_in_its_one_spelling_or_an_identity_error(
+def test_any_text_parses_to_an_identity_with_that_uri_or_raises_identity_error(
     text: str,
 ) -> None:
     try:
@@ -65,7 +65,9 @@ def test_parsing_any_text_gives_an_identity_in_its_one_spelling_or_an_identity_e
 
 
 @given(st.lists(st.text(alphabet=FIRST + ":,-0123456789", max_size=12), max_size=4))
-def test_expanding_any_texts_gives_distinct_ids_or_a_configuration_error(texts: list[str]) -> None:
+def test_any_client_list_expands_to_distinct_ids_or_raises_configuration_error(
+    texts: list[str],
+) -> None:
     try:
         clients = expand_clients(texts)
     except ConfigurationError as error:
@@ -76,7 +78,7 @@ def test_expanding_any_texts_gives_distinct_ids_or_a_configuration_error(texts: 
 
 
 @given(ranges(most=300), NAMES, st.integers(0, 2 * 10**6))
-def test_a_host_may_speak_for_exactly_the_ids_its_range_expands_to(
+def test_host_may_act_for_exactly_the_client_ids_of_its_range(
     claim: ClientClaim, name: str, number: int
 ) -> None:
     identity = Identity(federation="f", role=Role.HOST, name="h", claims=(claim,))
@@ -87,7 +89,7 @@ def test_a_host_may_speak_for_exactly_the_ids_its_range_expands_to(
         assert identity.may_speak_for(other) == (other in ids)
 
 
-def test_uri_vectors() -> None:
+def test_identity_uris_equal_the_documented_examples() -> None:
     identity = host("hospital-a", "client-0:23", "silo-00:09")
     assert identity.uri() == "potluck://f/host/h?clients=hospital-a,client-0:23,silo-00:09"
     coordinator = Identity(federation="f", role=Role.COORDINATOR, name="coordinator")
@@ -113,7 +115,7 @@ def test_uri_vectors() -> None:
         ("", False),
     ],
 )
-def test_a_host_may_speak_for_its_own_clients_only(client: str, allowed: bool) -> None:
+def test_host_may_act_only_for_its_own_clients(client: str, allowed: bool) -> None:
     identity = host("hospital-a", "client-0:23", "silo-00:09")
     assert identity.may_speak_for(client) is allowed
 
@@ -128,7 +130,7 @@ def test_a_host_may_speak_for_its_own_clients_only(client: str, allowed: bool) -
         ([], []),
     ],
 )
-def test_expand_clients(texts: list[str], expected: list[str]) -> None:
+def test_client_ranges_are_expanded_to_ids(texts: list[str], expected: list[str]) -> None:
     assert expand_clients(texts) == expected
 
 
@@ -148,12 +150,12 @@ def test_expand_clients(texts: list[str], expected: list[str]) -> None:
         (["client-0:" + "9" * 50], "clients are listed"),
     ],
 )
-def test_client_lists_that_are_refused(texts: list[str], message: str) -> None:
+def test_invalid_client_list_is_refused(texts: list[str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         expand_clients(texts)
 
 
-def test_a_million_clients_are_allowed() -> None:
+def test_client_list_of_a_million_ids_is_accepted() -> None:
     clients = expand_clients(["client-0:999999"])
     assert len(clients) == 1_000_000
     assert clients[-1] == "client-999999"
@@ -174,6 +176,6 @@ def test_a_million_clients_are_allowed() -> None:
         ("potluck://f/host/h?clients=" + "a," * MAXIMUM_URI_BYTES, "is not a Potluck identity"),
     ],
 )
-def test_uris_that_are_refused(uri: str, message: str) -> None:
+def test_invalid_identity_uri_is_refused(uri: str, message: str) -> None:
     with pytest.raises(IdentityError, match=message):
         parse_identity(uri)

@@ -1,4 +1,4 @@
-"""Why an address can't be listened on."""
+"""Error messages about addresses that can't be listened on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from potluck.common.net.listening import explained, not_listening
 
 
-def test_a_port_that_another_process_uses_is_said_to_be_in_use() -> None:
+def test_error_about_a_port_used_by_another_process_states_that_it_is_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         assert not_listening(address).message == (
@@ -20,11 +20,11 @@ def test_a_port_that_another_process_uses_is_said_to_be_in_use() -> None:
         )
 
 
-def test_an_address_of_another_machine_is_named() -> None:
+def test_error_about_an_address_of_another_machine_states_that() -> None:
     assert "is not this machine's" in not_listening("192.0.2.1:7443").message
 
 
-def test_a_port_without_the_capability_is_not_said_to_be_in_use() -> None:
+def test_error_about_a_privileged_port_names_the_missing_capability() -> None:
     for number in (errno.EACCES, errno.EPERM):
         message = explained(OSError(number, os.strerror(number)), 443)
         assert "may not use ports below 1024" in message
@@ -33,5 +33,5 @@ def test_a_port_without_the_capability_is_not_said_to_be_in_use() -> None:
 
 
 @pytest.mark.parametrize(("number", "port"), [(errno.EACCES, 7443), (errno.ENOBUFS, 443)])
-def test_another_error_is_named_as_the_system_does(number: int, port: int) -> None:
+def test_other_listening_errors_contain_the_message_of_the_system(number: int, port: int) -> None:
     assert os.strerror(number) in explained(OSError(number, os.strerror(number)), port)

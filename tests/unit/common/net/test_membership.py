@@ -61,7 +61,7 @@ def refusal(text: bytes) -> str:
     return caught.value.message
 
 
-def test_statements_have_a_documented_form() -> None:
+def test_signed_statement_has_the_documented_bytes() -> None:
     assert statement("x", ["é", ""]) == (
         bytes([0, 0, 0, 0, 0, 0, 0, 12])
         + b"potluck/v1/x"
@@ -71,13 +71,13 @@ def test_statements_have_a_documented_form() -> None:
     )
 
 
-def test_no_two_lists_of_fields_share_their_bytes() -> None:
+def test_different_field_lists_give_different_statement_bytes() -> None:
     assert statement("x", ["ab", "c"]) != statement("x", ["a", "bc"])
     assert statement("x", ["a"]) != statement("x", ["a", ""])
     assert statement("profile", ["a"]) != statement("membership", ["a"])
 
 
-def test_a_member_is_believed(tmp_path: Path) -> None:
+def test_signature_of_a_member_is_accepted(tmp_path: Path) -> None:
     members = load_members(*write(tmp_path, signed(record())), federation="f")
     members.verify("a", profile(), MEMBER.sign(profile()), NOW)
 
@@ -93,7 +93,7 @@ def test_a_member_is_believed(tmp_path: Path) -> None:
         {"payload_json": "[1]"},
     ],
 )
-def test_a_signature_is_good_for_its_own_words_only(tmp_path: Path, change: Any) -> None:
+def test_signature_over_different_content_is_rejected(tmp_path: Path, change: Any) -> None:
     members = load_members(*write(tmp_path, signed(record())), federation="f")
     with pytest.raises(IdentityError, match="another signature"):
         members.verify("a", profile(**change), MEMBER.sign(profile()), NOW)
@@ -110,7 +110,7 @@ def test_signatures_of_strangers_and_expired_members_are_rejected(tmp_path: Path
         members.verify("a", profile(), b"", NOW)
 
 
-def test_documents_need_the_root_and_the_federation() -> None:
+def test_member_list_of_another_root_or_federation_is_rejected() -> None:
     assert "not signed by the federation root" in refusal(signed(record(), root=MEMBER))
     assert "not of 'f'" in refusal(signed(record(), federation="g"))
 
@@ -127,7 +127,7 @@ def test_documents_need_the_root_and_the_federation() -> None:
         (("revoked",), []),
     ],
 )
-def test_whatever_is_changed_after_the_root_has_signed_is_noticed(path: Any, value: Any) -> None:
+def test_member_list_changed_after_signing_is_rejected(path: Any, value: Any) -> None:
     gone = Revocation(client="b", public_key=public_text(OTHER), epoch=2)
     parsed = json.loads(signed(record(), revoked=(gone,)))
     place = parsed["document"]
@@ -138,7 +138,7 @@ def test_whatever_is_changed_after_the_root_has_signed_is_noticed(path: Any, val
     assert "not signed by the federation root" in refusal(json.dumps(parsed).encode())
 
 
-def test_blanks_change_neither_signature_nor_digest() -> None:
+def test_whitespace_changes_neither_signature_nor_digest_of_a_member_list() -> None:
     text = signed(record())
     key = ROOT.public_key()
     one = verified_members(text, key, federation="f", source="")
@@ -150,7 +150,7 @@ def test_blanks_change_neither_signature_nor_digest() -> None:
     )
 
 
-def test_a_record_lasts_a_year_at_most() -> None:
+def test_member_record_valid_for_more_than_366_days_is_refused() -> None:
     record(not_after=NOW + timedelta(days=365))
     for days in (366, 3650, -1):
         with pytest.raises(ValidationError, match="366 are allowed"):
@@ -158,7 +158,7 @@ def test_a_record_lasts_a_year_at_most() -> None:
     assert "renew it with `potluck pki member`" in refusal(ten_years())
 
 
-def test_a_document_contradicts_itself_nowhere() -> None:
+def test_member_list_that_contradicts_itself_is_refused() -> None:
     revoked = Revocation(client="a", public_key=public_text(MEMBER), epoch=2)
     with pytest.raises(ValidationError, match="has a revoked key"):
         document(record(), revoked=(revoked,))
@@ -171,7 +171,7 @@ def test_a_document_contradicts_itself_nowhere() -> None:
         document(revoked=(revoked.model_copy(update={"epoch": 4}),))
 
 
-def test_records_that_end_are_told_of_before() -> None:
+def test_member_records_close_to_expiry_give_a_warning() -> None:
     members = verified_members(signed(record()), ROOT.public_key(), federation="f", source="")
     [line] = troubles_of(members, ["a"], NOW)
     assert "ends on 2026-05-05" in line
@@ -182,7 +182,7 @@ def test_records_that_end_are_told_of_before() -> None:
     assert troubles_of(members, ["a"], NOW) == []
 
 
-def test_broken_files_are_named(tmp_path: Path) -> None:
+def test_damaged_membership_file_is_named_in_the_error(tmp_path: Path) -> None:
     file, root = write(tmp_path, b"{")
     with pytest.raises(ConfigurationError, match=r"members\.json"):
         load_members(file, root, federation="f")
@@ -195,5 +195,5 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_other_bytes_are_refused_in_words(data: bytes) -> None:
+def test_arbitrary_bytes_as_a_member_list_are_refused_with_a_message(data: bytes) -> None:
     assert refusal(data).startswith("here: ")

@@ -26,7 +26,7 @@ def opened(folder: Path, file: Path | None = None, *, state: str = "state") -> M
 
 @settings(max_examples=12, deadline=None)
 @given(epochs=st.lists(st.integers(1, 6), max_size=8), restarts=st.sets(st.integers(0, 8)))
-def test_the_epoch_never_decreases(epochs: list[int], restarts: set[int]) -> None:
+def test_membership_epoch_never_decreases(epochs: list[int], restarts: set[int]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found, newest = opened(folder), 0
@@ -40,7 +40,7 @@ def test_the_epoch_never_decreases(epochs: list[int], restarts: set[int]) -> Non
             assert found.members.epoch == newest
 
 
-def test_an_older_file_counts_no_more_after_a_newer_one_was_seen(tmp_path: Path) -> None:
+def test_older_membership_file_is_refused_after_a_newer_one_was_seen(tmp_path: Path) -> None:
     file = tmp_path / "members.json"
     file.write_bytes(signed(record(), epoch=3))
     assert opened(tmp_path, file).epoch == 3
@@ -53,7 +53,7 @@ def test_an_older_file_counts_no_more_after_a_newer_one_was_seen(tmp_path: Path)
         opened(tmp_path, file)
 
 
-def test_two_memberships_of_one_epoch_are_not_both_believed(tmp_path: Path) -> None:
+def test_second_membership_of_the_same_epoch_is_refused(tmp_path: Path) -> None:
     found = opened(tmp_path)
     found.take(signed(record()), "here")
     with pytest.raises(IdentityError, match="has signed two member lists of epoch 3"):
@@ -72,7 +72,7 @@ def test_two_memberships_of_one_epoch_are_not_both_believed(tmp_path: Path) -> N
         (b"{}", "Field required"),
     ],
 )
-def test_an_invalid_membership_is_rejected_and_changes_nothing(
+def test_invalid_membership_is_rejected_and_the_current_one_is_kept(
     tmp_path: Path, text: bytes, why: str
 ) -> None:
     found = opened(tmp_path)
@@ -85,14 +85,14 @@ def test_an_invalid_membership_is_rejected_and_changes_nothing(
     assert opened(tmp_path).epoch == 3
 
 
-def test_a_damaged_copy_is_named_at_the_start(tmp_path: Path) -> None:
+def test_damaged_stored_membership_is_named_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / KEPT).write_text("{")
     with pytest.raises(ConfigurationError, match=r"state/members\.json"):
         opened(tmp_path)
 
 
-async def test_a_file_that_changes_is_followed(
+async def test_changed_membership_file_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership_in_force, "LOOK_SECONDS", 0.001)

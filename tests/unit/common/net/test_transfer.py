@@ -1,4 +1,4 @@
-"""Whatever is sent, in whatever order: a file has its name only if it is the one announced."""
+"""A received file gets its name only if its digest is the announced one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def receiver(path: Path, *, offset: int = 0, size: int = len(CONTENT)) -> FileRe
     return FileReceiver(path, blake3=BLAKE3, size=size, offset=offset, maximum=MAXIMUM)
 
 
-def test_a_transfer_goes_on_where_it_broke_off(tmp_path: Path) -> None:
+def test_interrupted_transfer_resumes_at_the_held_bytes(tmp_path: Path) -> None:
     path = tmp_path / "file"
     first = receiver(path)
     first.write(CONTENT[:500])
@@ -58,7 +58,7 @@ def test_a_transfer_goes_on_where_it_broke_off(tmp_path: Path) -> None:
         (len(CONTENT), 1 << 60, ProtocolError),
     ],
 )
-def test_what_is_announced_in_vain(
+def test_transfer_with_an_invalid_announced_size_or_offset_is_refused(
     tmp_path: Path, size: int, offset: int, error: type[PotluckError]
 ) -> None:
     with pytest.raises(error):
@@ -66,7 +66,7 @@ def test_what_is_announced_in_vain(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_file_leaves_nothing(tmp_path: Path) -> None:
+def test_received_file_with_a_wrong_digest_is_deleted(tmp_path: Path) -> None:
     path = tmp_path / "file"
     wrong = receiver(path)
     wrong.write(CONTENT[::-1])
@@ -76,7 +76,7 @@ def test_a_wrong_file_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_verifies_sees_every_byte(tmp_path: Path) -> None:
+def test_observer_of_a_verification_receives_every_byte(tmp_path: Path) -> None:
     path, content = tmp_path / "file", bytes(range(256)) * 10_000
     seen = bytearray()
     for offset in (0, 1_000_000):
@@ -113,7 +113,7 @@ async def test_a_cancelled_verification_ends_before_the_file_is_closed(tmp_path:
     assert path.read_bytes() == CONTENT
 
 
-async def test_a_cancelled_verification_of_a_wrong_file_leaves_nothing(tmp_path: Path) -> None:
+async def test_cancelled_verification_of_a_wrong_file_deletes_it(tmp_path: Path) -> None:
     into = receiver(tmp_path / "file")
     into.write(CONTENT[::-1])
     verifying = asyncio.create_task(verified(into, BLAKE3))
@@ -159,7 +159,7 @@ def damaged(draw: st.DrawFn) -> bytes:
         max_size=4,
     )
 )
-def test_any_streams_leave_a_true_file_or_a_small_part(
+def test_any_streams_leave_the_correct_file_or_a_bounded_part(
     streams: list[tuple[int, list[bytes]]],
 ) -> None:
     decode = FrameDecoder(coordinator_pb2.SubmitUpdateRequest)
@@ -192,7 +192,7 @@ def feed(path: Path, offset: int, messages: list[object]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(damaged())
-def test_no_message_grows_in_decoding(text: bytes) -> None:
+def test_decoded_message_is_never_longer_than_the_bytes_received(text: bytes) -> None:
     message = FrameDecoder(coordinator_pb2.SubmitUpdateRequest)(text)
     if isinstance(message, memoryview):
         assert len(message) < len(text)

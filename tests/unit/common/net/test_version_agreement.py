@@ -11,7 +11,7 @@ from potluck.common.net.version_agreement import check_agreement
 OURS = {"protocol": 1, "framing": 2, "encoding": 1}
 
 
-def test_the_same_versions_agree() -> None:
+def test_host_with_the_same_versions_is_accepted() -> None:
     check_agreement(dict(VERSIONS), VERSIONS, host_name="h")
 
 
@@ -57,7 +57,7 @@ def test_the_same_versions_agree() -> None:
     ],
     ids=["older", "newer", "before versions", "a new part", "both", "no name"],
 )
-def test_what_differs_is_named_with_who_must_move(
+def test_version_mismatch_is_refused_naming_the_side_to_upgrade(
     host: dict[str, int], found: str, remedy: str
 ) -> None:
     with pytest.raises(ProtocolVersionError) as caught:
@@ -67,7 +67,7 @@ def test_what_differs_is_named_with_who_must_move(
     )
 
 
-def test_many_unknown_parts_are_not_all_shown() -> None:
+def test_version_mismatch_with_many_unknown_parts_is_a_short_message() -> None:
     told = {**OURS, **{f"part-{k}": 1 for k in range(10_000)}}
     with pytest.raises(ProtocolVersionError) as caught:
         check_agreement(told, OURS, host_name="h2")

@@ -37,14 +37,14 @@ UNEXPECTED = (
         (ZeroDivisionError("by zero"), 1, UNEXPECTED),
     ],
 )
-def test_errors_are_one_line_and_a_code(
+def test_error_is_printed_in_one_line_with_an_exit_code(
     error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code_of(raising(error), program="potluck") == code
     assert capsys.readouterr() == ("", line)
 
 
-def test_the_traceback_is_there_for_who_asks(
+def test_traceback_is_printed_if_the_environment_variable_is_set(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TRACEBACK_VARIABLE, "1")
@@ -55,11 +55,13 @@ def test_the_traceback_is_there_for_who_asks(
 
 
 @pytest.mark.parametrize(("result", "code"), [(None, 0), (0, 0), (7, 7)])
-def test_a_commands_result_is_its_code(result: int | None, code: int) -> None:
+def test_result_of_a_command_is_its_exit_code(result: int | None, code: int) -> None:
     assert exit_code_of(lambda: result, program="potluck") == code
 
 
-def test_a_wrong_command_line_names_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_about_a_wrong_command_line_names_the_help_option(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     app = typer.Typer(add_completion=False)
     app.command()(lambda: None)
     code = exit_code_of(
@@ -69,7 +71,7 @@ def test_a_wrong_command_line_names_the_help(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == "potluck: No such option: --nothing; see `potluck --help`\n"
 
 
-async def test_a_reader_that_goes_away_ends_the_output_quietly() -> None:
+async def test_closed_output_pipe_ends_the_program_without_a_message() -> None:
     lines = "import itertools; [print(n) for n in itertools.count()]"
     program = (
         "from potluck.common.process.command_line import run_command_line\n"
@@ -88,7 +90,7 @@ async def test_a_reader_that_goes_away_ends_the_output_quietly() -> None:
 
 
 @pytest.mark.parametrize("package", ["client", "deploy", "server"])
-def test_help_does_not_wait_for_torch(package: str) -> None:
+def test_command_line_modules_do_not_import_torch(package: str) -> None:
     """Its import takes seconds, which only what trains or evaluates has to spare."""
     code = f"import sys, potluck.{package}.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -26,14 +26,14 @@ def write(root: Path, path: str, text: str) -> None:
     (root / path).write_text(text)
 
 
-def test_there_is_no_limit_where_nothing_says_so(tmp_path: Path, root: Path) -> None:
+def test_missing_or_max_control_group_files_give_no_limit(tmp_path: Path, root: Path) -> None:
     assert control_group_limits(tmp_path / "nothing") == GroupLimits()
     write(root, f"{V2}/system/host.service/cpu.max", "max 100000\n")
     write(root, f"{V2}/system/host.service/memory.max", "max\n")
     assert control_group_limits(root) == GroupLimits()
 
 
-def test_the_tightest_group_on_the_way_to_the_root_counts(root: Path) -> None:
+def test_tightest_limit_up_to_the_root_control_group_applies(root: Path) -> None:
     write(root, f"{V2}/system/host.service/cpu.max", "600000 100000\n")
     write(root, f"{V2}/system/cpu.max", "250000 100000\n")
     write(root, f"{V2}/system/host.service/memory.max", "8000\n")
@@ -45,7 +45,9 @@ def test_the_tightest_group_on_the_way_to_the_root_counts(root: Path) -> None:
 
 
 @pytest.mark.parametrize("inside", ["", "/docker/abc"], ids=["a container", "its machine"])
-def test_the_first_version_has_a_folder_for_each_controller(tmp_path: Path, inside: str) -> None:
+def test_control_groups_version_1_are_read_from_one_folder_per_controller(
+    tmp_path: Path, inside: str
+) -> None:
     lines = ["4:memory:/docker/abc", "3:cpu,cpuacct:/docker/abc", "1:name=systemd:/x", "0::/x"]
     write(tmp_path, "proc/self/cgroup", "\n".join(lines))
     cpu, memory = f"{V2}/cpu,cpuacct{inside}", f"{V2}/memory{inside}"
@@ -61,7 +63,7 @@ def test_the_first_version_has_a_folder_for_each_controller(tmp_path: Path, insi
 
 
 @given(st.text(max_size=40), st.sampled_from(["cpu.max", "memory.max", "memory.stat"]))
-def test_what_is_written_there_never_fails(
+def test_any_text_in_control_group_files_is_read_without_an_error(
     tmp_path_factory: pytest.TempPathFactory, text: str, name: str
 ) -> None:
     root = tmp_path_factory.mktemp("groups")
@@ -81,7 +83,7 @@ def test_what_is_written_there_never_fails(
         (GroupLimits(processors=64.0, memory=5000), 8, 1000),
     ],
 )
-def test_what_may_be_used_is_the_least_of_machine_and_group(
+def test_available_capacity_is_the_minimum_of_machine_and_control_group(
     monkeypatch: pytest.MonkeyPatch, limits: GroupLimits, processors: int, memory: int
 ) -> None:
     monkeypatch.setattr(capacity, "control_group_limits", lambda: limits)

@@ -11,7 +11,7 @@ from potluck.common.process.disk import sync_data
 
 
 @pytest.mark.parametrize("call", ["fdatasync", "fsync"])
-def test_the_file_is_synced_by_what_the_system_has(
+def test_file_is_synced_with_the_call_available_on_the_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     if call == "fsync":  # as on macOS

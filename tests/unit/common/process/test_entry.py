@@ -19,7 +19,7 @@ INTERRUPTING = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.p
 """Module that simulates Ctrl-C in the middle of its import."""
 
 
-def test_the_console_scripts_begin_there() -> None:
+def test_console_scripts_point_to_the_main_functions() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {
         program: f"{module}.__main__:main" for program, module in MODULES.items()
@@ -28,7 +28,7 @@ def test_the_console_scripts_begin_there() -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("module", ["typer", "pydantic", "grpc"])
-def test_ctrl_c_during_the_imports_is_no_traceback(
+def test_ctrl_c_during_imports_prints_no_traceback(
     program: str, module: str, tmp_path: Path
 ) -> None:
     (tmp_path / f"{module}.py").write_text(INTERRUPTING)
@@ -38,7 +38,7 @@ def test_ctrl_c_during_the_imports_is_no_traceback(
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_on_windows_each_program_says_at_once_where_it_works(program: str) -> None:
+def test_program_on_windows_exits_with_one_line_that_recommends_wsl2(program: str) -> None:
     begin = f"import sys; sys.platform = 'win32'; from {MODULES[program]}.__main__ import main"
     ended = subprocess.run(
         [sys.executable, "-c", f"{begin}; main()"], capture_output=True, text=True, check=False
@@ -49,7 +49,7 @@ def test_on_windows_each_program_says_at_once_where_it_works(program: str) -> No
     assert "WSL2" in line
 
 
-def test_importing_the_package_on_windows_is_an_error() -> None:
+def test_importing_the_package_on_windows_raises_import_error() -> None:
     code = "import sys; sys.platform = 'win32'; import potluck.federation"
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
@@ -58,7 +58,7 @@ def test_importing_the_package_on_windows_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_each_program_tells_its_version(program: str, tmp_path: Path) -> None:
+def test_version_option_prints_program_and_version(program: str, tmp_path: Path) -> None:
     ended = run_program(program, "--version", folder=tmp_path)
     told = f"{program} {software_version()}\n".encode()
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, told, b"")

@@ -24,7 +24,7 @@ def restored() -> Iterator[None]:
     structlog.configure(**configuration)
 
 
-def test_programs_get_json_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_to_a_pipe_is_json_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(LogFormat.AUTO, LogLevel.INFO)  # stderr is not a terminal here
     structlog.get_logger().info("round committed", round=3)
     structlog.get_logger().debug("not written")
@@ -35,7 +35,9 @@ def test_programs_get_json_on_stderr(capsys: pytest.CaptureFixture[str]) -> None
     assert line["timestamp"].endswith("Z")
 
 
-def test_people_get_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_log_is_plain_lines_without_colours_in_a_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     configure_logging(LogFormat.CONSOLE, LogLevel.WARNING)
     structlog.get_logger().warning("host left", host="host-0")
     errors = capsys.readouterr().err
@@ -48,7 +50,7 @@ def test_people_get_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ("level", "events"),
     [(LogLevel.INFO, ["worse"]), (LogLevel.DEBUG, ["usual", "worse"]), (LogLevel.ERROR, [])],
 )
-def test_libraries_speak_the_same_way(
+def test_log_records_of_libraries_have_the_same_format(
     capsys: pytest.CaptureFixture[str], level: LogLevel, events: list[str]
 ) -> None:
     configure_logging(LogFormat.JSON, level)
@@ -58,7 +60,7 @@ def test_libraries_speak_the_same_way(
     assert [line["event"] for line in lines] == events
 
 
-def test_a_connection_reset_is_one_line_and_other_errors_of_grpc_stay(
+def test_connection_reset_is_logged_in_one_line_and_other_grpc_errors_in_full(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     configure_logging(LogFormat.JSON)
@@ -77,7 +79,7 @@ def test_a_connection_reset_is_one_line_and_other_errors_of_grpc_stay(
     assert "ValueError: broken" in other["exception"]
 
 
-def test_an_exception_stays_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logged_exception_is_part_of_its_json_line(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(LogFormat.JSON)
     try:
         raise ValueError("broken")

@@ -46,7 +46,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("kind", [COORDINATOR, HOST, OPERATOR, EXPERIMENT, INVENTORY])
-def test_a_file_for_another_program_is_recognised(kind: str) -> None:
+def test_error_names_the_program_that_a_wrong_file_belongs_to(kind: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse_run_file(FILES[kind], source="my.toml")
     assert caught.value.message.startswith(f"my.toml: this looks like {kind}, not a run file: ")
@@ -54,7 +54,7 @@ def test_a_file_for_another_program_is_recognised(kind: str) -> None:
 
 
 @pytest.mark.parametrize("program", ["potluck-server", "potluck-client"])
-def test_a_program_recognises_a_run_file(program: str, tmp_path: Path) -> None:
+def test_program_that_is_given_a_run_file_names_it_as_such(program: str, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(FILES[RUN])
     ended = run_program(program, "--config", "run.toml", folder=tmp_path)
     said = ended.stderr.decode()
@@ -63,11 +63,11 @@ def test_a_program_recognises_a_run_file(program: str, tmp_path: Path) -> None:
     assert len(said) < LONGEST
 
 
-def test_an_experiment_says_so_too() -> None:
+def test_experiment_file_declares_its_kind() -> None:
     assert ExperimentFile.kind == EXPERIMENT
 
 
-def test_a_file_of_nobody_is_told_in_a_line() -> None:
+def test_file_with_hundreds_of_unknown_keys_is_refused_in_one_line() -> None:
     text = (ROOT / "pyproject.toml").read_text() + "".join(f"[t{n}]\n" for n in range(500))
     with pytest.raises(ConfigurationError) as caught:
         parse_run_file(text, source="pyproject.toml")
@@ -75,13 +75,13 @@ def test_a_file_of_nobody_is_told_in_a_line() -> None:
     assert len(caught.value.message) < LONGEST
 
 
-def test_many_problems_are_counted() -> None:
+def test_error_about_many_problems_counts_the_remaining_ones() -> None:
     wrong = "rounds = 0\nclients_per_round = 0\nexpected_clients = -1\nseed = -1\n"
     with pytest.raises(ConfigurationError, match=r"'expected_clients': .*; and 1 more$"):
         parse_run_file(f"{wrong}[task]\nname = 'digits'\n", source="run.toml")
 
 
-def test_a_misspelt_key_is_guessed() -> None:
+def test_error_about_a_misspelt_key_suggests_the_correct_one() -> None:
     with pytest.raises(ConfigurationError, match=r"unknown key 'round\.quorm' \(did you mean 'q"):
         parse_run_file("[task]\nname = 'digits'\n[round]\nquorm = 1\n", source="run.toml")
 
@@ -94,7 +94,9 @@ def test_a_misspelt_key_is_guessed() -> None:
         ("[round]\nexpected_clients = 3", "at the top of the file"),
     ],
 )
-def test_a_key_in_the_wrong_table_is_told_the_right_one(line: str, where: str) -> None:
+def test_error_about_a_key_in_the_wrong_table_names_the_correct_table(
+    line: str, where: str
+) -> None:
     with pytest.raises(ConfigurationError, match=rf"unknown key '[a-z._]+' \(it belongs {where}\)"):
         parse_run_file(f"task.name = 'digits'\n{line}\n", source="run.toml")
 
@@ -117,7 +119,9 @@ def test_a_key_in_the_wrong_table_is_told_the_right_one(line: str, where: str) -
         ("task = {name = 'x'}\ntraining = 3", r"'training' is a table \(got 3\); write its keys"),
     ],
 )
-def test_a_value_in_place_of_a_table_is_told_how_to_write_it(text: str, message: str) -> None:
+def test_error_about_a_value_in_place_of_a_table_shows_the_correct_form(
+    text: str, message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         parse_run_file(text, source="run.toml")
 
@@ -157,7 +161,7 @@ def said_of(kind: str, key: str, value: object) -> str:
         (RUN, "stop", {"measure": "", "patience": 1}, "must not be empty (got '')"),
     ],
 )
-def test_a_value_of_a_wrong_type_is_told_what_it_must_be(
+def test_error_about_a_value_of_a_wrong_type_names_the_expected_type(
     kind: str, key: str, value: object, message: str
 ) -> None:
     said = said_of(kind, key, value)
@@ -166,7 +170,7 @@ def test_a_value_of_a_wrong_type_is_told_what_it_must_be(
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("value", ["many", 3.5, {"a": 1}, [1], -1, float("nan"), ""])
-def test_no_message_names_types_of_the_code(kind: str, value: object) -> None:
+def test_type_errors_do_not_name_python_types(kind: str, value: object) -> None:
     for key in MODELS[kind].model_fields:
         said = said_of(kind, key, value).partition("; known here")[0]
         assert re.search(r"Input|<class|should|literal\[|\b(dict|tuple|int)\b", said) is None, said
@@ -180,12 +184,12 @@ def test_no_message_names_types_of_the_code(kind: str, value: object) -> None:
         ("[a.b]\n[a.b]\n", r"not valid TOML: table \[a\.b\] is there twice \(at line 2"),
     ],
 )
-def test_what_is_there_twice_is_told_in_words(text: str, message: str) -> None:
+def test_error_about_a_duplicate_key_or_table_is_in_plain_words(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         parse_run_file(text, source="run.toml")
 
 
-def test_an_assignment_to_a_table_is_told_how_to_write_it(tmp_path: Path) -> None:
+def test_error_about_an_option_assigned_to_a_table_shows_the_correct_form(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(FILES[RUN])
     ended = _run(tmp_path, "run.toml", "-o", 'task="digits"')
     told = "potluck: run.toml: 'task' is a table (got 'digits'); write task.name = \"digits\"\n"
@@ -193,7 +197,7 @@ def test_an_assignment_to_a_table_is_told_how_to_write_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("file", ["run.toml", "-"])
-def test_a_byte_order_mark_is_no_mistake(file: str, tmp_path: Path) -> None:
+def test_run_file_with_a_byte_order_mark_is_accepted(file: str, tmp_path: Path) -> None:
     data = codecs.BOM_UTF8 + b'[task]\nname = "digits"\n'
     (tmp_path / "run.toml").write_bytes(data)
     code, said = _run(tmp_path, file, "-o", "rounds=3", stdin=data)
@@ -201,7 +205,7 @@ def test_a_byte_order_mark_is_no_mistake(file: str, tmp_path: Path) -> None:
     assert said.startswith("potluck: can't reach the coordinator at 127.0.0.1:1: ")
 
 
-def test_utf_16_is_told_from_a_mistake(tmp_path: Path) -> None:
+def test_run_file_in_utf_16_is_refused_naming_the_encoding(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_bytes("rounds = 3\n".encode("utf-16"))
     code, said = _run(tmp_path, "run.toml")
     assert (code, said.count("\n")) == (1, 1)
@@ -210,7 +214,7 @@ def test_utf_16_is_told_from_a_mistake(tmp_path: Path) -> None:
     )
 
 
-def test_the_example_shows_every_setting_of_training_and_sets_none() -> None:
+def test_example_run_file_shows_every_training_setting_as_a_comment() -> None:
     text = example_run_file()
     table = text.partition("[training]\n")[2].partition("\n[round]")[0]
     for name, field in LocalTraining.model_fields.items():
@@ -235,7 +239,7 @@ def _run(folder: Path, *arguments: str, stdin: bytes = b"") -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:99999", "[::1]:65536", "localhost", ":80", "h:-1"])
-def test_a_port_that_there_is_not_is_refused(listen: str, tmp_path: Path) -> None:
+def test_invalid_listening_port_is_refused(listen: str, tmp_path: Path) -> None:
     (tmp_path / "coordinator.toml").write_text(FILES[COORDINATOR])
     arguments = ("--config", "coordinator.toml", f"--listen={listen}")
     ended = run_program("potluck-server", *arguments, folder=tmp_path)
@@ -256,12 +260,12 @@ def test_a_port_that_there_is_not_is_refused(listen: str, tmp_path: Path) -> Non
         ("transport.up.delta = 0", "'transport.up.delta': must be true or false"),
     ],
 )
-def test_a_truth_is_no_number_and_a_number_no_truth(line: str, told: str) -> None:
+def test_boolean_for_a_number_or_number_for_a_boolean_is_refused(line: str, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         parse_run_file(f'{line}\n[task]\nname = "digits"\n', source="run.toml")
 
 
-def test_nor_in_tables_that_are_read_later() -> None:
+def test_boolean_for_a_number_in_tables_read_later_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'epochs': must be a number"):
         draw_up('training.epochs = true\n[task]\nname = "digits"\n', source="run.toml")
     with pytest.raises(
@@ -274,7 +278,7 @@ def test_nor_in_tables_that_are_read_later() -> None:
 
 
 @pytest.mark.parametrize("kind", [RUN, COORDINATOR, HOST, OPERATOR, INVENTORY])
-def test_comments_of_an_example_are_wrapped_evenly(kind: str) -> None:
+def test_comments_of_example_files_are_wrapped_evenly(kind: str) -> None:
     prose = re.compile(r"# (?!\[|[\w-]+ =).+")
     for line, following in itertools.pairwise(FILES[kind].splitlines()):
         if prose.fullmatch(line) and prose.fullmatch(following):

@@ -39,7 +39,7 @@ def import_from(module: str, statement: str) -> BaseException:
         ("potluck.integrations.s3.object_store", "potluck[s3]"),
     ],
 )
-def test_the_extra_is_that_of_the_package_that_imports(module: str, extra: str) -> None:
+def test_missing_library_names_the_extra_of_the_importing_package(module: str, extra: str) -> None:
     error = import_from(module, "import absent_library.part")
     assert missing_library(error) == not_installed("absent_library", extra)
 
@@ -53,11 +53,11 @@ def test_the_extra_is_that_of_the_package_that_imports(module: str, extra: str) 
         ("potluck.deploy.cli", "from json import absent"),
     ],
 )
-def test_other_failures_to_import_are_no_matter_of_extras(module: str, statement: str) -> None:
+def test_other_import_failures_do_not_name_an_extra(module: str, statement: str) -> None:
     assert missing_library(import_from(module, statement)) is None
 
 
-def test_a_program_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_program_reports_a_missing_library_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     def draw() -> None:
         raise import_from("potluck.deploy.view.run_plot", "import absent_library")
 
@@ -68,7 +68,7 @@ def test_a_program_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> No
     )
 
 
-def test_a_door_for_python_raises_what_names_the_extra() -> None:
+def test_python_interface_raises_missing_library_error_naming_the_extra() -> None:
     with (
         pytest.raises(MissingLibraryError, match=r"pip install '\.\[operator\]'"),
         extra_named(),
@@ -79,7 +79,7 @@ def test_a_door_for_python_raises_what_names_the_extra() -> None:
     assert not isinstance(caught.value, MissingLibraryError)
 
 
-def test_a_library_can_be_missed_before_it_is_imported() -> None:
+def test_require_reports_a_missing_library_without_importing_it() -> None:
     require("json", "potluck[server]")
     with pytest.raises(MissingLibraryError, match="absent_library is not installed; in a"):
         require("absent_library", "potluck[server]")

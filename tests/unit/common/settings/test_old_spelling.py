@@ -1,4 +1,4 @@
-"""Words of settings that were replaced: accepted until 0.2, with one line that names both."""
+"""Replaced names of settings: accepted until 0.2, with one line that names both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ REPLACED = [
 
 
 @pytest.mark.parametrize(("key", "old", "new"), REPLACED)
-def test_an_old_word_of_a_run_file_means_the_new_one(key: str, old: str, new: str) -> None:
+def test_old_value_in_a_run_file_means_the_new_one_with_a_warning(
+    key: str, old: str, new: str
+) -> None:
     with pytest.warns(OldSpellingWarning) as noticed:
         found = run_file(f'{key} = "{old}"')
     assert found == run_file(f'{key} = "{new}"')
@@ -40,13 +42,13 @@ def test_an_old_word_of_a_run_file_means_the_new_one(key: str, old: str, new: st
 
 
 @pytest.mark.parametrize(("old", "new"), [("ldp", "noisy"), ("plain", "exact")])
-def test_an_old_word_of_a_policy_means_the_new_one(old: str, new: str) -> None:
+def test_old_value_in_a_policy_means_the_new_one_with_a_warning(old: str, new: str) -> None:
     with pytest.warns(OldSpellingWarning, match=f'triplet = "{old}" is written triplet = "{new}"'):
         found = parse(DisclosurePolicy, f'triplet = "{old}"', source="host.toml")
     assert found == DisclosurePolicy(triplet="noisy" if new == "noisy" else "exact")
 
 
-def test_an_old_kind_of_sums_in_a_policy_means_the_new_one() -> None:
+def test_old_sum_kind_in_a_policy_means_the_new_one_with_a_warning() -> None:
     with pytest.warns(OldSpellingWarning, match='"protocol" is written sums = "unsafe-stepwise"'):
         found = parse(DisclosurePolicy, 'sums = ["total", "protocol"]', source="host.toml")
     assert found == DisclosurePolicy(sums=("total", "unsafe-stepwise"))
@@ -62,7 +64,9 @@ TASK = '[task]\nname = "digits"\n'
 
 
 @pytest.mark.parametrize(("old", "new", "value"), RENAMED)
-def test_an_old_key_of_a_run_file_means_the_new_one(old: str, new: str, value: float) -> None:
+def test_old_key_in_a_run_file_means_the_new_one_with_a_warning(
+    old: str, new: str, value: float
+) -> None:
     with pytest.warns(OldSpellingWarning) as noticed:
         found = parse_run_file(f"{old} = {value}\n{TASK}", source="run.toml")
     assert found == parse_run_file(f"{new} = {value}\n{TASK}", source="run.toml")
@@ -87,12 +91,12 @@ def test_old_keys_in_a_text_are_renamed_above_its_first_table() -> None:
     assert found == text.replace("count = 4", "clients_per_round = 4")
 
 
-def test_the_new_words_are_the_defaults() -> None:
+def test_new_values_are_the_defaults() -> None:
     assert run_file("").profiles.disclosure == run_file("").profiles.triplet_mode == "noisy"
     assert DisclosurePolicy().triplet == "noisy"
 
 
-def test_a_program_shows_an_old_word_in_one_line_and_goes_on(tmp_path: Path) -> None:
+def test_program_warns_about_an_old_value_in_one_line_and_continues(tmp_path: Path) -> None:
     host = example_config().replace('triplet = "noisy"', 'triplet = "ldp"')
     (tmp_path / "host.toml").write_text(host)
     done = run_program("potluck-client", "disclosures", "--config=host.toml", folder=tmp_path)
@@ -103,7 +107,7 @@ def test_a_program_shows_an_old_word_in_one_line_and_goes_on(tmp_path: Path) -> 
     )
 
 
-def test_an_old_key_of_a_host_is_accepted_in_its_file_and_in_the_environment(
+def test_old_host_key_is_accepted_in_the_file_and_in_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "host.toml").write_text(example_config())

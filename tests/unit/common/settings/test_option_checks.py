@@ -50,7 +50,7 @@ class Plugin:
     ) -> None: ...
 
 
-def test_options_become_what_the_annotations_name() -> None:
+def test_options_are_converted_to_the_annotated_types() -> None:
     given = {"size": 1, "share": 0, "shape": "flat", "widths": [1, 2], "table": [1.5], "copy": "x"}
     found = checked(Plugin, given, of="selector mine")
     assert found == {**given, "shape": Shape.FLAT, "widths": (1, 2)}
@@ -81,13 +81,13 @@ def test_options_become_what_the_annotations_name() -> None:
         ),
     ],
 )
-def test_another_value_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+def test_invalid_option_value_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(PluginError) as caught:
         checked(Plugin, {"size": 1} | options, of="selector mine")
     assert caught.value.message == f"selector mine: {message}"
 
 
-def test_a_missing_option_is_named_and_so_is_every_wrong_one() -> None:
+def test_error_names_the_missing_option_and_every_invalid_one() -> None:
     with pytest.raises(PluginError) as caught:
         checked(Plugin, {"share": 1, "again": "no"}, of="selector mine")
     assert caught.value.message == (
@@ -97,7 +97,7 @@ def test_a_missing_option_is_named_and_so_is_every_wrong_one() -> None:
     )
 
 
-def test_an_inherited_constructor_is_checked_as_well() -> None:
+def test_options_of_an_inherited_constructor_are_checked() -> None:
     class Heir(Plugin):
         pass
 
@@ -117,7 +117,7 @@ class Guarded:
     ) -> None: ...
 
 
-def test_an_annotation_that_can_t_be_evaluated_takes_anything() -> None:
+def test_option_with_an_unresolvable_annotation_accepts_any_value() -> None:
     assert checked(Guarded, {"hidden": "x", "wide": []}, of="x") == {"hidden": "x", "wide": []}
     with pytest.raises(PluginError, match="option 'depth' is 0"):
         checked(Guarded, {"depth": 0}, of="x")
@@ -147,7 +147,7 @@ class Fields:
 
 
 @pytest.mark.parametrize("name", ["Constructed", "Fields"])
-def test_annotations_that_are_not_postponed_are_checked_as_well(
+def test_options_with_annotations_that_are_not_postponed_are_checked(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From Python 3.14 on, annotations may name missing types without quotes."""
@@ -163,7 +163,7 @@ def test_annotations_that_are_not_postponed_are_checked_as_well(
         checked(make, {"high": 3}, of="x")
 
 
-def test_an_annotation_that_no_value_fits_is_named() -> None:
+def test_annotation_that_can_not_be_checked_is_named_in_the_error() -> None:
     def make(width: Annotated[dict[str, int], Field(gt=0)]) -> None: ...
 
     with pytest.raises(PluginError, match=r"x: its options can't be checked: .*'gt'"):
@@ -175,19 +175,19 @@ def deep(levels: int) -> object:
 
 
 @pytest.mark.parametrize("copy", ["\ud800", deep(300)], ids=["half a character", "deep"])
-def test_what_is_no_json_is_refused(copy: object) -> None:
+def test_option_that_is_not_json_is_refused(copy: object) -> None:
     with pytest.raises(PluginError, match="x: its options can't be read: "):
         checked(Plugin, {"size": 1, "copy": copy}, of="x")
 
 
-def test_a_function_with_some_arguments_given_takes_the_others() -> None:
+def test_partial_function_accepts_only_its_free_arguments_as_options() -> None:
     make = functools.partial(deep, levels=3)
     assert checked(make, {"levels": 2}, of="x") == {"levels": 2}
     with pytest.raises(PluginError, match="there is no option 'width'"):
         checked(make, {"width": 2}, of="x")
 
 
-def test_any_name_goes_where_the_constructor_takes_any() -> None:
+def test_constructor_with_keyword_arguments_accepts_any_option_name() -> None:
     def make(width: PositiveInt = 1, **others: object) -> None: ...
 
     assert checked(make, {"width": 2, "deep": [1]}, of="x") == {"width": 2, "deep": [1]}
@@ -239,7 +239,7 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("plain")
-def test_a_class_with_the_methods_alone_gets_the_defaults_of_the_base() -> None:
+def test_plugin_class_without_the_base_class_gets_its_defaults() -> None:
     task = create(Task, "plain", {"alpha": 2})
     assert isinstance(task, Task)
     assert isinstance(task, Plain)
@@ -253,7 +253,7 @@ def test_a_class_with_the_methods_alone_gets_the_defaults_of_the_base() -> None:
 
 
 @pytest.mark.usefixtures("plain")
-def test_what_a_class_lacks_is_named_when_it_is_made() -> None:
+def test_error_names_the_methods_that_a_plugin_class_lacks() -> None:
     with pytest.raises(PluginError, match=r"task unfinished: .*client_data'?, '?evaluation_data"):
         create(Task, "unfinished", {})
     with pytest.raises(PluginError, match="task alone: nothing derives from this; derive it from"):

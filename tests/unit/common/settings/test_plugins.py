@@ -22,12 +22,12 @@ def install(folder: Path) -> None:
     (information / "entry_points.txt").write_text("[potluck.tasks]\nlate = late_tasks:Late\n")
 
 
-def test_a_misspelt_name_is_guessed() -> None:
+def test_error_about_a_misspelt_plugin_name_suggests_the_correct_one() -> None:
     with pytest.raises(PluginError, match=r"'digit' is not installed \(did you mean 'digits'"):
         plugins.find(plugins.TASKS, "digit")
 
 
-def test_one_installed_after_the_start_asks_for_a_new_start(
+def test_error_about_a_plugin_installed_after_the_start_asks_for_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])

@@ -27,14 +27,14 @@ def images(parts: list[Examples]) -> set[bytes]:
     return {image.numpy().tobytes() for image in shapes}
 
 
-def test_the_images_are_scikit_learns() -> None:
+def test_digit_images_equal_those_of_scikit_learn() -> None:
     expected_pixels, expected_digits = load_digits(return_X_y=True)
     pixels, digits = images_and_digits()
     assert np.array_equal(pixels.reshape(-1, 64) * 16, expected_pixels)
     assert np.array_equal(digits, expected_digits)
 
 
-def test_neither_the_tasks_nor_their_data_import_scikit_learn() -> None:
+def test_digits_task_does_not_import_scikit_learn() -> None:
     program = (
         "import sys; from potluck.common.tasks.digits import Digits; "
         "Digits().evaluation_data(None); sys.exit('sklearn' in sys.modules)"
@@ -43,7 +43,7 @@ def test_neither_the_tasks_nor_their_data_import_scikit_learn() -> None:
 
 
 @pytest.mark.parametrize("task", [Digits(public=300), ColoredDigits(public=300)], ids=str)
-def test_public_images_are_nobodys_and_have_no_labels(task: Digits | ColoredDigits) -> None:
+def test_public_images_belong_to_no_client_and_have_no_labels(task: Digits | ColoredDigits) -> None:
     public = task.public_data(None)
     assert public is not None
     assert len(public) == 300
@@ -59,7 +59,7 @@ def test_public_images_are_nobodys_and_have_no_labels(task: Digits | ColoredDigi
     assert type(task)().public_data(None) is None
 
 
-def test_more_public_images_than_there_are_to_spare_are_refused() -> None:
+def test_more_public_images_than_available_are_refused() -> None:
     with pytest.raises(
         ConfigurationError, match="public is 1390, but the 1397 samples must also suffice"
     ):
@@ -67,7 +67,7 @@ def test_more_public_images_than_there_are_to_spare_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["digits", "colored-digits"])
-def test_a_task_is_found_by_name_and_fits_together(name: str) -> None:
+def test_digits_tasks_are_found_by_name_and_have_consistent_data(name: str) -> None:
     task = create(Task, name, {"held_out": 0.2})
     assert isinstance(task, Task)
     data = task.client_data(ClientId("client-3"), None)
@@ -84,7 +84,7 @@ def test_a_task_is_found_by_name_and_fits_together(name: str) -> None:
     assert training_for(task, {}, source="test").epochs > 1
 
 
-def test_every_digit_image_is_a_clients_or_tested_on() -> None:
+def test_every_digit_image_belongs_to_one_client_or_the_test_set() -> None:
     task = Digits(held_out=0.25)
     clients, test = all_clients(task), task.evaluation_data(None)
     assert test is not None
@@ -96,20 +96,20 @@ def test_every_digit_image_is_a_clients_or_tested_on() -> None:
     assert not images([client.train for client in clients]) & images([*held_out, test])
 
 
-def test_without_a_central_test_set_all_images_are_the_clients() -> None:
+def test_all_digit_images_belong_to_clients_without_a_central_test_set() -> None:
     task = Digits(central_test=False, held_out=0.2)
     assert task.evaluation_data(None) is None
     assert sum(len(c.train) + len(c.held_out or ()) for c in all_clients(task)) == 1797
 
 
 @pytest.mark.parametrize("clients", [1, 24, 200])
-def test_digits_can_be_split_over(clients: int) -> None:
+def test_digits_are_split_over_any_number_of_clients(clients: int) -> None:
     counts = [len(c.train) for c in all_clients(Digits(clients=clients, alpha=0.1))]
     assert sum(counts) == 1397
     assert min(counts) >= 3
 
 
-def test_the_partition_follows_the_seed() -> None:
+def test_digits_partition_depends_on_the_seed() -> None:
     first, again, other = (
         torch.cat([c.train.inputs for c in all_clients(Digits(seed=seed))]) for seed in (1, 1, 2)
     )
@@ -117,7 +117,7 @@ def test_the_partition_follows_the_seed() -> None:
     assert not torch.equal(first, other)
 
 
-def test_colored_clients_hold_table_6_scaled_to_58_samples() -> None:
+def test_colored_digits_clients_have_table_6_scaled_to_58_samples() -> None:
     matrices = torch.stack(
         [
             torch.bincount(client.train.groups, minlength=4)
@@ -135,7 +135,7 @@ def test_colored_clients_hold_table_6_scaled_to_58_samples() -> None:
     assert scaled == pytest.approx((0.1634, 0.0885, 0.0885, 0.3540), abs=0.013)
 
 
-def test_the_colored_test_set_is_balanced_and_nobodys_training_data() -> None:
+def test_colored_test_set_is_balanced_and_contains_no_training_data() -> None:
     task = ColoredDigits()
     test = task.evaluation_data(None)
     assert test.groups is not None
@@ -145,7 +145,7 @@ def test_the_colored_test_set_is_balanced_and_nobodys_training_data() -> None:
     assert sum(len(part) for part in trained) == len(images(trained)) == 24 * 58
 
 
-def test_colour_is_the_group_and_blue_is_empty() -> None:
+def test_colour_of_a_digit_encodes_its_group_and_blue_is_unused() -> None:
     train = ColoredDigits().client_data(ClientId("client-5"), None).train
     assert train.groups is not None
     lit = train.inputs.sum(dim=(2, 3)) > 0
@@ -156,7 +156,7 @@ def test_colour_is_the_group_and_blue_is_empty() -> None:
 
 
 @pytest.mark.parametrize(("clients", "samples"), [(1, 200), (8, 174), (48, 28), (100, 13)])
-def test_colored_digits_can_be_split_over_other_numbers(clients: int, samples: int) -> None:
+def test_colored_digits_are_split_over_any_number_of_clients(clients: int, samples: int) -> None:
     parts = all_clients(ColoredDigits(clients=clients))
     assert {len(client.train) for client in parts} == {samples}
 
@@ -177,7 +177,7 @@ def test_colored_digits_can_be_split_over_other_numbers(clients: int, samples: i
         ("colored-digits", {"seed": -1}, "'seed' is -1; it must be greater than or equal to 0"),
     ],
 )
-def test_wrong_options_are_refused_in_one_line(
+def test_invalid_task_options_are_refused_in_one_line(
     name: str, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message) as caught:
@@ -185,7 +185,7 @@ def test_wrong_options_are_refused_in_one_line(
     assert "\n" not in caught.value.message
 
 
-def test_too_many_clients_are_refused() -> None:
+def test_more_clients_than_digit_images_allow_are_refused() -> None:
     task = ColoredDigits(clients=140)
     with pytest.raises(ConfigurationError, match="1397 images, too few for 140 clients"):
         task.client_data(ClientId("client-0"), None)
@@ -194,7 +194,7 @@ def test_too_many_clients_are_refused() -> None:
         many.client_data(ClientId("client-0"), None)
 
 
-def test_models_follow_torchs_seed() -> None:
+def test_initial_model_weights_follow_the_torch_seed() -> None:
     def weights(seed: int) -> bytes:
         torch.manual_seed(seed)
         return b"".join(array.tobytes() for array in state_arrays(ColoredDigits().model()).values())
@@ -202,7 +202,7 @@ def test_models_follow_torchs_seed() -> None:
     assert weights(1) == weights(1) != weights(2)
 
 
-def test_clients_in_order_have_like_digits_and_the_same_images() -> None:
+def test_ordered_option_sorts_clients_by_digit_and_keeps_their_images() -> None:
     plain, ordered = Digits(seed=3), Digits(seed=3, ordered=True)
     means = [float(each.train.labels.double().mean()) for each in all_clients(ordered)]
     assert means == sorted(means)
@@ -212,7 +212,7 @@ def test_clients_in_order_have_like_digits_and_the_same_images() -> None:
     assert parts[0] == parts[1]
 
 
-def test_each_digit_may_be_a_group() -> None:
+def test_digit_groups_option_makes_each_digit_a_group() -> None:
     task = Digits(digit_groups=True, label_noise=0.5)
     test = task.evaluation_data(None)
     assert test is not None
@@ -222,7 +222,7 @@ def test_each_digit_may_be_a_group() -> None:
     assert Digits().groups == 0
 
 
-def test_clients_may_share_fewer_images() -> None:
+def test_samples_option_limits_the_number_of_images() -> None:
     few = all_clients(Digits(samples=400))
     assert sum(len(each.train) for each in few) == 400
     assert min(len(each.train) for each in few) >= 8

@@ -13,14 +13,14 @@ from potluck.common.tasks.label_noise import LabelNoise, noise_rates, with_wrong
 
 
 @pytest.mark.parametrize(("mean", "spread"), [(0.05, 0.0217), (0.15, 0.0355), (0.25, 0.0431)])
-def test_rates_are_beta_distributed(mean: float, spread: float) -> None:
+def test_label_noise_rates_are_beta_distributed(mean: float, spread: float) -> None:
     """A worked example: Beta(a, 100 − a) has mean a % and a deviation of 0.022 to 0.043."""
     rates = noise_rates(LabelNoise(label_noise=mean), 20_000, 0)
     assert rates.mean() == pytest.approx(mean, abs=0.001)
     assert rates.std() == pytest.approx(spread, abs=0.001)
 
 
-def test_only_a_share_of_the_clients_is_noisy() -> None:
+def test_label_noise_affects_only_the_configured_share_of_clients() -> None:
     options = LabelNoise(label_noise=0.15, noisy_clients=0.4)
     rates = noise_rates(options, 50, 3)
     assert (rates > 0).sum() == 20
@@ -34,7 +34,9 @@ def test_only_a_share_of_the_clients_is_noisy() -> None:
     rate=st.floats(0, 1),
     seed=st.integers(0, 2**32),
 )
-def test_wrong_labels_are_other_classes(labels: list[int], rate: float, seed: int) -> None:
+def test_wrong_labels_always_differ_from_the_true_class(
+    labels: list[int], rate: float, seed: int
+) -> None:
     true = np.array(labels, dtype=np.int64)
     found = with_wrong_labels(true, 5, rate, np.random.default_rng(seed))
     assert found.dtype == np.int64
@@ -44,7 +46,7 @@ def test_wrong_labels_are_other_classes(labels: list[int], rate: float, seed: in
     assert np.array_equal(with_wrong_labels(true, 5, 0.0, np.random.default_rng(seed)), true)
 
 
-def test_noise_is_symmetric() -> None:
+def test_label_noise_draws_all_other_classes_equally_often() -> None:
     """All other classes alike: of 90,000 wrong labels, within four deviations."""
     true = np.repeat(np.arange(10), 30_000)
     found = with_wrong_labels(true, 10, 0.3, np.random.default_rng(0))
@@ -54,7 +56,7 @@ def test_noise_is_symmetric() -> None:
     assert wrong == pytest.approx(np.full(90, 1000), abs=4 * 1000**0.5)
 
 
-def test_a_task_s_training_samples_are_mislabelled_and_no_others() -> None:
+def test_label_noise_affects_only_training_samples() -> None:
     clean = Digits(clients=10, held_out=0.3)
     noisy = Digits(clients=10, held_out=0.3, label_noise=0.5, noisy_clients=0.4)
     rates, changed = noise_rates(noisy, 10, noisy.seed), []
@@ -78,6 +80,6 @@ def test_a_task_s_training_samples_are_mislabelled_and_no_others() -> None:
     "options",
     [{"label_noise": 1.0}, {"label_noise": -0.1}, {"noisy_clients": 2}, {"label_noise": True}],
 )
-def test_options_are_checked(options: dict[str, float]) -> None:
+def test_invalid_label_noise_options_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         create(Task, "digits", options)

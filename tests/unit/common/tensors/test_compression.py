@@ -1,4 +1,4 @@
-"""Compressed files: what goes in comes out, and no more than was allowed."""
+"""Compressed files: unchanged contents, and a maximum size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from potluck.common.tensors.tensor_files import file_digest
 
 
 @given(content=st.binary(max_size=100_000))
-def test_what_goes_in_comes_out(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_decompressed_file_equals_the_original(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
     folder = tmp_path_factory.mktemp("files")
     (folder / "plain").write_bytes(content)
     digest = compress_file(folder / "plain", folder / "packed")
@@ -24,7 +26,7 @@ def test_what_goes_in_comes_out(tmp_path_factory: pytest.TempPathFactory, conten
     assert sorted(path.name for path in folder.iterdir()) == ["again", "packed", "plain"]
 
 
-def test_a_bomb_is_stopped(tmp_path: Path) -> None:
+def test_decompression_beyond_the_maximum_size_is_stopped(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(bytes(50_000_000))
     digest = compress_file(tmp_path / "plain", tmp_path / "packed")
     assert digest.size < 100_000
@@ -33,7 +35,7 @@ def test_a_bomb_is_stopped(tmp_path: Path) -> None:
     assert not (tmp_path / "again").exists()
 
 
-def test_what_is_not_compressed_is_refused(tmp_path: Path) -> None:
+def test_file_announced_as_compressed_that_is_not_is_refused(tmp_path: Path) -> None:
     (tmp_path / "packed").write_bytes(b"no zstd at all" * 100)
     with pytest.raises(LayoutError, match="announced as compressed"):
         decompress_file(tmp_path / "packed", tmp_path / "again", maximum=1_000_000)

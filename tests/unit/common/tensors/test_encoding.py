@@ -1,4 +1,4 @@
-"""Encodings: sizes, exactness, unbiasedness, and the same bits wherever they are decoded."""
+"""Encodings: sizes, exactness, unbiasedness, and the same decoded bits everywhere."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def flat(arrays: Arrays) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("encoding", Encoding)
 @pytest.mark.parametrize("delta", [False, True])
-def test_decoding_gives_the_models_layout_close_to_what_was_encoded(
+def test_decoded_update_has_the_model_layout_and_values_within_the_error(
     tmp_path: Path, encoding: Encoding, delta: bool
 ) -> None:
     base, arrays = model(1), model(1)
@@ -100,7 +100,7 @@ def test_decoding_gives_the_models_layout_close_to_what_was_encoded(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(cuts=st.lists(st.integers(0, 805), max_size=6))
-def test_any_blocks_hold_the_same_bits_as_the_whole(
+def test_decoded_blocks_have_the_same_bits_as_the_whole_update(
     tmp_path: Path, encoding: Encoding, delta: bool, cuts: list[int]
 ) -> None:
     arrays, base = model(3), model(4)
@@ -122,7 +122,7 @@ def test_any_blocks_hold_the_same_bits_as_the_whole(
         assert np.concatenate(joined).tobytes() == flat(update.decode_to_arrays()).tobytes()
 
 
-def test_a_block_of_whole_float32_weights_is_copied_once_at_most(tmp_path: Path) -> None:
+def test_float32_block_is_copied_at_most_once(tmp_path: Path) -> None:
     file = stored(tmp_path / "update", model(1), Encoding.FLOAT32)
     scratch = np.empty(100, np.float32)
     block = EncodedUpdate(file, file.layout).block(10, 100, scratch)
@@ -133,7 +133,7 @@ def test_a_block_of_whole_float32_weights_is_copied_once_at_most(tmp_path: Path)
     assert np.shares_memory(block, arrays["conv.weight"])
 
 
-def test_bfloat16_rounds_as_torch_does(tmp_path: Path) -> None:
+def test_bfloat16_encoding_rounds_as_torch(tmp_path: Path) -> None:
     bits = generator().integers(0, 2**32, 300_000, dtype=np.uint32)
     halfway = (bits[:10_000] & 0xFFFF0000) | 0x8000
     specials = np.array([0, 2**31, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 1], np.uint32)
@@ -147,7 +147,7 @@ def test_bfloat16_rounds_as_torch_does(tmp_path: Path) -> None:
     assert np.isnan(kept).all()
 
 
-def test_the_mean_of_a_thousand_int8_encodings_is_the_tensor(tmp_path: Path) -> None:
+def test_int8_encoding_is_unbiased_over_a_thousand_draws(tmp_path: Path) -> None:
     draw = generator(5)
     values = draw.standard_normal(5 * INT8_BLOCK + 17).astype(np.float32)
     values[:INT8_BLOCK] *= np.float32(1e-20)
@@ -167,7 +167,7 @@ def test_the_mean_of_a_thousand_int8_encodings_is_the_tensor(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.25, 0.5, 0.9, 1.0])
-def test_stochastic_rounding_goes_up_with_the_right_probability(share: float) -> None:
+def test_stochastic_rounding_rounds_up_with_the_correct_probability(share: float) -> None:
     values = np.full(256 * INT8_BLOCK, 126 + share, np.float32)
     values[::INT8_BLOCK] = 127
     for sign in (1, -1):
@@ -190,7 +190,9 @@ def test_stochastic_rounding_goes_up_with_the_right_probability(share: float) ->
         np.linspace(-1, 1, 1000),
     ],
 )
-def test_int8_keeps_extremes(tmp_path: Path, values: NDArray[np.float64]) -> None:
+def test_int8_encoding_of_extreme_values_stays_within_the_error(
+    tmp_path: Path, values: NDArray[np.float64]
+) -> None:
     array = values.astype(np.float32)
     file = stored(tmp_path / "update", {"w": array}, Encoding.INT8, generator=generator())
     update = EncodedUpdate(file, Layout.of({"w": array}), Encoding.INT8)
@@ -218,7 +220,7 @@ def test_int8_deltas_are_at_most_27_percent_of_float32(tmp_path: Path, tensors: 
     assert delta.size <= 0.27 * whole.size
 
 
-def test_the_same_generator_state_gives_the_same_bytes() -> None:
+def test_int8_encoding_is_reproducible_for_the_same_generator_state() -> None:
     first = encode(model(1), Encoding.INT8, generator=generator(7))
     second = encode(model(1), Encoding.INT8, generator=generator(7))
     third = encode(model(1), Encoding.INT8, generator=generator(8))
@@ -226,7 +228,7 @@ def test_the_same_generator_state_gives_the_same_bytes() -> None:
     assert first["int8"].tobytes() != third["int8"].tobytes()
 
 
-def test_decoding_is_pinned_bit_for_bit(tmp_path: Path) -> None:
+def test_int8_decoding_equals_reference_bits(tmp_path: Path) -> None:
     base = {"w": np.array([1, -1, 0.1], np.float32)}
     encoded: Arrays = {
         "int8": np.array([127, -3, 1], np.int8),
@@ -240,7 +242,7 @@ def test_decoding_is_pinned_bit_for_bit(tmp_path: Path) -> None:
     assert decoded["w"].view(np.uint32).tolist() == [0x415B3333, 0xBFA66666, 0x3E4CCCCD]
 
 
-def test_what_int8_cannot_carry_is_refused() -> None:
+def test_int8_encoding_refuses_nan_and_a_missing_generator() -> None:
     arrays = model(1)
     arrays["fc.weight"][3, 3] = np.nan
     with pytest.raises(NotFiniteError, match=r"tensor 'fc.weight' holds NaN"):
@@ -249,7 +251,7 @@ def test_what_int8_cannot_carry_is_refused() -> None:
         encode(model(1), Encoding.INT8)
 
 
-def test_decoded_weights_that_overflow_are_found(tmp_path: Path) -> None:
+def test_decoded_weights_that_overflow_are_refused(tmp_path: Path) -> None:
     write_tensors(
         tmp_path / "update",
         {"int8": np.full(3, 127, np.int8), "int8/scales": np.array([3e38], np.float32)},

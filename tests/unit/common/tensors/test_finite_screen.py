@@ -32,7 +32,7 @@ def seen(content: bytes, cuts: list[int], header: bytes = b"") -> bool:
 
 
 @given(st.lists(NUMBERS, max_size=40), st.lists(st.integers(0, 160), max_size=5), st.booleans())
-def test_clean_means_that_every_word_is_within_bounds(
+def test_screened_bytes_are_clean_only_if_every_number_is_within_bounds(
     numbers: list[float], cuts: list[int], whole_words: bool
 ) -> None:
     content = np.array(numbers, np.float32).tobytes()
@@ -45,14 +45,14 @@ def test_clean_means_that_every_word_is_within_bounds(
         assert clean == fit
 
 
-def test_the_header_is_no_number() -> None:
+def test_header_bytes_are_not_screened_as_numbers() -> None:
     numbers = np.ones(9, np.float32).tobytes()
     assert seen(numbers, [], header=b"zzzz" * 100)
     assert seen(numbers, [4], header=b"zzzz" * 100)
     assert not seen(numbers, [], header=b"zzz")  # not at multiples of four bytes
 
 
-def test_numbers_beyond_all_bounds_are_not_clean(tmp_path: Path) -> None:
+def test_numbers_beyond_the_largest_value_are_not_clean(tmp_path: Path) -> None:
     below = np.nextafter(np.float32(LARGEST_VALUE), np.float32(0))
     assert seen(np.full(1000, below).tobytes(), [])
     assert np.isfinite(np.square(below))
@@ -75,7 +75,7 @@ def seen_file(path: Path) -> bool:
     return screen.clean
 
 
-def test_integers_that_look_like_nan_only_cost_another_look(tmp_path: Path) -> None:
+def test_integers_that_look_like_nan_are_accepted_by_the_full_check(tmp_path: Path) -> None:
     arrays: dict[str, NDArray[np.generic]] = {
         "steps": np.array([-1], np.int64),
         "weights": np.ones(5, np.float32),

@@ -31,7 +31,9 @@ def held(path: Path) -> int:
 
 
 @pytest.mark.parametrize("over", [False, True])
-def test_a_written_file_has_its_length_and_its_values(tmp_path: Path, *, over: bool) -> None:
+def test_tensor_file_with_holes_has_the_correct_length_and_values(
+    tmp_path: Path, *, over: bool
+) -> None:
     spare = tmp_path / "spare"
     if over:
         spare.write_bytes(os.urandom(20 * MEGABYTE))
@@ -44,7 +46,7 @@ def test_a_written_file_has_its_length_and_its_values(tmp_path: Path, *, over: b
             assert np.array_equal(file.arrays[name], array)
 
 
-def test_a_draft_of_zeros_is_written_to_later(tmp_path: Path) -> None:
+def test_draft_with_holes_can_be_written_to_later(tmp_path: Path) -> None:
     values = arrays()
     with drafted(tmp_path / "file", Layout.of(values)) as draft:
         draft.put("large", 0, values["large"])
@@ -59,7 +61,7 @@ def test_a_draft_of_zeros_is_written_to_later(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_received_file_that_ends_with_zeros_is_whole(tmp_path: Path, *, broken: bool) -> None:
+def test_received_file_that_ends_with_zeros_is_complete(tmp_path: Path, *, broken: bool) -> None:
     content = b"\x01" + bytes(3 * MEGABYTE)
     blake3, path = digest_of(content), tmp_path / "file"
 
@@ -79,7 +81,7 @@ def test_a_received_file_that_ends_with_zeros_is_whole(tmp_path: Path, *, broken
     assert held(path) < 3 * MEGABYTE
 
 
-def test_zeros_replace_what_was_there(tmp_path: Path) -> None:
+def test_written_zeros_replace_existing_bytes(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"abcdef")
     with path.open("r+b", buffering=0) as file:
@@ -91,7 +93,7 @@ def test_zeros_replace_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("called", [True, False])
-def test_a_reserved_file_has_no_holes_and_keeps_what_it_held(
+def test_reserved_file_has_no_holes_and_keeps_its_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, called: bool
 ) -> None:
     if not called:  # as on macOS

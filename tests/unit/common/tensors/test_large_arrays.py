@@ -1,4 +1,4 @@
-"""Large arrays lie in files that have no name, where a folder is given for them."""
+"""Large arrays are stored in unnamed files if a folder is given."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def mapped_files() -> list[str]:
     return [line.split(maxsplit=5)[5] for line in lines if line.endswith("(deleted)")]
 
 
-def test_a_large_array_lies_in_the_folder_and_leaves_nothing_there(tmp_path: Path) -> None:
+def test_large_array_is_stored_in_the_folder_and_leaves_no_file(tmp_path: Path) -> None:
     with large_arrays_in(tmp_path):
         large = copy(np.arange(LARGE_BYTES, dtype=np.float32).reshape(2, -1))
         small = empty((3,), np.float64)
@@ -31,11 +31,11 @@ def test_a_large_array_lies_in_the_folder_and_leaves_nothing_there(tmp_path: Pat
     assert not any(str(tmp_path) in name for name in mapped_files())
 
 
-def test_without_a_folder_arrays_are_in_memory() -> None:
+def test_large_array_is_in_memory_without_a_folder() -> None:
     assert empty((LARGE_BYTES,), np.float32).flags.owndata
 
 
-def test_a_folder_that_can_not_take_them_is_named(tmp_path: Path) -> None:
+def test_folder_that_can_not_hold_large_arrays_is_named_in_the_error(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     with large_arrays_in(gone), pytest.raises(StorageError, match=r"can't allocate .*gone"):
         empty((LARGE_BYTES,), np.float32)

@@ -1,4 +1,4 @@
-"""A model is divided into what travels and a base that all machines have."""
+"""A model is divided into tensors that are sent and a base that all machines have."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def head(parts: DividedModel, value: float) -> dict[str, np.ndarray]:
     return {name: np.full_like(array, value) for name, array in parts.arrays().items()}
 
 
-def test_without_patterns_all_of_it_travels() -> None:
+def test_whole_model_is_sent_without_patterns() -> None:
     for whole in (None, ModelTable(name="lenet5")):
         parts = divided(made(), whole, None)
         assert parts.layout == Layout.of(state_arrays(made()))
@@ -58,14 +58,14 @@ def test_without_patterns_all_of_it_travels() -> None:
         assert all(parameter.requires_grad for parameter in parts.network.parameters())
 
 
-def test_what_matches_travels_and_the_rest_is_not_trained() -> None:
+def test_only_tensors_that_match_trainable_are_sent_and_trained() -> None:
     parts = divided(made(), table(trainable=["head.*", "norm.weight"]), None)
     assert list(parts.layout.by_name) == ["norm.weight", "head.weight", "head.bias"]
     trained = [name for name, each in parts.network.named_parameters() if each.requires_grad]
     assert trained == ["norm.weight", "head.weight", "head.bias"]
 
 
-def test_a_training_leaves_the_base_as_it_was() -> None:
+def test_training_leaves_the_base_unchanged() -> None:
     parts = divided(made(), table(), None)
     before = {name: array.copy() for name, array in state_arrays(parts.network).items()}
     parts.network.train()
@@ -83,7 +83,7 @@ def test_a_training_leaves_the_base_as_it_was() -> None:
     )
 
 
-def test_a_base_that_was_changed_is_found() -> None:
+def test_changed_base_is_detected() -> None:
     parts = divided(made(), table(), None)
     parts.network.get_buffer("norm.running_mean").fill_(3)
     parts.check_base()
@@ -93,14 +93,14 @@ def test_a_base_that_was_changed_is_found() -> None:
         parts.check_base()
 
 
-def test_arrays_by_name_travel_whole() -> None:
+def test_model_of_named_arrays_can_not_be_trained_in_part() -> None:
     arrays = {"a": np.zeros(3)}
     assert list(divided(arrays, None, None).arrays()) == ["a"]
     with pytest.raises(ConfigurationError, match="parts of torch modules"):
         divided(arrays, table(), None)
 
 
-def test_only_what_travels_is_loaded() -> None:
+def test_loading_tensors_other_than_the_sent_ones_is_refused() -> None:
     parts = divided(made(), table(), None)
     with pytest.raises(LayoutError, match=r"'head\.weight'"):
         parts.load({"head.bias": np.zeros(2, np.float32)})
@@ -109,7 +109,7 @@ def test_only_what_travels_is_loaded() -> None:
 
 
 @pytest.mark.parametrize("form", ["file", "half", "shards"])
-def test_the_base_is_found_in_files_of_any_form(tmp_path: Path, form: str) -> None:
+def test_base_is_loaded_from_any_supported_file_format(tmp_path: Path, form: str) -> None:
     whole = made(1)
     if form == "half":
         whole.half().float()
@@ -134,7 +134,7 @@ def test_the_base_is_found_in_files_of_any_form(tmp_path: Path, form: str) -> No
     divided(made(3), same, tmp_path)
 
 
-def test_what_travels_and_is_not_in_the_base_is_what_the_task_makes(tmp_path: Path) -> None:
+def test_trainable_tensors_missing_from_the_base_file_are_those_of_the_task(tmp_path: Path) -> None:
     arrays = state_arrays(made(1))
     arrays["head.weight"] = np.zeros((9, 4), np.float32)  # for other classes
     del arrays["head.bias"]
@@ -156,7 +156,7 @@ def adapted(seed: int) -> nn.Module:
     return outer
 
 
-def test_adapters_lie_around_the_base_of_a_file(tmp_path: Path) -> None:
+def test_adapters_wrap_the_base_loaded_from_a_file(tmp_path: Path) -> None:
     name = written(tmp_path, made(1))
     parts = divided(adapted(2), table(trainable=["*lora_A*"], base=name), tmp_path)
     body = parts.network.get_parameter("base_model.model.body.base_layer.weight")
@@ -164,7 +164,7 @@ def test_adapters_lie_around_the_base_of_a_file(tmp_path: Path) -> None:
     assert list(parts.layout.by_name) == ["base_model.model.body.lora_A.weight"]
 
 
-def test_of_tensors_that_are_one_a_file_has_one(tmp_path: Path) -> None:
+def test_tied_tensors_are_loaded_from_a_file_that_has_one_of_them(tmp_path: Path) -> None:
     network = made(2)
     network.twin = nn.Linear(4, 4)
     network.twin.weight = network.tied = nn.Parameter(torch.zeros(4, 4))
@@ -175,7 +175,7 @@ def test_of_tensors_that_are_one_a_file_has_one(tmp_path: Path) -> None:
     assert (parts.network.get_parameter("twin.weight") == 1).all()
 
 
-def test_another_base_is_refused(tmp_path: Path) -> None:
+def test_base_other_than_that_of_the_run_is_refused(tmp_path: Path) -> None:
     digest = divided(made(1), table(), None).base_blake3
     with pytest.raises(ConfigurationError, match="it is what the task's model has; the run's is"):
         divided(made(2), table(base_blake3=digest), None)
@@ -193,7 +193,9 @@ def test_another_base_is_refused(tmp_path: Path) -> None:
         ("none.safetensors", r"'body\.weight' is missing"),
     ],
 )
-def test_a_base_that_does_not_fit_is_named(tmp_path: Path, name: str, why: str) -> None:
+def test_base_file_incompatible_with_the_model_is_named_in_the_error(
+    tmp_path: Path, name: str, why: str
+) -> None:
     (tmp_path / "data").mkdir()
     written(tmp_path, made())
     write_tensors(tmp_path / "data/small.safetensors", {"body.weight": np.zeros((2, 2))})
@@ -209,7 +211,7 @@ def test_a_pattern_that_matches_nothing_is_refused() -> None:
         divided(made(), table(trainable=["head.*", "heads.*"]), None)
 
 
-def test_tensors_that_are_one_are_on_one_side() -> None:
+def test_tied_tensors_must_be_all_trainable_or_all_in_the_base() -> None:
     network = made()
     network.twin = nn.Linear(4, 2)
     network.twin.weight = network.head.weight
@@ -223,7 +225,7 @@ def keeping(*patterns: str, **values: object) -> ModelTable:
     return ModelTable.model_validate({"keep": patterns, **values})
 
 
-def test_what_is_kept_does_not_travel_and_is_trained() -> None:
+def test_kept_tensors_are_trained_and_not_sent() -> None:
     parts = divided(made(), keeping("norm.*", "head.bias"), None)
     assert list(parts.layout.by_name) == ["body.weight", "body.bias", "head.weight"]
     assert list(parts.arrays()) == list(parts.layout.by_name)
@@ -232,7 +234,7 @@ def test_what_is_kept_does_not_travel_and_is_trained() -> None:
     assert parts.base_blake3 == ""
 
 
-def test_beside_a_part_that_travels_the_rest_is_the_base() -> None:
+def test_tensors_neither_trainable_nor_kept_are_the_base() -> None:
     parts = divided(made(), table(trainable=["body.*"], keep=["head.*"]), None)
     assert list(parts.layout.by_name) == ["body.weight", "body.bias"]
     assert list(parts.kept_arrays()) == ["head.weight", "head.bias"]
@@ -247,7 +249,7 @@ def test_beside_a_part_that_travels_the_rest_is_the_base() -> None:
         parts.check_base()
 
 
-def test_nothing_of_one_client_is_left_for_the_next() -> None:
+def test_kept_tensors_of_one_client_do_not_remain_for_the_next() -> None:
     parts = divided(made(), keeping("head.*"), None)
     first = {name: array.copy() for name, array in parts.kept_arrays().items()}
     model = {name: array.copy() for name, array in parts.arrays().items()}
@@ -262,7 +264,7 @@ def test_nothing_of_one_client_is_left_for_the_next() -> None:
         parts.load({**model, "head.bias": own["head.bias"]})
 
 
-def test_of_arrays_by_name_some_are_kept() -> None:
+def test_some_tensors_of_a_model_of_named_arrays_can_be_kept() -> None:
     network = {"slope": np.ones(3, np.float32), "offset": np.zeros((), np.float32)}
     parts = divided(network, keeping("off*"), None)
     assert (list(parts.arrays()), list(parts.kept_arrays())) == (["slope"], ["offset"])
@@ -293,7 +295,7 @@ def test_a_part_that_clients_can_not_keep_is_rejected_with_a_reason(
         divided(made(), ModelTable.model_validate(values), None)
 
 
-def test_tensors_that_are_one_are_kept_or_not() -> None:
+def test_tied_tensors_must_be_all_kept_or_none() -> None:
     network = made()
     network.twin = nn.Linear(4, 2)
     network.twin.weight = network.head.weight
@@ -312,6 +314,6 @@ def test_tensors_that_are_one_are_kept_or_not() -> None:
         ({"base_blake3": "xyz", "trainable": ["a"]}, "pattern"),
     ],
 )
-def test_a_table_that_says_nothing_sensible_is_refused(values: dict[str, object], why: str) -> None:
+def test_invalid_model_table_is_refused(values: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         ModelTable.model_validate(values)

@@ -1,4 +1,4 @@
-"""Weights in several files: as Hugging Face's libraries read them, and read as those write them."""
+"""Weights in several files, compatible with Hugging Face's libraries in both directions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def written(folder: Path, shard_bytes: int) -> list[str]:
     return [path.name for path in paths]
 
 
-def test_shards_are_full_and_the_library_reads_them(tmp_path: Path) -> None:
+def test_written_shards_are_full_and_read_by_safetensors(tmp_path: Path) -> None:
     names = written(tmp_path, 900)
     assert names == [
         *(f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)),
@@ -44,7 +44,7 @@ def test_shards_are_full_and_the_library_reads_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shard_bytes", [1, 900, 10**6])
 @pytest.mark.parametrize("name", ["", INDEX])
-def test_what_was_written_is_read(tmp_path: Path, shard_bytes: int, name: str) -> None:
+def test_written_weights_are_read_back(tmp_path: Path, shard_bytes: int, name: str) -> None:
     names = written(tmp_path, shard_bytes)
     if shard_bytes == 10**6:
         assert names == ["model.safetensors"]
@@ -65,14 +65,16 @@ def test_what_was_written_is_read(tmp_path: Path, shard_bytes: int, name: str) -
         ({"weight_map": {"b": "s.safetensors"}}, "lacks tensor 'b'"),
     ],
 )
-def test_an_index_is_not_believed(tmp_path: Path, index: object, why: str) -> None:
+def test_shard_index_that_contradicts_its_files_is_refused(
+    tmp_path: Path, index: object, why: str
+) -> None:
     safetensors.numpy.save_file({"a": np.zeros(3, np.float32)}, tmp_path / "s.safetensors")
     (tmp_path / INDEX).write_text(json.dumps(index))
     with pytest.raises(LayoutError, match=why), opened_weights(tmp_path):
         pass
 
 
-def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_shard_is_named_in_the_error(tmp_path: Path) -> None:
     written(tmp_path, 900)
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(StorageError, match="model-00002-of-00003"), opened_weights(tmp_path):

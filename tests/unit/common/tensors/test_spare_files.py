@@ -1,4 +1,4 @@
-"""Files kept to be written over, and what is written over them."""
+"""Spare files, and files written over them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def receiver(path: Path, content: bytes, *, over: Path | None, offset: int = 0) 
     )
 
 
-def test_gives_what_it_was_given_and_no_more_than_it_may_keep(tmp_path: Path) -> None:
+def test_spare_files_keeps_at_most_its_maximum_of_files(tmp_path: Path) -> None:
     spare = SpareFiles(tmp_path / "spare", keep=1)
     assert spare.take() is None
     first, second = tmp_path / "first", tmp_path / "second"
@@ -48,7 +48,7 @@ def test_gives_what_it_was_given_and_no_more_than_it_may_keep(tmp_path: Path) ->
     assert spare.take() is None
 
 
-def test_does_not_give_what_somebody_deleted(tmp_path: Path) -> None:
+def test_spare_files_skips_deleted_files(tmp_path: Path) -> None:
     spare = SpareFiles(tmp_path / "spare", keep=2)
     for name in ("first", "second"):
         (tmp_path / name).write_text(name)
@@ -60,7 +60,7 @@ def test_does_not_give_what_somebody_deleted(tmp_path: Path) -> None:
     assert spare.take() is None
 
 
-def test_believes_nothing_that_an_earlier_process_left(tmp_path: Path) -> None:
+def test_spare_files_deletes_files_of_an_earlier_process(tmp_path: Path) -> None:
     folder = tmp_path / "spare"
     folder.mkdir()
     (folder / "0").write_text("left")
@@ -69,7 +69,7 @@ def test_believes_nothing_that_an_earlier_process_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 500, 5000])
-def test_a_file_received_over_another_is_what_was_sent(tmp_path: Path, size: int) -> None:
+def test_file_received_over_a_spare_file_equals_the_sent_content(tmp_path: Path, size: int) -> None:
     content, path = b"new" * 300, tmp_path / "file"
     old = spare_file(tmp_path, size)
     incoming = receiver(path, content, over=old)
@@ -80,7 +80,9 @@ def test_a_file_received_over_another_is_what_was_sent(tmp_path: Path, size: int
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_broken_transfer_leaves_what_arrived_and_no_more(tmp_path: Path) -> None:
+def test_interrupted_transfer_over_a_spare_file_keeps_only_the_received_bytes(
+    tmp_path: Path,
+) -> None:
     content, path = b"new" * 300, tmp_path / "file"
     broken = receiver(path, content, over=spare_file(tmp_path))
     broken.write(content[:400])
@@ -97,7 +99,7 @@ def test_a_broken_transfer_leaves_what_arrived_and_no_more(tmp_path: Path) -> No
     assert path.read_bytes() == content
 
 
-def test_a_transfer_that_was_killed_leaves_nothing_to_believe(tmp_path: Path) -> None:
+def test_killed_transfer_over_a_spare_file_restarts_from_zero(tmp_path: Path) -> None:
     content, path = b"new" * 300, tmp_path / "file"
     (tmp_path / "file.over").write_bytes(content[:400] + b"x" * 600)
     assert held_bytes(path) == 0
@@ -109,7 +111,7 @@ def test_a_transfer_that_was_killed_leaves_nothing_to_believe(tmp_path: Path) ->
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_wrong_digest_deletes_the_file(tmp_path: Path) -> None:
+def test_file_with_a_wrong_digest_is_deleted(tmp_path: Path) -> None:
     content, path = b"new" * 300, tmp_path / "file"
     wrong = receiver(path, content, over=spare_file(tmp_path))
     wrong.write(bytes(len(content)))
@@ -120,7 +122,9 @@ def test_a_wrong_digest_deletes_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_tensors_written_over_another_file(tmp_path: Path, size: int) -> None:
+def test_tensors_written_over_a_spare_file_equal_those_in_a_new_file(
+    tmp_path: Path, size: int
+) -> None:
     arrays = {"w": np.arange(1000, dtype=np.float32)}
     plain = write_tensors(tmp_path / "plain", arrays)
     written = write_tensors(tmp_path / "over", arrays, over=spare_file(tmp_path, size))

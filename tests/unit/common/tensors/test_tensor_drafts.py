@@ -1,4 +1,4 @@
-"""Files written piece by piece are those written whole."""
+"""Files written piece by piece equal those written at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def model(seed: int) -> dict[str, NDArray[Any]]:
     }
 
 
-def test_blocks_in_any_order_make_the_same_file(tmp_path: Path) -> None:
+def test_blocks_written_in_any_order_give_the_same_file(tmp_path: Path) -> None:
     arrays = model(1)
     layout = Layout.of(arrays)
     vector = FlatVector(arrays, layout)
@@ -64,7 +64,7 @@ def test_blocks_in_any_order_make_the_same_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", Encoding)
 @pytest.mark.parametrize("delta", [False, True])
-def test_encoded_and_decoded_files_are_those_made_in_memory(
+def test_encoded_and_decoded_files_equal_those_computed_in_memory(
     tmp_path: Path, encoding: Encoding, *, delta: bool
 ) -> None:
     arrays, before = model(1), model(2)
@@ -89,7 +89,7 @@ def test_encoded_and_decoded_files_are_those_made_in_memory(
         assert digest == write_tensors(tmp_path / "copied", update.decode_to_arrays())
 
 
-def test_a_longer_file_is_written_over_and_cut(tmp_path: Path) -> None:
+def test_draft_over_a_longer_spare_file_is_truncated(tmp_path: Path) -> None:
     spare = tmp_path / "spare"
     spare.write_bytes(b"x" * 10_000)
     arrays = {"w": np.arange(5, dtype=np.float32)}
@@ -101,7 +101,7 @@ def test_a_longer_file_is_written_over_and_cut(tmp_path: Path) -> None:
     assert not spare.exists()
 
 
-def test_what_is_written_to_its_arrays_is_in_the_file(tmp_path: Path) -> None:
+def test_values_written_to_draft_arrays_are_in_the_file(tmp_path: Path) -> None:
     arrays = {"w": np.arange(5, dtype=np.float32)}
     with drafted(tmp_path / "draft", Layout.of(arrays)) as draft:
         draft.put("w", 0, arrays["w"])
@@ -115,7 +115,7 @@ def test_what_is_written_to_its_arrays_is_in_the_file(tmp_path: Path) -> None:
         assert file.arrays["w"].tolist() == [0, 7, 2, 3, 4]
 
 
-def test_one_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_draft_leaves_no_file(tmp_path: Path) -> None:
     layout = Layout.of({"w": np.zeros(5, np.float32)})
     with pytest.raises(ZeroDivisionError), drafted(tmp_path / "draft", layout):
         raise ZeroDivisionError
@@ -124,7 +124,7 @@ def test_one_that_fails_leaves_nothing(tmp_path: Path) -> None:
         TensorDraft(tmp_path / "missing" / "draft", layout)
 
 
-def test_a_file_is_on_disk_before_it_is_done_and_a_disk_that_refuses_is_named(
+def test_draft_is_synced_before_it_is_finished_and_a_sync_error_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrays = {"w": np.arange(5, dtype=np.float32)}

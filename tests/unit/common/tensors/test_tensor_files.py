@@ -1,4 +1,4 @@
-"""Tensor files: what is written can be read, by us and by the library; nothing hostile gets in."""
+"""Tensor files: compatible with safetensors in both directions; hostile files refused."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def file_of(header: object, data: bytes = b"") -> bytes:
     return len(text).to_bytes(8, "little") + text + data
 
 
-def test_what_is_written_is_read_back_aligned_read_only_and_in_order(tmp_path: Path) -> None:
+def test_written_tensors_are_read_back_aligned_read_only_and_in_order(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     digest = write_tensors(path, ARRAYS, sync=True)
     content = path.read_bytes()
@@ -78,7 +78,7 @@ def test_what_is_written_is_read_back_aligned_read_only_and_in_order(tmp_path: P
             assert not found.flags.writeable
 
 
-def test_reading_maps_the_file_instead_of_copying_it(tmp_path: Path) -> None:
+def test_reading_maps_the_file_without_copying(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write_tensors(path, {"weight": np.zeros(3, np.float32)})
     with open_tensors(path) as file, path.open("r+b") as changed:
@@ -88,7 +88,7 @@ def test_reading_maps_the_file_instead_of_copying_it(tmp_path: Path) -> None:
         assert file.arrays["weight"].tolist() == [0, 0, 5]
 
 
-def test_a_file_shortened_between_two_reads_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_file_shortened_between_two_reads_raises_storage_error(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     arrays = {"first": np.ones(10, np.float32), "second": np.ones(100_000, np.float32)}
     write_tensors(path, arrays)
@@ -105,7 +105,7 @@ def test_a_file_shortened_between_two_reads_is_an_error_that_names_it(tmp_path: 
             vector.block(50_000, 60_000)
 
 
-def test_a_block_of_a_file_is_read_across_tensors_and_into_other_types(tmp_path: Path) -> None:
+def test_block_is_read_across_tensors_and_into_other_types(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     arrays = {
         "a": np.arange(5, dtype=np.float32),
@@ -124,7 +124,9 @@ def test_a_block_of_a_file_is_read_across_tensors_and_into_other_types(tmp_path:
         assert vector.block(4, 4).size == 0
 
 
-def test_what_is_asked_of_a_files_arrays_but_their_values_reads_nothing(tmp_path: Path) -> None:
+def test_names_and_layout_of_file_arrays_are_available_without_reading_values(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "model.safetensors"
     write_tensors(path, ARRAYS)
     with open_tensors(path) as file:
@@ -135,7 +137,7 @@ def test_what_is_asked_of_a_files_arrays_but_their_values_reads_nothing(tmp_path
         assert NamedTensors.some(file, Layout.of({})).arrays == {}
 
 
-def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
+def test_safetensors_library_reads_written_files(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write_tensors(path, ARRAYS)
     loaded = safetensors.numpy.load_file(path)
@@ -143,14 +145,14 @@ def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
     assert all(same(loaded[name], array) for name, array in ARRAYS.items())
 
 
-def test_we_read_what_the_library_writes(tmp_path: Path) -> None:
+def test_files_written_by_the_safetensors_library_are_read(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     safetensors.numpy.save_file(ARRAYS, path, metadata={"format": "np"})
     with open_tensors(path, expected=Layout.of(ARRAYS)) as file:
         assert all(same(file.arrays[name], array) for name, array in ARRAYS.items())
 
 
-def test_bfloat16_is_carried_as_its_bits(tmp_path: Path) -> None:
+def test_bfloat16_tensors_are_read_and_written_as_bits(tmp_path: Path) -> None:
     theirs, ours = tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors"
     tensor = torch.tensor([[1.0, -2.5, 3e38]], dtype=torch.bfloat16)
     safetensors.torch.save_file({"weight": tensor}, theirs)
@@ -161,7 +163,7 @@ def test_bfloat16_is_carried_as_its_bits(tmp_path: Path) -> None:
     assert torch.equal(safetensors.torch.load_file(ours)["weight"], tensor)
 
 
-def test_an_array_outlives_the_file_object_which_reads_no_more(tmp_path: Path) -> None:
+def test_array_remains_valid_after_its_file_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write_tensors(path, {"weight": np.ones(4, np.float32)})
     with open_tensors(path) as file:
@@ -181,7 +183,7 @@ def test_arrays_that_are_not_contiguous_are_written_in_c_order(tmp_path: Path) -
         assert np.array_equal(file.arrays["strided"], array[:, ::2])
 
 
-def test_equal_arrays_give_equal_files_and_parameters_count_floating_elements(
+def test_equal_arrays_give_equal_files_and_parameter_counts(
     tmp_path: Path,
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
@@ -210,7 +212,7 @@ def test_equal_arrays_give_equal_files_and_parameters_count_floating_elements(
         ),
     ],
 )
-def test_an_unexpected_layout_is_named(
+def test_unexpected_layout_is_described_in_the_error(
     tmp_path: Path, arrays: dict[str, NDArray[Any]], message: str
 ) -> None:
     path = tmp_path / "update"
@@ -274,7 +276,7 @@ TWO = b'{"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"v":{"dtype":"U8","
         (file_of(TWO[:-1] + b',"shape":[1],"data_offsets":[1,2]}}', bytes(2)), "twice"),
     ],
 )
-def test_a_hostile_header_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_malicious_header_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "hostile"
     path.write_bytes(content)
     with pytest.raises(LayoutError, match=message) as caught:
@@ -282,7 +284,7 @@ def test_a_hostile_header_is_refused(tmp_path: Path, content: bytes, message: st
     assert "\n" not in caught.value.message
 
 
-def test_a_header_much_longer_than_expected_is_not_even_read(tmp_path: Path) -> None:
+def test_header_longer_than_the_maximum_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "endless"
     path.write_bytes(file_of(b"{" + b" " * 2**20 + b"}"))
     with pytest.raises(LayoutError, match="1048578 bytes is announced, at most"):
@@ -329,7 +331,7 @@ near_headers = st.dictionaries(
     length=st.none() | st.integers(0, 2**64 - 1),
 )
 @example(header=json.dumps(described()).encode(), data=8, length=None)
-def test_any_bytes_give_a_file_or_a_layout_error(
+def test_any_bytes_open_as_a_tensor_file_or_raise_layout_error(
     tmp_path: Path, header: bytes, data: int, length: int | None
 ) -> None:
     path = tmp_path / "fuzzed"
@@ -346,7 +348,9 @@ def test_any_bytes_give_a_file_or_a_layout_error(
 
 @settings(max_examples=300, deadline=None)
 @given(flips=st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 255)), max_size=4))
-def test_a_damaged_header_describes_something_or_is_refused(flips: list[tuple[int, int]]) -> None:
+def test_damaged_header_gives_a_consistent_layout_or_is_refused(
+    flips: list[tuple[int, int]],
+) -> None:
     text = bytearray(Layout.of(ARRAYS).header[8:])
     for position, mask in flips:
         text[position % len(text)] ^= mask
@@ -361,7 +365,7 @@ def test_a_damaged_header_describes_something_or_is_refused(flips: list[tuple[in
 @pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("position", [0, 65_536, 99_999])
-def test_what_is_not_finite_is_found_and_named(
+def test_tensor_with_nan_or_infinity_is_named_in_the_error(
     tmp_path: Path, dtype: str, value: float, position: int
 ) -> None:
     if dtype == "BF16":
@@ -377,7 +381,7 @@ def test_what_is_not_finite_is_found_and_named(
         check_finite(file)
 
 
-def test_large_numbers_whose_sum_overflows_are_finite(tmp_path: Path) -> None:
+def test_large_finite_numbers_whose_sum_overflows_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "update"
     largest = np.finfo(np.float32).max
     write_tensors(
@@ -392,7 +396,7 @@ def test_large_numbers_whose_sum_overflows_are_finite(tmp_path: Path) -> None:
         check_finite(file)
 
 
-def test_a_failed_write_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_write_leaves_the_previous_file_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "model"
     digest = write_tensors(path, {"w": np.ones(2, np.float32)})
     largest_file = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -412,7 +416,7 @@ def test_a_failed_write_leaves_what_was_there_and_nothing_else(tmp_path: Path) -
         file_digest(tmp_path / "missing")
 
 
-def test_arrays_must_fit_the_layout_they_are_written_in(tmp_path: Path) -> None:
+def test_arrays_that_do_not_match_the_layout_are_refused(tmp_path: Path) -> None:
     layout = Layout.place([("w", "F32", (2,))])
     for arrays in (
         {"w": np.zeros(2, np.float64)},
@@ -430,7 +434,7 @@ def test_arrays_must_fit_the_layout_they_are_written_in(tmp_path: Path) -> None:
 ONE = np.ones(1, np.float32)
 
 
-def test_some_tensors_of_a_layout_lie_as_a_file_of_their_own() -> None:
+def test_layout_of_some_tensors_equals_that_of_a_separate_file() -> None:
     arrays = {"q.base.weight": np.zeros((2, 3), np.float32), "count": np.array(3), "q.a": ONE}
     layout = Layout.of(arrays)
     assert layout.without(()) is layout

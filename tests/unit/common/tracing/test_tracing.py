@@ -1,4 +1,4 @@
-"""The traces' endpoint, the choice of traced rounds, and a span's name for other processes."""
+"""The tracing endpoint, the choice of traced rounds, and spans passed between processes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ def test_traced_rounds_are_spread_evenly(share: float, traced: list[int]) -> Non
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4317", "grpc://x:1", "http://x", "http://x:1/v1"])
-def test_an_endpoint_is_an_address(endpoint: str) -> None:
+def test_invalid_tracing_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match="'endpoint': must be http://HOST:PORT or https"):
         validate(TracingSettings, {"endpoint": endpoint}, source="x")
 
 
-def test_without_an_endpoint_there_is_no_tracer() -> None:
+def test_no_tracer_is_opened_without_an_endpoint() -> None:
     assert open_tracer(TracingSettings(), "potluck-host") is None
 
 
-def test_without_opentelemetry_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_without_opentelemetry_names_the_missing_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delitem(sys.modules, "potluck.integrations.tracing.exporting", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     why = r"\[tracing\]: opentelemetry is not installed; .* pip install '\.\[tracing\]'"
@@ -43,7 +45,7 @@ def test_without_opentelemetry_the_extra_is_named(monkeypatch: pytest.MonkeyPatc
         open_tracer(AWAY, "potluck-host")
 
 
-def test_a_collector_that_is_away_is_said_once_and_draws_nothing(
+def test_unreachable_collector_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from opentelemetry.exporter.otlp.proto.grpc.exporter import logger
@@ -65,7 +67,7 @@ def test_a_collector_that_is_away_is_said_once_and_draws_nothing(
     assert [each.levelname for each in said] == ["ERROR"]
 
 
-def test_a_span_is_known_by_its_text() -> None:
+def test_span_is_restored_from_its_text() -> None:
     tracer = open_tracer(AWAY, "potluck-coordinator")
     assert tracer is not None
     span = tracer.begin("round", {"potluck.round": 3})

@@ -72,7 +72,7 @@ def random_lanes(seed: int, length: int, bits: int) -> Lanes:
 
 
 @given(st.floats(-100, 100, width=32), st.integers(1, 2**31), st.sampled_from([1, 2, 1024, 2**31]))
-def test_a_lane_is_the_nearest_whole_number(value: float, samples: int, unit: int) -> None:
+def test_quantised_lane_is_the_nearest_integer(value: float, samples: int, unit: int) -> None:
     terms = LaneTerms(quantum_bits=20, weight_unit=unit, weight_cap=1000)
     weight = terms.weight(samples)
     assert 1 <= weight <= 1000
@@ -82,18 +82,18 @@ def test_a_lane_is_the_nearest_whole_number(value: float, samples: int, unit: in
         assert abs(lane - exact) <= Fraction(1, 2)
 
 
-def test_ties_go_to_even() -> None:
+def test_quantisation_rounds_ties_to_even() -> None:
     terms = LaneTerms(quantum_bits=1, weight_unit=1, weight_cap=1)
     assert quantised([0.25, 0.75, 1.25, -0.25, -0.75], 1, terms).tolist() == [0, 2, 2, 0, -2]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**20, -(2.0**20)])
-def test_what_no_lane_holds_is_refused(value: float) -> None:
+def test_value_too_large_for_a_lane_is_refused(value: float) -> None:
     with pytest.raises(OutOfBoundsError, match="quantum_bits"):
         quantised([0.0, value], 1000)
 
 
-def test_sums_of_the_most_clients_do_not_wrap() -> None:
+def test_lane_sum_of_the_maximum_number_of_clients_does_not_overflow() -> None:
     largest = np.array([LARGEST_LANE, -LARGEST_LANE], np.int64)
     assert (largest * MOST_MEMBERS).tolist() == [
         LARGEST_LANE * MOST_MEMBERS,
@@ -115,12 +115,12 @@ def test_sums_of_the_most_clients_do_not_wrap() -> None:
         LaneTerms(quantum_bits=30, weight_unit=1, weight_cap=0),
     ],
 )
-def test_terms_out_of_range_are_refused(terms: LaneTerms) -> None:
+def test_lane_terms_out_of_range_are_refused(terms: LaneTerms) -> None:
     with pytest.raises(LayoutError, match="can't be made"):
         terms.check()
 
 
-def test_the_mean_of_a_sum_is_the_weighted_mean() -> None:
+def test_scaled_lane_sum_equals_the_weighted_mean() -> None:
     TERMS.check()
     weights = [3, 1000, 17]
     values = np.random.default_rng(0).normal(0, 0.01, (3, 5))
@@ -148,12 +148,12 @@ def test_the_mean_of_a_sum_is_the_weighted_mean() -> None:
         (-(2**63), 8),
     ],
 )
-def test_a_block_is_as_wide_as_its_largest_needs(lane: int, width: int) -> None:
+def test_block_width_is_that_of_its_largest_lane(lane: int, width: int) -> None:
     assert width_of(np.array([0, lane], np.int64)) == width
 
 
 @given(arrays(np.int64, st.integers(0, 20)), st.integers(0, 63))
-def test_lanes_come_back_as_they_were_packed(lanes: Lanes, shift: int) -> None:
+def test_packed_lanes_are_unpacked_unchanged(lanes: Lanes, shift: int) -> None:
     lanes = lanes >> shift
     widths, packed = pack(reader(lanes), lanes.size)
     unpacked = PackedLanes(widths, packed, lanes.size)
@@ -161,7 +161,7 @@ def test_lanes_come_back_as_they_were_packed(lanes: Lanes, shift: int) -> None:
 
 
 @pytest.mark.parametrize("bits", range(0, 64, 5))
-def test_packed_bytes_are_those_of_the_numbers(bits: int) -> None:
+def test_packed_bytes_are_the_little_endian_bytes_of_the_lanes(bits: int) -> None:
     lanes = random_lanes(bits, 9, 62) >> (62 - min(bits, 62))
     widths, packed = pack(reader(lanes), lanes.size)
     [width] = widths.tolist()
@@ -170,7 +170,7 @@ def test_packed_bytes_are_those_of_the_numbers(bits: int) -> None:
 
 
 @pytest.mark.parametrize("place", [0, BLOCK_LANES, 2 * BLOCK_LANES + 1])
-def test_a_wider_block_than_needed_is_found_wherever_it_is(place: int) -> None:
+def test_block_wider_than_needed_is_refused_at_any_position(place: int) -> None:
     lanes = random_lanes(1, 2 * BLOCK_LANES + 2, 20)
     widths, packed = pack(reader(lanes), lanes.size)
     PackedLanes(widths, packed, lanes.size).check(1)
@@ -191,7 +191,7 @@ def test_a_wider_block_than_needed_is_found_wherever_it_is(place: int) -> None:
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("bits", [0, 7, 12, 23, 31, 38, 46, 54, 62])
-def test_each_block_can_be_read_alone(length: int, bits: int) -> None:
+def test_each_block_of_lanes_can_be_read_alone(length: int, bits: int) -> None:
     lanes = random_lanes(bits, length, bits)
     lanes[:BLOCK_LANES] >>= min(bits, 9)  # blocks of different widths
     packed = PackedLanes(*pack(reader(lanes), length), length)
@@ -199,14 +199,14 @@ def test_each_block_can_be_read_alone(length: int, bits: int) -> None:
         assert np.array_equal(packed.read(begin, end), lanes[begin:end])
 
 
-def test_packed_lanes_are_about_as_large_as_float32() -> None:
+def test_packed_lanes_are_at_most_4_01_bytes_per_parameter() -> None:
     update = np.random.default_rng(0).normal(0, 0.02, 2**18)
     lanes = sum(quantised(list(update), 64) for _ in range(10))
     widths, packed = pack(reader(np.asarray(lanes)), update.size)
     assert packed.size + widths.size <= 4.01 * update.size
 
 
-def test_wrong_widths_are_refused() -> None:
+def test_packed_lanes_with_wrong_block_widths_are_refused() -> None:
     lanes = random_lanes(0, BLOCK_LANES + 5, 20)
     widths, packed = pack(reader(lanes), lanes.size)
     for wrong in (widths[:1], widths + np.uint8(1), widths * 0, widths + np.uint8(6)):
@@ -216,7 +216,7 @@ def test_wrong_widths_are_refused() -> None:
         PackedLanes(widths, packed[:-1], lanes.size)
 
 
-def test_a_block_wider_than_it_need_be_is_refused() -> None:
+def test_zero_block_wider_than_needed_is_refused() -> None:
     wide = np.zeros(4, np.int64).view(np.uint8)
     packed = PackedLanes(np.array([8], np.uint8), wide, 4)
     with pytest.raises(LayoutError, match="is 8 bytes wide, but needs only 0"):
@@ -228,7 +228,7 @@ def test_a_block_wider_than_it_need_be_is_refused() -> None:
 
 @settings(deadline=None)  # it writes files
 @given(st.permutations(range(6)), st.lists(st.integers(1, 5), max_size=3), st.data())
-def test_any_grouping_gives_the_same_bytes(
+def test_lane_files_added_in_any_grouping_give_the_same_bytes(
     tmp_path_factory: pytest.TempPathFactory,
     order: list[int],
     cuts: list[int],
@@ -255,7 +255,7 @@ def test_any_grouping_gives_the_same_bytes(
     assert np.array_equal(read(folder / "grouped"), np.asarray(total))
 
 
-def test_a_file_is_bound_to_its_members(tmp_path: Path) -> None:
+def test_lane_file_is_accepted_only_for_its_own_members(tmp_path: Path) -> None:
     path = write(tmp_path / "sum", random_lanes(0, 10, 30), "a", "b")
     with opened_lanes(path, {BODY: 10}) as file:
         file.check(members_digest(["b", "a"]), 2)
@@ -267,13 +267,13 @@ def test_a_file_is_bound_to_its_members(tmp_path: Path) -> None:
     assert members_digest(["ab", "c"]) != members_digest(["a", "bc"])
 
 
-def test_a_sum_that_its_members_cannot_have_sent_is_refused(tmp_path: Path) -> None:
+def test_lane_sum_too_large_for_its_members_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "sum", np.array([2 * LARGEST_LANE], np.int64), "a")
     with opened_lanes(path) as file, pytest.raises(OutOfBoundsError):
         file.check(members_digest(["a"]), 1)
 
 
-def test_files_of_another_model_are_refused(tmp_path: Path) -> None:
+def test_lane_file_of_another_model_is_refused(tmp_path: Path) -> None:
     vectors = vectors_of(10, ["control"])
     assert largest_file(vectors) > 2 * 8 * 10
     path = write(tmp_path / "sum", random_lanes(0, 10, 30), "a")
@@ -284,7 +284,7 @@ def test_files_of_another_model_are_refused(tmp_path: Path) -> None:
         add_files(tmp_path / "both", [path, other], members_digest(["a", "b"]))
 
 
-def test_hostile_files_are_refused(tmp_path: Path) -> None:
+def test_malicious_lane_files_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "sum", random_lanes(0, 10, 30), "a")
     with open_tensors(path) as file:
         good = {name: array.copy() for name, array in file.arrays.items()}
@@ -313,7 +313,7 @@ def test_hostile_files_are_refused(tmp_path: Path) -> None:
 
 @settings(deadline=None)  # it writes files
 @given(st.data())
-def test_flipped_bytes_never_crash_a_reader(
+def test_lane_file_with_a_changed_byte_is_read_or_raises_potluck_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = write(tmp_path_factory.mktemp("lanes") / "sum", random_lanes(0, 50, 30), "a")

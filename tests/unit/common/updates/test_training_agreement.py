@@ -38,7 +38,7 @@ def instruction(work: rpc.Train) -> rpc.Instruction:
     return rpc.Instruction(client_id="client-0", round=2, train=work)
 
 
-def test_seeds_follow_from_run_round_and_client() -> None:
+def test_client_seeds_depend_on_run_round_and_client() -> None:
     seeds = {client_seed(*of) for of in ((7, 2, "a"), (7, 2, "b"), (7, 3, "a"), (8, 2, "a"))}
     assert len(seeds) == 4
     assert all(0 <= seed < 2**63 for seed in seeds)
@@ -55,7 +55,7 @@ def test_seeds_follow_from_run_round_and_client() -> None:
         lambda work: setattr(work, "seed", 1),  # of this client
     ],
 )
-def test_texts_that_mean_the_same_have_one_digest(edit: Edit) -> None:
+def test_equivalent_trainings_have_the_same_digest(edit: Edit) -> None:
     other = training()
     edit(other)
     assert training_sha256(other) == training_sha256(training())
@@ -78,7 +78,7 @@ def test_texts_that_mean_the_same_have_one_digest(edit: Edit) -> None:
         lambda work: setattr(work.auxiliary.shared, "blake3", "0" * 64),
     ],
 )
-def test_what_decides_the_update_is_in_the_digest(edit: Edit) -> None:
+def test_change_that_affects_the_update_changes_the_digest(edit: Edit) -> None:
     other = training()
     edit(other)
     assert training_sha256(other) != training_sha256(training())
@@ -130,7 +130,7 @@ def changed(path: Path) -> rpc.Train:
     list(paths(rpc.Train.DESCRIPTOR)),
     ids=lambda path: ".".join(each.name for each in path),
 )
-def test_every_field_is_in_the_digest_unless_a_reason_says_why_not(path: Path) -> None:
+def test_every_training_field_is_in_the_digest_unless_listed_with_a_reason(path: Path) -> None:
     names = {field.full_name for field in path}
     free = bool(names & UNBOUND.keys())
     assert (training_sha256(changed(path)) == training_sha256(training())) == free
@@ -138,7 +138,7 @@ def test_every_field_is_in_the_digest_unless_a_reason_says_why_not(path: Path) -
     assert (settings_sha256(changed(path)) == settings_sha256(training())) == free
 
 
-def test_fields_that_are_free_exist() -> None:
+def test_fields_listed_as_outside_the_digest_exist() -> None:
     names = {each.full_name for path in paths(rpc.Train.DESCRIPTOR) for each in path}
     assert names >= UNBOUND.keys() | CHANGING
     assert all(UNBOUND.values()), "each has a reason"
@@ -153,14 +153,14 @@ def test_fields_that_are_free_exist() -> None:
         (json.dumps({**LocalTraining().model_dump(), "learning_rate": -1.0}), ConfigurationError),
     ],
 )
-def test_settings_that_say_nothing_are_refused(text: str, error: type[Exception]) -> None:
+def test_training_with_invalid_settings_has_no_digest(text: str, error: type[Exception]) -> None:
     work = training()
     work.training_json = text
     with pytest.raises(error):
         training_sha256(work)
 
 
-def test_one_training_for_all_is_allowed() -> None:
+def test_training_that_is_equal_for_all_clients_is_accepted() -> None:
     check_alike(instruction(training()))
 
 
@@ -178,7 +178,7 @@ def test_one_training_for_all_is_allowed() -> None:
         lambda work: work.kept.purposes.append("correction"),
     ],
 )
-def test_what_is_for_one_client_alone_is_refused(edit: Edit) -> None:
+def test_training_with_settings_for_a_single_client_is_refused(edit: Edit) -> None:
     work = training()
     edit(work)
     with pytest.raises(ProtocolError, match=r"client 'client-0' .* must train alike"):

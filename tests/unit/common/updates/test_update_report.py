@@ -18,13 +18,13 @@ REPORT = UpdateReport(
 NAMES = [field.name for field in fields(UpdateReport)]
 
 
-def test_message_and_table_have_the_numbers_of_the_record() -> None:
+def test_message_and_database_table_have_the_fields_of_the_update_report() -> None:
     assert list(transfer_pb2.TrainingReport.DESCRIPTOR.fields_by_name) == NAMES
     assert [name for name in NAMES if name not in schema.members.columns] == []
 
 
 @pytest.mark.parametrize("report", [REPORT, UpdateReport(samples=1, loss=0.0), UpdateReport()])
-def test_a_message_says_what_the_record_says(report: UpdateReport) -> None:
+def test_update_report_is_unchanged_by_its_message(report: UpdateReport) -> None:
     sent = transfer_pb2.TrainingReport.FromString(report.message().SerializeToString())
     received = UpdateReport.from_message(sent)
     # A loss that is not said can't be told from 0 on the wire.
@@ -33,10 +33,10 @@ def test_a_message_says_what_the_record_says(report: UpdateReport) -> None:
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["seconds", "loss", "normalizer"])
-def test_numbers_that_are_not_finite_are_found(name: str, number: float) -> None:
+def test_update_report_lists_its_non_finite_numbers(name: str, number: float) -> None:
     changed: dict[str, Any] = REPORT.values() | {name: number}
     assert list(UpdateReport(**changed).not_finite()) == [name]
 
 
-def test_a_number_that_is_not_said_is_no_bad_number() -> None:
+def test_missing_number_of_an_update_report_is_not_listed_as_non_finite() -> None:
     assert UpdateReport().not_finite() == {}
