@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,10 @@ class Script:
     ) -> Iterable[rpc.SubmitUpdateRequest]:
         """A frame of a host's update."""
         return [frame]
+
+    def loses(self, host: str, frames: Sequence[rpc.SubmitUpdateRequest]) -> bool:
+        """Return True if the connection breaks after these frames of a host's update."""
+        return False
 
 
 @dataclass
@@ -152,11 +156,14 @@ class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
             await _refuse(context, error)
 
     async def SubmitUpdate(self, request_iterator: Any, context: Any) -> Any:
-        """Forward an upload, frame by frame."""
+        """Forward an upload as soon as all of its frames have arrived."""
         host = _host_of(context)
+        received = [frame async for frame in request_iterator]
+        if self.script.loses(host, received):
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was reset")
 
         async def frames() -> AsyncIterator[rpc.SubmitUpdateRequest]:
-            async for frame in request_iterator:
+            for frame in received:
                 for each in self.script.upload(host, frame):
                     yield each
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,10 @@ from numpy.typing import NDArray
 from support.client_host import reference
 from support.sum_federation import PATIENCE_SECONDS, Members
 
+from potluck.client.disclosure.disclosure_policy import WITHHELD
+from potluck.common.disclosure import Mode, Request
+from potluck.common.errors import DataError
+from potluck.common.learning.triplet import TripletSettings
 from potluck.common.names import ClientId
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.tasks.digits import Digits, images_and_digits
@@ -24,6 +28,7 @@ from potluck.common.tensors.digest import digest_of
 from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import write_tensors
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
 from potluck.server.store import RunState
 from potluck.server.store.records import MemberState
 
@@ -132,6 +137,58 @@ async def test_model_that_overflows_on_one_record_does_not_show_who_has_it(
     assert not failures
 
 
+# Profiles and questions that fail -----------------------------------------------------------------
+
+
+def profile(task: rpc.Plugin, model: transfer_pb2.ModelReference) -> dict[str, Any]:
+    settings = TripletSettings(bias_steps=2, attribute_steps=2)
+    parameters = Request(mode=Mode.NOISY_TRIPLET, settings=settings).canonical()
+    asked = rpc.Disclose(signal="triplet", parameters_json=parameters, task=task, model=model)
+    return {"disclose": asked}
+
+
+def question(kind: str) -> Callable[[rpc.Plugin, transfer_pb2.ModelReference], dict[str, Any]]:
+    return lambda task, model: {
+        "question": rpc.Question(kind=kind, names=[kind], task=task, model=model)
+    }
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        pytest.param(profile, id="profile"),
+        pytest.param(question("loss"), id="loss"),
+        pytest.param(question("gradient-norm"), id="gradient-norm"),
+    ],
+)
+async def test_reason_of_a_failed_profile_or_answer_does_not_depend_on_data(
+    members: Members, tmp_path: Path, work: Callable[..., dict[str, Any]]
+) -> None:
+    """Each model fails on another record of the client, and at another step of the computation."""
+    options = json.dumps({"clients": CLIENTS})
+    allowed = {"questions": ["loss", "gradient-norm"]}
+    nowhere_finite = {name: np.full_like(each, HUGE) for name, each in weights().items()}
+    made = [overflowing_on(record_of(VICTIM)), nowhere_finite]
+    async with attacked(members, tmp_path, disclosure=allowed) as scene:
+        answers = []
+        for number, model in enumerate(made):
+            task = rpc.Plugin(name="digits", options_json=options)
+            content = offered(scene, tmp_path / f"model-{number}", model)
+            asked = rpc.Instruction(
+                id=f"forged/{number}",
+                client_id=VICTIM,
+                run_id="forged",
+                round=1,
+                **work(task, content),
+            )
+            asked.time_left.FromSeconds(60)
+            scene.liar.tell("host-0", asked)
+            answers.append(await answer_to(scene, asked.id))
+        failures = [answer.failure for answer in answers]
+    assert [each.reason for each in failures] == [DataError.reason] * 2
+    assert [each.message for each in failures] == [WITHHELD] * 2
+
+
 # Models one ulp apart -----------------------------------------------------------------------------
 
 
@@ -172,25 +229,33 @@ async def test_model_of_a_library_that_downloads_weights_is_refused(
         options_json=json.dumps({"clients": CLIENTS}),
         model_json=json.dumps({"name": name, "weights": "DEFAULT"}),
     )
-    path = tmp_path / "model"
-    write_tensors(path, weights())
-    content = path.read_bytes()
-    scene.liar.files[digest_of(content)] = content
-    model = reference(digest_of(content), len(content))
+    model = offered(scene, tmp_path / "model", weights())
     work = rpc.Train(model=model, task=task, training_json=LocalTraining(steps=1).as_json())
     forged = rpc.Instruction(id="forged/1", client_id=VICTIM, run_id="forged", round=1, train=work)
     forged.time_left.FromSeconds(60)
     scene.liar.tell("host-0", forged)
+    answer = await answer_to(scene, "forged/1")
+    assert "that this machine does not accept models from" in answer.failure.message
+
+
+# Forged instructions ------------------------------------------------------------------------------
+
+
+def offered(
+    scene: Scene, path: Path, model: Mapping[str, NDArray[Any]]
+) -> transfer_pb2.ModelReference:
+    """Write a model of our own making, and let hosts download it."""
+    write_tensors(path, dict(model))
+    content = path.read_bytes()
+    scene.liar.files[digest_of(content)] = content
+    return reference(digest_of(content), len(content))
+
+
+async def answer_to(scene: Scene, instruction_id: str) -> rpc.Answer:
+    """Wait for a host's answer to an instruction."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not (found := failures_of(scene, "forged/1")):  # noqa: ASYNC110  # no signal for it
+        while True:
+            for _, message in scene.liar.said:
+                if message.answer.instruction_id == instruction_id:
+                    return message.answer
             await asyncio.sleep(0.02)
-    assert "that this machine does not accept models from" in found[0]
-
-
-def failures_of(scene: Scene, instruction_id: str) -> list[str]:
-    """The messages of a host's failures of an instruction."""
-    return [
-        message.answer.failure.message
-        for _, message in scene.liar.said
-        if message.answer.instruction_id == instruction_id and message.answer.HasField("failure")
-    ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -18,6 +19,8 @@ from adversary.proxy import Script
 from support.sum_federation import Members
 
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.secagg.coordinator import masked_rounds
+from potluck.secagg.masked_lanes import METRIC_BOUND
 from potluck.server.store import RunRow, RunState
 
 TRAINING = "steps = 5"
@@ -30,22 +33,30 @@ async def trained(
     training: str = TRAINING,
     task: str = TASK,
     masking: str = "",
-    spaced: bool = False,
+    strategy: str = "fedavg",
+    script: type[Script] = Script,
+    metric_bound: float = METRIC_BOUND,
 ) -> RunRow:
-    """Run one round with `count` clients from the same initial model."""
-    scene.liar.script = Spaced() if spaced else Script()
-    return await scene.federation.finished(
-        f"""
+    """Run one round with `count` clients from the same initial model.
+
+    metric_bound: bound on the metrics in the head of each vector.
+    """
+    scene.liar.script = script()
+    with pytest.MonkeyPatch.context() as operator:
+        operator.setattr(masked_rounds, "METRIC_BOUND", metric_bound)
+        return await scene.federation.finished(
+            f"""
         secure_aggregation = true
         rounds = 1
         clients_per_round = {count}
         expected_clients = {CLIENTS}
         task = {{{task}}}
+        strategy = {{name = "{strategy}"}}
         training = {{{training}}}
         masking = {{stage_seconds = 20.0{masking}}}
         round = {{deadline_seconds = 60.0, attempts = 1}}
         """
-    )
+        )
 
 
 @pytest_asyncio.fixture
@@ -69,23 +80,26 @@ class Spaced(Script):
     ("changes", "same"),
     [
         pytest.param({}, True, id="all as before"),
-        pytest.param({"spaced": True}, True, id="a blank"),
+        pytest.param({"script": Spaced}, True, id="a blank"),
         pytest.param({"task": f"{TASK}, alpha = 0.5"}, False, id="an option"),
         pytest.param({"training": "steps = 5, batch_size = 17"}, False, id="a batch size"),
         pytest.param({"masking": ", weight_cap = 9999"}, False, id="a weight bound"),
         pytest.param({"masking": ", clip = 3.9"}, False, id="a clip"),
+        pytest.param({"masking": ", bits = 64"}, False, id="bits"),
+        pytest.param({"strategy": "fednova"}, False, id="normalisation"),
+        pytest.param({"metric_bound": 1e5}, False, id="a bound on metrics"),
     ],
 )
 async def test_updates_of_one_model_are_summed_over_one_set_as_one_vector(
-    many_runs: Scene, changes: dict[str, str | bool], same: bool
+    many_runs: Scene, changes: dict[str, Any], same: bool
 ) -> None:
     scene = many_runs
     first = await trained(scene, CLIENTS)
     assert first.state is RunState.FINISHED, first.reason
-    without_one = await trained(scene, CLIENTS - 1, **changes)  # type: ignore[arg-type]
+    without_one = await trained(scene, CLIENTS - 1, **changes)
     assert without_one.state is RunState.FAILED
     assert "refuses (released: " in without_one.reason
-    again = await trained(scene, CLIENTS, **changes)  # type: ignore[arg-type]
+    again = await trained(scene, CLIENTS, **changes)
     if same:
         assert again.state is RunState.FINISHED, again.reason
     else:

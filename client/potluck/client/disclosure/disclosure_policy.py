@@ -28,6 +28,8 @@ from potluck.common.disclosure import (
 from potluck.common.errors import (
     DataError,
     DisclosureRefusedError,
+    NotFiniteError,
+    OutOfBoundsError,
     PotluckError,
     TrainingError,
 )
@@ -46,6 +48,8 @@ _SKETCH = "sketch"
 _AVAILABILITY = "availability"
 WITHHELD = "its data can't be used for this; the log of its host has the reason"
 _TABLE = "the [disclosure] table of its configuration"
+_OF_DATA = (TrainingError, NotFiniteError, OutOfBoundsError)
+"""Errors that can depend on single samples."""
 
 SumName = Annotated[
     Literal["total", "cells", "unsafe-stepwise"], old_spellings({"protocol": "unsafe-stepwise"})
@@ -396,15 +400,16 @@ def without_data(
 ) -> PotluckError:
     """Return the error that may be sent to the coordinator.
 
-    A disclosure, a secure sum or a masked training protects the data. If it fails because of the
-    data, the reason is one fixed sentence: any detail would disclose facts about single samples.
+    A disclosure, an answer, a secure sum or a masked training protects the data. If it fails
+    because of the data, the reason is one fixed sentence: any detail would disclose facts about
+    single samples.
     """
     work = instruction.WhichOneof("work")
     masked = work == "train" and is_masked(instruction.train)
     private = work == "train" and instruction.train.HasField("privacy")
-    private = private or (work == "question" and instruction.question.HasField("privacy"))
-    protected = masked or private or work in ("disclose", "secure") or policy.updates != "open"
-    return DataError(WITHHELD) if protected and isinstance(error, TrainingError) else error
+    always = work in ("disclose", "question", "secure")
+    protected = masked or private or always or policy.updates != "open"
+    return DataError(WITHHELD) if protected and isinstance(error, _OF_DATA) else error
 
 
 def check_updates(

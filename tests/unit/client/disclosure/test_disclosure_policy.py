@@ -43,6 +43,7 @@ from potluck.common.disclosure import (
 from potluck.common.errors import (
     DataError,
     DisclosureRefusedError,
+    NotFiniteError,
     ProtocolError,
     StorageError,
     TrainingError,
@@ -354,6 +355,7 @@ async def test_failed_measurement_costs_no_privacy_budget(tmp_path: Path) -> Non
     [
         ({"train": rpc.Train(encoding=ENCODING_MASKED_UINT32)}, "open", True),
         ({"disclose": rpc.Disclose()}, "open", True),
+        ({"question": rpc.Question(kind="loss")}, "open", True),
         ({"secure": rpc.SecureStep()}, "open", True),
         ({"evaluate": rpc.Evaluate()}, "masked", True),
         ({"train": rpc.Train()}, "open", False),
@@ -366,7 +368,11 @@ def test_failure_reason_that_depends_on_data_is_not_sent(
     instruction, policy = rpc.Instruction(**work), DisclosurePolicy(updates=updates)
     seen = {
         (found.reason, found.message)
-        for error in (TrainingError("label 12 of 10"), DataError("sample 6 is NaN"))
+        for error in (
+            TrainingError("label 12 of 10"),
+            DataError("sample 6 is NaN"),
+            NotFiniteError("the loss of sample 6 is NaN"),
+        )
         for found in [without_data(instruction, error, policy)]
     }
     assert (len(seen) == 1) == withheld
