@@ -324,6 +324,7 @@ def test_strategies_that_need_single_updates_are_declared_individual() -> None:
         "krum",
         "multi-krum",
         "bulyan",
+        "mifa",
         "lora-stacking",
         "feddf",
         "rhfl",
