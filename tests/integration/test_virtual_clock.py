@@ -8,6 +8,7 @@ import pytest
 from support.federation import Federation
 from support.profile_federation import profile_federation
 
+from potluck.common.learning.availability_trace import TraceSpan, trace_text
 from potluck.common.learning.virtual_clock import VirtualClock, pace
 from potluck.common.names import ClientId
 from potluck.common.tasks.digits import Digits
@@ -94,3 +95,57 @@ async def test_who_is_late_is_decided_by_simulated_seconds(tmp_path: Path) -> No
     included = {member.client_id for member in row if member.state is MemberState.INCLUDED}
     assert included == {client for _, client in in_order[:3]}
     assert kept.seconds == pytest.approx(deadline)
+
+
+async def test_cohorts_and_durations_follow_a_trace_exactly(tmp_path: Path) -> None:
+    """Four rounds, the last one in the trace's second pass.
+
+    Round 1: three clients that train at four times the speed. Round 2 waits 1,000 s for three
+    others, and client-5 leaves. Round 3: client-0 and client-5 are enough, the fourth waits for the
+    trace to begin again.
+    """
+    deadline = 500.0
+    first = max(held(f"client-{k}") for k in (0, 1, 2)) / 4
+    second = first + 1000.0
+    third = second + deadline
+    last = third + 2.0 * held("client-0")
+    spans = {
+        "client-0": [TraceSpan(0, first, 4.0), TraceSpan(third, last, 0.5)],
+        "client-1": [TraceSpan(0, first, 4.0)],
+        "client-2": [TraceSpan(0, first, 4.0)],
+        "client-3": [TraceSpan(second, third, 1.0)],
+        "client-4": [TraceSpan(second, second + 100, 1.0), TraceSpan(second + 100, third, 8.0)],
+        "client-5": [TraceSpan(second, second + 100, 1.0), TraceSpan(third, last, 1.0)],
+    }
+    (tmp_path / "trace.csv").write_text(trace_text(spans))
+    async with profile_federation(
+        tmp_path,
+        selector="uniform",
+        clients=CLIENTS,
+        count=3,
+        rounds=4,
+        coordinator={"data_directory": str(tmp_path)},
+        assignments=[
+            "virtual_clock.enabled=true",
+            "virtual_clock.tail_per_sample=0",
+            f"virtual_clock.deadline_seconds={deadline}",
+            'virtual_clock.trace="trace.csv"',
+            "round.quorum=0.5",
+        ],
+    ) as federation:
+        run_id = await federation.start_run("expected_clients=6")
+        await federation.finished(run_id)
+        history = await federation.history(run_id)
+    states = [
+        {member.client_id.removeprefix("client-"): member.state for member in row}
+        for row in members(federation, run_id)
+    ]
+    came, late = MemberState.INCLUDED, MemberState.LATE
+    assert states == [
+        {"0": came, "1": came, "2": came},
+        {"3": came, "4": came, "5": late},
+        {"0": came, "5": came},
+        {"0": came, "1": came, "2": came},
+    ]
+    seconds = [row.seconds for row in history]
+    assert seconds == [first, 1000.0 + deadline, last - third, first]

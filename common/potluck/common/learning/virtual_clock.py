@@ -70,14 +70,36 @@ class VirtualClock(Settings):
         "deadline_seconds.",
     )
 
+    trace: str | None = Field(
+        default=None,
+        min_length=1,
+        description="CSV file of when clients are available and how fast they are, in the\n"
+        "coordinator's data directory. Needs deadline_seconds. Unset: all clients\n"
+        "are always available.",
+    )
+    trace_sha256: str | None = Field(
+        default=None,
+        pattern="^[0-9a-f]{64}$",
+        description="Expected SHA-256 of the trace. Unset: any content is accepted.",
+    )
+
     @model_validator(mode="after")
     def _late_at_some_time(self) -> Self:
+        if self.trace is not None and self.deadline_seconds is None:
+            raise ValueError(
+                "trace needs deadline_seconds, after which a client that becomes unavailable "
+                "counts as late"
+            )
         if self.drop_outs and self.deadline_seconds is None:
             raise ValueError(
                 "drop_outs needs deadline_seconds, after which a client that drops out counts as "
                 "late"
             )
         return self
+
+    def without_trace(self) -> VirtualClock:
+        """Return this clock with all clients available at all times."""
+        return self.model_copy(update={"trace": None, "trace_sha256": None})
 
     def slowness(self, client: str) -> float:
         """Return the factor by which a client's trainings take longer; 1 if none is set."""

@@ -87,13 +87,16 @@ def train_instruction(
     *,
     member: MemberWork = AS_THE_RUN_SAYS,
     companions: Sequence[str] = (),
+    speed: float = 1.0,
 ) -> coordinator_pb2.Instruction:
     """Return the instruction for a client to train.
 
     member: the work that the selector set for the client. companions: ids of the instructions of
-    all clients that may be trained together with this one, its own included.
+    all clients that may be trained together with this one, its own included. speed: divisor of the
+    simulated duration.
     """
     train = _train(plan, round_number, client, model)
+    train.pace /= speed
     train.quotas.extend(member.quotas)
     train.dropped.extend(member.dropped)
     train.companions.extend(companions)
@@ -148,14 +151,19 @@ def question_instruction(
     ask: Ask,
     model: transfer_pb2.ModelReference,
     kept: coordinator_pb2.KeptState | None,
+    *,
+    speed: float = 1.0,
 ) -> coordinator_pb2.Instruction:
-    """Return a question to a client before a round's selection. kept: reference to the client's
-    stored state; None if clients store nothing."""
+    """Return a question to a client before a round's selection.
+
+    kept: reference to the client's stored state; None if clients store nothing. speed: divisor of
+    the simulated duration of a training.
+    """
     question = coordinator_pb2.Question(
         kind=ask.kind,
         parameters_json=canonical_json(ask.parameters),
         names=ask.wanted,
-        pace=plan.client_pace(0, client),
+        pace=plan.client_pace(0, client) / speed,
         validation_share=plan.training.validation_share,
         task=task_plugin(plan.run_file),
         model=model,

@@ -42,6 +42,11 @@ class AttemptCount:
         return bool(new)
 
     @property
+    def failed(self) -> int:
+        """Number of failed attempts at the current round that count."""
+        return max(0, self.number - 1 - self.spent)
+
+    @property
     def used_up(self) -> bool:
         """True if the round has had the maximum number of attempts."""
         return self.number - self.spent >= self._most

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -14,7 +15,8 @@ from potluck.server.store.records import MemberState
 
 @dataclass(kw_only=True)
 class Member:
-    """A client of the cohort. seconds: duration of its training on a virtual clock."""
+    """A client of the cohort. seconds: duration of its training on a virtual clock; infinity if the
+    client became unavailable before its end."""
 
     state: MemberState = MemberState.SELECTED
     trouble: str = ""
@@ -136,6 +138,8 @@ class RoundCohort:
             seconds = self.members[client].seconds
             if seconds > limit:
                 trouble = f"{seconds:.4g} simulated seconds, of {limit:g}"
+                if math.isinf(seconds):
+                    trouble = "it became unavailable before the end of its training"
                 actions += self.drop([client], MemberState.LATE, trouble)
         if not self.pending:
             ranked = sorted(self.answered, key=lambda c: (self.members[c].seconds, c))

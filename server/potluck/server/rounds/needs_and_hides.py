@@ -109,6 +109,8 @@ class Trait(Enum):
     """Chooses an encoding or compression of updates."""
     SIMULATED_TIME = auto()
     """Clients report simulated seconds."""
+    TRACED_CLIENTS = auto()
+    """Clients are available at the times in a trace."""
     SIMULATED_LOSSES = auto()
     """Excludes updates because of their simulated seconds."""
     EXACT_PROFILES = auto()
@@ -201,6 +203,7 @@ class RunParts:
             Trait.LATE_UPDATES: run_file.round.late_updates.rounds,
             Trait.UPLOAD_FORM: run_file.transport.up != DirectionSettings(),
             Trait.SIMULATED_TIME: clock.enabled,
+            Trait.TRACED_CLIENTS: clock.enabled and clock.trace is not None,
             Trait.SIMULATED_LOSSES: clock.enabled and bool(clock.deadline_seconds or spares),
             Trait.EXACT_PROFILES: self._exact_profiles(),
             Trait.PRIVATE_RECORDS: unit == "record",
@@ -483,6 +486,8 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         Trait.SERVER_TRAINING: _LATE_MORE,
         Trait.GROUPS: _LATE_MORE,
         Trait.HOST_SUMS: f"{_LATE}host_sums: a sum is over clients of one round{_NOT_LATE}",
+        Trait.TRACED_CLIENTS: f"{_LATE}virtual_clock.trace: a client that misses its round may be "
+        f"unavailable afterwards{_NOT_LATE}",
         Trait.PARTIAL_UPDATES: f"{_LATE}selector {{selector}}: it has clients omit tensors from "
         f"their updates{_NOT_LATE}",
         Trait.WEIGHTS: f"{_LATE}selector {{selector}}: its weights are for a complete cohort"

@@ -49,6 +49,7 @@ def pretraining_run(run_id: str, run_file: RunFile, *, clients: int, at: datetim
             "strategy": PluginTable(name="fedavg"),
             "evaluation": Evaluation(every=0),
             "stop": None,
+            "virtual_clock": run_file.virtual_clock.without_trace(),
             "retention": run_file.retention.model_copy(update={"keep_best": None}),
         }
     )

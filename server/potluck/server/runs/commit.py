@@ -292,10 +292,12 @@ def _deadline(plan: RunPlan, seconds: NDArray[np.float64]) -> float:
 
 
 def _round_seconds(run: Run, included: Sequence[str]) -> float:
-    """Return the duration of the round; on a virtual clock, until the last update in time."""
+    """Return the duration of the round; on a virtual clock, until the last update in time. With a
+    trace, it includes the time until enough clients were available."""
     if not run.plan.run_file.virtual_clock.enabled:
         return now() - run.attempt.begun
-    return _simulated_seconds(run, included)
+    seconds = _simulated_seconds(run, included)
+    return seconds if run.trace_clock is None else run.trace_clock.seconds(seconds)
 
 
 def _simulated_seconds(run: Run, included: Sequence[str]) -> float:

@@ -212,6 +212,7 @@ async def _ask(run: Run, ask: Ask, step: int, key: AttemptKey) -> Answers:
                 ask,
                 reference,
                 run.kept_state(client),
+                speed=run.speed(client),
             )
             for client in clients
         ],

@@ -28,6 +28,7 @@ from potluck.server.rounds.machine import Resumption, RoundMachine
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.pretraining import is_pretraining
 from potluck.server.rounds.roster import RunRoster
+from potluck.server.rounds.trace_clock import TraceClock, trace_clock
 from potluck.server.runs.interview import answers_of
 from potluck.server.runs.models import Models
 from potluck.server.runs.run import Attempt, CohortMember, Run
@@ -100,11 +101,23 @@ async def resume(
             warn=record.warn,
         ),
         privacy=RunPrivacy(run_id, plan, in_store, record.warn),
+        trace_clock=await _trace_clock(run_id, plan, services),
     )
     eligibility.host_of = lambda client: run.machine.pool.presence.host_of(client)
     if roster:
         await _go_on(run, last)
     return run
+
+
+async def _trace_clock(run_id: str, plan: RunPlan, services: RunServices) -> TraceClock | None:
+    """Return the run's simulated time after its committed rounds; None without a trace."""
+    data = services.workplace.data_directory
+    clock = await in_thread(trace_clock, plan.run_file.virtual_clock, data)
+    if clock is not None:
+        committed: list[RoundRow] = await services.in_store(lambda store: store.rounds(run_id))
+        for row in committed:
+            clock.commit(row.seconds)
+    return clock
 
 
 def _eligibility(
@@ -273,6 +286,10 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
     """Restore the cohort of an attempt, with the updates whose files are complete."""
     key = run.stored_attempt = attempt.key
     run.attempt = Attempt()
+    available = tuple(run.roster.ids[row] for row in attempt.available)
+    if run.trace_clock is not None:  # it began when all of them were available, as it does now
+        failed = max(0, key.attempt - 1 - attempt.spent)
+        run.trace_clock.begin(available, len(available), failed=failed)
     run.choose_cohort(
         {
             member.client_id: CohortMember(
@@ -307,9 +324,12 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
         attempt=key.attempt,
         spent=attempt.spent,
         left_out=run.selecting.left_out.troubles,
-        available=tuple(run.roster.ids[row] for row in attempt.available),
+        available=available,
         cohort=tuple(cohort),
-        seconds={client: each.row.seconds for client, each in run.updates.received.items()},
+        seconds={
+            client: run.arrival(client, each.row.seconds)
+            for client, each in run.updates.received.items()
+        },
         uploads_decided=any(is_offer(each.question) for each in attempt.exchanges),
     )
 

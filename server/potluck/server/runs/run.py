@@ -19,6 +19,7 @@ from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import RoundMachine
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
+from potluck.server.rounds.trace_clock import TraceClock
 from potluck.server.runs.models import Models
 from potluck.server.runs.run_updates import Updates
 from potluck.server.runs.selecting import Selecting
@@ -76,6 +77,8 @@ class Run:
     models: Models
     updates: Updates
     privacy: RunPrivacy
+    trace_clock: TraceClock | None = None
+    """Simulated time of a run whose clients follow a trace; None if they follow none."""
     attempt: Attempt = field(default_factory=Attempt)
     stored_attempt: AttemptKey | None = None
     """Key of the attempt in the store; None if there is none."""
@@ -119,6 +122,8 @@ class Run:
 
     def note_committed(self, row: RoundRow) -> None:
         """Update the records about the run's clients with a committed round."""
+        if self.trace_clock is not None:
+            self.trace_clock.commit(row.seconds)
         self.updates.note_included(row)
         self.selecting.note_committed(row)
 
@@ -143,6 +148,15 @@ class Run:
             (client, cohort[client].host, cohort[client].work.epochs) for client in in_order
         )
         self.attempt = replace(self.attempt, cohort=cohort, answers=answers, companions=together)
+
+    def speed(self, client: str) -> float:
+        """Return a client's speed in the current attempt; 1 if clients follow no trace."""
+        return 1.0 if self.trace_clock is None else self.trace_clock.speed(client)
+
+    def arrival(self, client: str, seconds: float) -> float:
+        """Return the duration of a client's training; infinity if it became unavailable before."""
+        clock = self.trace_clock
+        return seconds if clock is None else clock.arrival(client, seconds)
 
     @property
     def key(self) -> AttemptKey:

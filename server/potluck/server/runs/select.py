@@ -128,6 +128,10 @@ async def _context(run: Run, action: rounds.Select, key: AttemptKey) -> Selectio
     with run.services.observer.asking():
         rows = await run.selecting.eligibility.eligible(action, run.is_present)
     rows = await run.selecting.eligibility.in_label_sums(rows, run.is_present)
+    if run.trace_clock is not None:
+        failed = run.machine.attempts.failed
+        clients = run.roster.clients(rows)
+        rows = run.roster.rows(run.trace_clock.begin(clients, run.plan.rules.needed, failed=failed))
     check_hosts(run.selecting, run.plan, action.round, rows)
     run.begin_attempt()  # discard all earlier data
     if run.stored_attempt != key:

@@ -50,6 +50,7 @@ class Training:
             member=work,
             # Clients with different numbers of passes can't be trained in the same batched steps.
             companions=[] if work.epochs is not None else run.companions_of(client),
+            speed=run.speed(client),
         )
         instruction.train.MergeFrom(coordinator_pb2.Train(kept=run.kept_state(client)))
         state = await run.models.enrolled(len(run.roster), run.selecting.population)

@@ -252,7 +252,9 @@ class UpdateInbox:
             )
         run.updates.received.update({each.client: each for each in updates.values()})
         run.services.attendance.retire(list(updates))
-        arrived = tuple((each.client, each.row.seconds) for each in updates.values())
+        arrived = tuple(
+            (each.client, run.arrival(each.client, each.row.seconds)) for each in updates.values()
+        )
         summed = next(iter(updates.values())).row.encoding == SUM
         run.post(rounds.SumArrived(arrived) if summed else rounds.UpdateArrived(*arrived[0]))
 

@@ -30,6 +30,7 @@ from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.events import StopRequested
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.pretraining import is_pretraining, pretraining_id, pretraining_run
+from potluck.server.rounds.trace_clock import trace_clock
 from potluck.server.runs.driver import RunDriver
 from potluck.server.runs.recorded_commits import RECORDS, Commits
 from potluck.server.runs.services import RunServices
@@ -88,6 +89,9 @@ class RunsUnderWay:
     async def check_start(self, plan: RunPlan) -> None:
         """Raise ConfigurationError or PluginError if a run can't start."""
         await asyncio.to_thread(self._work(plan).check_start)
+        await asyncio.to_thread(
+            trace_clock, plan.run_file.virtual_clock, self._config.data_directory
+        )
         if plan.strategy.trains:
             await asyncio.to_thread(public_inputs, plan, self._config.data_directory)
 

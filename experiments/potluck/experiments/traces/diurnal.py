@@ -1,0 +1,63 @@
+"""Generated traces of devices that are available at night, each in its own time zone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from potluck.common.learning.availability_trace import AvailabilityTrace, TraceSpan
+
+DAY: Final = 86_400
+_SHORTEST: Final = 600
+_ZONE_HOURS: Final = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diurnal:
+    """A population of devices.
+
+    clients: number of clients, for client-0, client-1 … days: length of the trace. seed: seed of
+    all draws. hours: mean length of a night's availability, in hours. spread: standard deviation of
+    its begin and of its length, in hours. zones: number of time zones, between which clients are
+    drawn with equal probability; 1 if all nights coincide. skipped: probability that a device is
+    unavailable for a whole night. speed_spread: standard deviation of the logarithm of a client's
+    speed, whose median is 1.
+    """
+
+    clients: int
+    days: int = 7
+    seed: int = 0
+    hours: float = 8.0
+    spread: float = 1.0
+    zones: int = 1
+    skipped: float = 0.1
+    speed_spread: float = 0.5
+
+
+def diurnal_trace(of: Diurnal) -> AvailabilityTrace:
+    """Return the trace of a population; the same for the same options. Pure.
+
+    Each client's draws have a generator of their own: client-3 is the same among 10 or 1,000.
+    """
+    horizon = of.days * DAY
+    spans: dict[str, list[TraceSpan]] = {}
+    for number in range(of.clients):
+        generator = np.random.default_rng((of.seed, number))
+        speed = round(float(np.exp(of.speed_spread * generator.standard_normal())), 4)
+        zone = int(generator.integers(of.zones)) * _ZONE_HOURS / of.zones
+        own: list[TraceSpan] = []
+        for day in range(of.days):
+            begin_hour, length, drawn = (
+                22.0 + zone + of.spread * generator.standard_normal(),
+                of.hours + of.spread * generator.standard_normal(),
+                generator.random(),
+            )
+            start = day * DAY + round(3600 * (begin_hour % 24))
+            end = min(start + max(_SHORTEST, round(3600 * length)), horizon)
+            start = max(start, int(own[-1].end) if own else 0)
+            if drawn >= of.skipped and start < end:
+                own.append(TraceSpan(start, end, max(speed, 0.0001)))
+        spans[f"client-{number}"] = own
+    return AvailabilityTrace.lasting(spans, horizon)

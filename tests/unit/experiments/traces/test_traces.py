@@ -1,0 +1,149 @@
+"""Generated traces, and traces converted from FedScale's format."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.learning.availability_trace import (
+    AvailabilityTrace,
+    parse_trace,
+    read_trace_file,
+    trace_text,
+)
+from potluck.experiments.commands.traces_commands import app
+from potluck.experiments.traces.diurnal import DAY, Diurnal, diurnal_trace
+from potluck.experiments.traces.fedscale import fedscale_trace, read_devices
+
+NIGHT = {"duration": 90, "active": [10, 60], "inactive": [40, 90], "finish_time": 100, "model": "x"}
+BRIEF = {"duration": 5, "active": [0], "inactive": [5], "finish_time": 30, "model": "y"}
+
+
+def available(trace: AvailabilityTrace) -> dict[str, list[tuple[float, float]]]:
+    """Begin and end of each stretch in which a client is available."""
+    return {
+        client: [(span.start, span.end) for span in own if span.speed > 0]
+        for client, own in trace.spans.items()
+    }
+
+
+@given(
+    st.builds(
+        Diurnal,
+        clients=st.integers(1, 6),
+        days=st.integers(1, 4),
+        seed=st.integers(0, 99),
+        hours=st.floats(0.5, 24),
+        spread=st.floats(0, 12),
+        zones=st.integers(1, 24),
+        skipped=st.floats(0, 0.5),
+        speed_spread=st.floats(0, 3),
+    )
+)
+@settings(max_examples=50)
+def test_a_generated_trace_is_reproducible_and_reads_back(of: Diurnal) -> None:
+    trace = diurnal_trace(of)
+    assert diurnal_trace(of) == trace
+    assert trace.period == of.days * DAY
+    if any(span.speed > 0 for own in trace.spans.values() for span in own):
+        assert parse_trace(trace_text(trace.spans), source="t.csv") == trace
+
+
+def test_a_client_is_the_same_in_a_larger_population() -> None:
+    few, many = (diurnal_trace(Diurnal(clients=clients, zones=4)) for clients in (3, 30))
+    assert {client: many.spans[client] for client in few.spans} == few.spans
+
+
+def test_nights_begin_around_ten_in_the_evening_of_the_time_zone() -> None:
+    trace = diurnal_trace(Diurnal(clients=400, days=2, spread=0.0, zones=2, skipped=0.0))
+    hours = {span.start % DAY / 3600 for own in trace.spans.values() for span in own if span.speed}
+    assert hours == {22.0, 10.0}
+
+
+@pytest.mark.parametrize("form", ["pickle", "json"])
+def test_fedscale_entries_become_clients_in_file_order_and_repeat(
+    tmp_path: Path, form: str
+) -> None:
+    path, entries = tmp_path / "client_behave_trace", {1: NIGHT, 2: BRIEF}
+    path.write_bytes(pickle.dumps(entries) if form == "pickle" else json.dumps(entries).encode())
+    trace = fedscale_trace(read_devices(path), clients=3)
+    assert available(trace) == {
+        "client-0": [(10, 40), (60, 90)],
+        "client-1": [(0, 5), (30, 35), (60, 65), (90, 95)],
+        "client-2": [(10, 40), (60, 90)],
+    }
+    assert trace.period == 100.0
+
+
+def test_fedscale_capacities_become_samples_per_second() -> None:
+    """FedScale trains for three times the latency of inference, which is in milliseconds."""
+    devices = {"a": {"computation": 100.0, "communication": 5648.1}}
+    trace = fedscale_trace({1: BRIEF}, devices, clients=1, seconds=40)
+    assert available(trace) == {"client-0": [(0, 5), (30, 35)]}
+    assert trace.speed("client-0", 31.0) == pytest.approx(10 / 3)
+    assert trace.period == 40.0
+
+
+@given(
+    begins=st.lists(st.integers(-5, 60), max_size=6),
+    lengths=st.lists(st.integers(-3, 20), min_size=6, max_size=6),
+    finish=st.integers(1, 50),
+    at=st.integers(0, 99),
+)
+def test_a_converted_client_is_available_as_in_the_entry(
+    begins: list[int], lengths: list[int], finish: int, at: int
+) -> None:
+    ends = [begin + length for begin, length in zip(begins, lengths, strict=False)]
+    entry = {"active": begins, "inactive": ends, "finish_time": finish}
+    trace = fedscale_trace({7: entry}, clients=1, seconds=100)
+    place = at % finish
+    there = any(begin <= place < end for begin, end in zip(begins, ends, strict=True))
+    assert (trace.speed("client-0", at) > 0) == there
+
+
+@pytest.mark.parametrize(
+    ("entry", "error"),
+    [
+        ({**NIGHT, "active": [1]}, "1 times in 'active' and 2 in 'inactive'.*remove the entry"),
+        ({**NIGHT, "active": "no"}, "no list of numbers 'active'"),
+        ({**NIGHT, "finish_time": 0}, "has 0 as 'finish_time', expected a number above 0"),
+        ([1, 2], "has None as 'finish_time'"),
+    ],
+)
+def test_a_wrong_fedscale_entry_is_refused(entry: object, error: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"the trace: 5 (has )?{error}"):
+        fedscale_trace({5: entry}, clients=1)
+
+
+def test_a_pickle_that_could_run_code_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(pickle.dumps({1: Path("/")}))
+    with pytest.raises(ConfigurationError, match=r"not a pickle of plain dicts.*pathlib"):
+        read_devices(path)
+    path.write_bytes(pickle.dumps([1]))
+    with pytest.raises(ConfigurationError, match="holds list, not a dict"):
+        read_devices(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(ConfigurationError, match="download FedScale's file again"):
+        read_devices(path)
+    with pytest.raises(ConfigurationError, match="No such file"):
+        read_devices(tmp_path / "none")
+
+
+def test_commands_write_traces_and_print_their_digest(tmp_path: Path) -> None:
+    source, target = tmp_path / "behave", tmp_path / "data" / "t.csv"
+    source.write_bytes(pickle.dumps({1: NIGHT}))
+    run = CliRunner()
+    night = ["diurnal", "--clients", "5", "--days", "2", "--seed", "3", "--to", str(target)]
+    first, second = run.invoke(app, night), run.invoke(app, night)
+    assert first.exit_code == 0, first.output
+    assert first.output == second.output == run.invoke(app, ["check", str(target)]).output
+    assert "5 clients" in first.output
+    done = run.invoke(app, ["fedscale", str(source), "--clients", "2", "--to", str(target)])
+    assert "2 clients, 5 rows, repeats after 100 s" in done.output
+    assert read_trace_file(target).speed("client-1", 15.0) == 1.0
