@@ -64,7 +64,7 @@ class Programs:
                 await asyncio.sleep(LOOK_SECONDS)
 
     def pids(self) -> list[int]:
-        """Return all running processes."""
+        """Return the ids of the benchmark's running processes."""
         return self._marked()
 
     def _marked(self) -> list[int]:

@@ -127,12 +127,15 @@ async def test_the_store_sends_other_bytes_for_a_while(
     server.lie()  # from here on the second round's model is wrong, and so are its updates
     federation.points.release()
     await until(
-        lambda: any("object store sends other bytes" in path.read_text() for path in logs),
+        lambda: any(
+            "object store returned other bytes than were stored" in path.read_text()
+            for path in logs
+        ),
         "hosts blame the store",
     )
     await until_blamed(federation, "models/")
     assert (
-        "object store sends other bytes than were put"
+        "object store returned other bytes than were stored than were put"
         in federation.files.log("coordinator").read_text()
     )
     server.tell_the_truth()

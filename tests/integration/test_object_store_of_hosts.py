@@ -134,7 +134,11 @@ async def test_a_store_that_sends_another_model_is_waited_for(scene: Scene) -> N
     scene.store.changes = [flipped] * 8
     with capture_logs() as logs:
         assert await scene.fetch() == CONTENT
-    blamed = [line for line in logs if line["event"] == "object store sends other bytes"]
+    blamed = [
+        line
+        for line in logs
+        if line["event"] == "object store returned other bytes than were stored"
+    ]
     assert [line["store"] for line in blamed] == [scene.store.origin]
     assert logs[-1]["event"] == "object store recovered: its bytes match their digest"
     assert scene.fake.distrusted == 8
@@ -144,7 +148,7 @@ async def test_an_upload_is_repeated_while_the_store_sends_other_bytes(scene: Sc
     scene.fake.mismatches = 5
     with capture_logs() as logs:
         assert await scene.deliver() == UPDATE
-    assert "object store sends other bytes" in {line["event"] for line in logs}
+    assert "object store returned other bytes than were stored" in {line["event"] for line in logs}
     assert scene.store.methods() == ["PUT"] * 6
 
 

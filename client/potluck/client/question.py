@@ -99,7 +99,9 @@ class BoundedSums:
 
 
 class Question(Plugin):
-    """Base class of a kind of question. Called from a worker thread; may block for long."""
+    """Base class of a question that the coordinator asks clients.
+
+    A worker thread calls the methods; they may block for long."""
 
     group = QUESTIONS
 

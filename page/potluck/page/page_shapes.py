@@ -192,7 +192,7 @@ class ClientShown(Shape):
     client: str
     selected: int
     included: int
-    note: str = Field(description="Quarantine, or runs that exclude it.")
+    note: str = Field(description="Whether the client is in quarantine, and which runs exclude it.")
 
 
 class HostShown(Shape):

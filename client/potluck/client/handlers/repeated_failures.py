@@ -47,7 +47,7 @@ class RepeatedFailures:
         if count < LIMIT:
             return None
         log.error(
-            "all trainings fail in the same way; tasks are dropped, worker processes restarted",
+            "all trainings fail in the same way; loading tasks again, restarting worker processes",
             trainings=count,
             message=error.message,
         )

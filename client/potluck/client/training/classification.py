@@ -88,8 +88,8 @@ _Form = tuple[torch.Size, torch.dtype]
 class _Samples:
     """The samples of a training.
 
-    count: number of samples that are not held back. positions: positions among them of the samples
-    within the quotas; None for all. validation: the samples that are held back."""
+    count: number of samples that are not held out. positions: indices of those of them that the
+    quotas allow; None for all. validation: the held-out samples."""
 
     training: Examples
     count: int

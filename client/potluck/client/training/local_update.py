@@ -62,7 +62,7 @@ class Trained:
     def report(self, weighting: Weighting) -> UpdateReport:
         """Return the report of the training for a weighting.
 
-        Seconds disclose the number of samples, so they are 0 unless the weighting is exact.
+        The training time discloses the number of samples. It is 0 unless weighting = "exact".
         """
         outcome, simulated = self.outcome, self.simulated_seconds
         seconds = outcome.seconds if simulated is None else simulated

@@ -104,7 +104,9 @@ class ObjectStores:
         """Log, once, that the store at this address returned other bytes than were uploaded."""
         if not self._wrong:
             remedy = "see the store, and the proxies and caches before it; files are tried again"
-            log.warning("object store sends other bytes", store=origin, remedy=remedy)
+            log.warning(
+                "object store returned other bytes than were stored", store=origin, remedy=remedy
+            )
         self._wrong = True
 
     def sent_right_bytes(self) -> None:

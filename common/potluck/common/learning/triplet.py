@@ -26,8 +26,8 @@ class TripletSettings(Settings):
     )
     pretraining_participation: Literal["cohort", "all"] = Field(
         default="cohort",
-        description="Clients that train in these rounds. cohort: as many random clients as in any\n"
-        "round (Alg. 1). all: all clients (App. C).",
+        description="Clients that train in the pretraining_rounds. cohort: as many random clients\n"
+        "as in any round (Alg. 1). all: all clients (App. C).",
     )
     pretraining_always: bool = Field(
         default=False,

@@ -188,7 +188,8 @@ def _check_extensions(extensions: x509.Extensions) -> None:
             raise ValueError("it asks to be a certificate authority (CA:true)")
         if not isinstance(one.value, x509.SubjectAlternativeName | x509.BasicConstraints):
             raise ValueError(
-                f"it asks for the extension {one.oid.dotted_string}, which members do not get"
+                f"it asks for the extension {one.oid.dotted_string}, which is not allowed; make a "
+                "request without it, with `potluck-client enroll`"
             )
 
 

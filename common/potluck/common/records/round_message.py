@@ -106,7 +106,7 @@ def coverage_of(message: operator_pb2.Coverage) -> Coverage:
 
 
 def member_of(message: operator_pb2.Member) -> RoundMember:
-    """Return the member in a message, of a committed or the current round."""
+    """Return the member that a message describes; its round is committed or current."""
     return RoundMember(
         client=message.client_id,
         host=message.host_id,

@@ -255,7 +255,7 @@ class PrivateUpdates(Settings):
         gt=0,
         le=1000,
         description="Privacy loss of a client in the whole run; the noise follows from it. With\n"
-        "unit = record each host chooses it for its number of samples. Smaller: more noise.",
+        "unit = record, each host computes it from its number of samples. Smaller: more noise.",
     )
     delta: float = Field(
         default=1e-5,

@@ -36,7 +36,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObservedContainer:
-    """Observed state of a container of this federation. A digest is empty if there is none."""
+    """Observed state of a container of this federation. A digest is empty if it is unknown."""
 
     name: str
     party: str

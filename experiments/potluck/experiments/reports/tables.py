@@ -27,7 +27,7 @@ _TITLES = {
 
 
 def tidy_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
-    """Return one row per cell and round; repeated experiments give identical digits."""
+    """Return one row per cell and round; numbers are rounded, so that repetitions agree."""
     return [
         {
             **cell.labels,

@@ -231,7 +231,7 @@ class ObjectStore:
             return
         if self._wrong is None:
             log.warning(
-                "object store sends other bytes than were put",
+                "object store returned other bytes than were stored than were put",
                 store=self.address,
                 object=key,
                 remedy="see the store, and the proxies and caches before it",

@@ -46,7 +46,7 @@ class NoisedRound(BaseModel):
 
     @property
     def event(self) -> GaussianSteps:
-        """The loss of each of its clients, as an event of the accounting."""
+        """Privacy loss of each client of the round, as an event for the accountant."""
         return GaussianSteps(noise_multiplier=self.noise_multiplier)
 
 

@@ -258,8 +258,8 @@ def privacy_terms(settings: PrivateUpdates, plan: RunPlan) -> coordinator_pb2.Pr
     """Return the settings of the noise of trainings, and of answers if the selector asks about
     data.
 
-    Hosts solve for the noise on records by their samples. Noise on whole updates is the same for
-    all clients."""
+    With unit = record, each host computes its noise from its number of samples. With
+    unit = client, the noise is the same for all clients."""
     rounds = plan.run_file.rounds
     whole = settings.unit == "client"
     multiplier = noise_multiplier(settings, rounds) if whole else settings.noise_multiplier

@@ -76,7 +76,8 @@ def _cause(refusal: str, name: str) -> str:
 
 
 def _reasons(traits: Mapping[Trait, str], protection: Protection) -> list[str]:
-    """Return what a selector uses that is released anyway; empty if it uses no data of clients."""
+    """Return the released data that a selector uses, and that cost no further privacy; empty if it
+    uses no data of clients."""
     reasons = []
     if Trait.PROFILES in traits:
         by_unit = {

@@ -390,8 +390,8 @@ def _reported(row: UpdateRow | None, name: str) -> float:
 def _of_trainings(
     plan: RunPlan, result: RoundModel, reports: Sequence[UpdateRow]
 ) -> tuple[dict[str, float], dict[str, Coverage]]:
-    """Return metrics of the trainings that are part of the model, and the coverage of each
-    metric."""
+    """Return metrics of the trainings whose updates are in the model, and how many of them
+    reported each metric."""
     means, coverage = training_means(reports), training_coverage(reports)
     every = plan.run_file.evaluation.every
     if plan.trainer is None and wants_training_loss(result.metrics, every):

@@ -64,7 +64,7 @@ def check_report(report: UpdateReport, training: LocalTraining | None) -> None:
     """
     if not 1 <= report.samples <= MOST_SAMPLES:
         raise LayoutError(
-            f"an update from {report.samples} samples can't be weighted; it must be from 1 to "
+            f"the update reports {report.samples} samples; the number must be from 1 to "
             f"{MOST_SAMPLES}",
             samples=report.samples,
         )

@@ -77,10 +77,10 @@ def prove_agreement(
 
 
 def proven_agreement(proof: AgreementProof, one: bytes, other: bytes, context: bytes) -> bytes:
-    """Return the 32 bytes on which X25519 agrees for two public keys; `one`'s holder made the
-    proof.
+    """Return the X25519 shared secret (32 bytes) of two public keys, once its proof is checked.
 
-    Raises BrokenRuleError (evidence, key) for a proof that does not hold.
+    The holder of the key `one` made the proof. Raises BrokenRuleError (rule EVIDENCE) for a proof
+    that does not hold.
     """
     mine, base = _lift(one), _times(_COFACTOR, _lift(other))
     agreed = _decompressed(proof.point)
