@@ -146,7 +146,7 @@ def test_no_source_root_makes_potluck_a_regular_package() -> None:
     ] == []
 
 
-def test_every_source_root_is_in_each_list() -> None:
+def test_every_list_of_source_roots_is_complete() -> None:
     # Here, so that the other tests can say what is wrong where nothing can be imported.
     from potluck.common.net.build_version import SOURCE_ROOTS as OF_THE_VERSION
 
@@ -173,7 +173,7 @@ def test_every_source_root_is_in_each_list() -> None:
     assert lists["folders"] == roots
 
 
-def test_the_folder_that_the_page_on_four_terminals_makes_is_ignored() -> None:
+def test_folder_created_by_the_four_terminals_tutorial_is_git_ignored() -> None:
     page = (HOUSE / "docs" / "start" / "four-terminals.md").read_text()
     [folder] = re.findall(r"^mkdir -p (\w+) && cd", page, re.MULTILINE)
     assert f"/{folder}/" in (HOUSE / ".gitignore").read_text().splitlines()
@@ -199,12 +199,12 @@ def test_every_package_is_typed() -> None:
         ("import os\nfrom pathlib import Path", set()),
     ],
 )
-def test_imports_are_found_in_every_form(source: str, expected: set[str]) -> None:
+def test_imports_in_every_form_are_detected(source: str, expected: set[str]) -> None:
     assert packages_imported_by(source, "potluck.server") == expected
 
 
 @pytest.mark.parametrize("name", MAY_IMPORT)
-def test_dependencies_point_one_way(name: str) -> None:
+def test_packages_import_only_permitted_packages(name: str) -> None:
     folder = package_folder(name)
     modules = [*folder.rglob("*.py"), *folder.rglob("*.pyi")]
     offenders = {
@@ -247,7 +247,7 @@ def room_of(module: str) -> tuple[str, int]:
     return package, places[max(within, key=len)]
 
 
-def test_rooms_import_downwards_only(imports: dict[str, set[str]]) -> None:
+def test_subpackages_import_only_lower_layers(imports: dict[str, set[str]]) -> None:
     upwards = []
     for module, others in imports.items():
         package, place = room_of(module)
@@ -258,7 +258,7 @@ def test_rooms_import_downwards_only(imports: dict[str, set[str]]) -> None:
     assert upwards == []
 
 
-def test_what_hosts_load_of_guests_imports_common_only(
+def test_guest_modules_loaded_by_hosts_import_only_common(
     imports: dict[str, set[str]],
 ) -> None:
     loaded = (
@@ -278,7 +278,7 @@ def test_what_hosts_load_of_guests_imports_common_only(
     assert {module: others for module, others in offenders.items() if others} == {}
 
 
-def test_each_side_of_a_guest_imports_its_own_side_only(
+def test_host_and_coordinator_sides_of_guests_do_not_import_each_other(
     imports: dict[str, set[str]],
 ) -> None:
     own = ("potluck.common", "potluck.secagg.protocol", "potluck.secagg.masked_lanes")
@@ -309,11 +309,11 @@ def test_each_side_of_a_guest_imports_its_own_side_only(
     assert offenders == {}
 
 
-def test_no_modules_import_one_another_in_a_circle(imports: dict[str, set[str]]) -> None:
+def test_module_imports_have_no_cycle(imports: dict[str, set[str]]) -> None:
     TopologicalSorter(imports).prepare()
 
 
-def test_libraries_of_sinks_and_traces_are_imported_when_they_are_used() -> None:
+def test_sink_and_tracing_libraries_are_imported_only_on_use() -> None:
     libraries = {"alembic", "mlflow", "opentelemetry", "pyarrow", "tensorboard", "wandb"}
     offenders = [
         module.stem
@@ -327,7 +327,7 @@ def test_libraries_of_sinks_and_traces_are_imported_when_they_are_used() -> None
     assert set(offenders) == {"exporting"}  # which is imported where traces are on
 
 
-def test_every_room_says_what_lives_there() -> None:
+def test_every_subpackage_has_a_docstring() -> None:
     silent = [
         str(module.relative_to(HOUSE))
         for folder in packages()
@@ -338,7 +338,7 @@ def test_every_room_says_what_lives_there() -> None:
     assert silent == []
 
 
-def test_a_module_name_occurs_once() -> None:
+def test_module_names_are_unique() -> None:
     doors = {"__init__", "__main__", "cli", "config"}  # of each program
     names = Counter(
         module.stem
@@ -350,7 +350,7 @@ def test_a_module_name_occurs_once() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_a_class_name_occurs_once() -> None:
+def test_class_names_are_unique() -> None:
     places: dict[str, list[str]] = {}
     for folder in packages():
         if folder.name not in ROOMS:
@@ -362,14 +362,14 @@ def test_a_class_name_occurs_once() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
-def test_the_changelog_names_the_release() -> None:
+def test_changelog_has_a_section_for_the_release() -> None:
     # Here, so that the other tests can say what is wrong where nothing can be imported.
     from potluck.common.net.build_version import RELEASE
 
     assert f"## [{RELEASE}]" in (HOUSE / "CHANGELOG.md").read_text()
 
 
-def test_the_pythons_that_are_named_are_those_that_are_tested() -> None:
+def test_declared_python_versions_are_the_tested_ones() -> None:
     """In the classifiers, in the workflow, and where `make` looks for an interpreter."""
     project = pyproject()["project"]
     prefix = "Programming Language :: Python :: 3."
@@ -382,7 +382,7 @@ def test_the_pythons_that_are_named_are_those_that_are_tested() -> None:
     assert set(looked_for) == set(named)
 
 
-def test_declared_floors_are_those_of_the_generated_stubs() -> None:
+def test_minimum_library_versions_equal_those_of_the_generated_stubs() -> None:
     stubs = HOUSE / "common" / "potluck" / "rpc" / "v1"
     floors = {
         requirement.name: {Version(part.version) for part in requirement.specifier}
@@ -398,7 +398,7 @@ def test_declared_floors_are_those_of_the_generated_stubs() -> None:
         ]
 
 
-def test_type_checkers_look_everywhere() -> None:
+def test_type_checkers_cover_every_folder() -> None:
     products = {"build", "dist", "node_modules"}
     loose = {"examples"}  # of modules with the same names; pyright alone looks at them, strictly
     folders = {
@@ -452,7 +452,7 @@ def unpinned(requirements: list[str], pins: set[str]) -> Iterator[str]:
         pending += [each for each in brought if name != "torch" or not OF_CUDA.match(each[0].name)]
 
 
-def test_constraints_pin_everything() -> None:
+def test_constraints_pin_every_dependency() -> None:
     project = pyproject()["project"]
     lines = (HOUSE / "constraints.txt").read_text().splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
@@ -502,7 +502,7 @@ EXTRAS = {
 
 
 @pytest.mark.parametrize("package", EXTRAS)
-def test_a_package_imports_what_is_installed_for_it(package: str) -> None:
+def test_packages_import_only_their_declared_libraries(package: str) -> None:
     project = pyproject()["project"]
     extras = [project["optional-dependencies"][extra] for extra in EXTRAS[package]]
     named = [Requirement(text).name for text in chain(project["dependencies"], *extras)]
@@ -569,7 +569,7 @@ def run_with_wheel(unpacked: Path, program: str) -> str:
     return result.stdout
 
 
-def test_wheel_holds_every_file(unpacked_wheel: Path, house_files: set[Path]) -> None:
+def test_wheel_contains_every_source_file(unpacked_wheel: Path, house_files: set[Path]) -> None:
     contents = unpacked_wheel / "potluck"
     assert {path.name for path in contents.iterdir()} == {folder.name for folder in packages()}
     unpacked = set().union(*(source_files(contents, folder.name) for folder in packages()))
@@ -601,7 +601,7 @@ print(version("potluck"), software_version())
     assert told == [source_version(HOUSE)] * 2
 
 
-def test_every_entry_point_of_the_wheel_names_something_in_it(unpacked_wheel: Path) -> None:
+def test_every_entry_point_of_the_wheel_names_an_existing_object(unpacked_wheel: Path) -> None:
     [wheel] = distributions(name="potluck", path=[str(unpacked_wheel)])
     project = pyproject()["project"]
     groups = {**project["entry-points"], "console_scripts": project["scripts"]}

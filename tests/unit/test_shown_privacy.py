@@ -42,7 +42,7 @@ def rounds() -> list[Round]:
     return [round_of(event.committed) for event in events()[1:]]
 
 
-def test_the_card_states_the_claim_and_the_loss_of_each_client() -> None:
+def test_model_card_states_the_privacy_claim_and_the_loss_of_each_client() -> None:
     card = make_card(events()[0].status, rounds(), RUN_FILE, [])
     assert [(each.client, each.update_epsilon) for each in card.clients] == [
         ("client-0", 1.4),
@@ -58,7 +58,7 @@ def test_the_card_states_the_claim_and_the_loss_of_each_client() -> None:
     assert "| ε of updates |" in text
 
 
-def test_the_card_of_a_run_without_noise_has_no_such_column() -> None:
+def test_model_card_of_a_run_without_noise_has_no_epsilon_column() -> None:
     plain = [round_of(committed(1, 0.5, member(0)).committed)]
     card = make_card(events()[0].status, plain, '[task]\nname = "digits"\n', [])
     assert card.privacy.noise is None
@@ -66,7 +66,7 @@ def test_the_card_of_a_run_without_noise_has_no_such_column() -> None:
     assert "ε of updates" not in card.markdown()
 
 
-def test_the_report_has_the_loss_of_each_round() -> None:
+def test_run_report_has_the_privacy_loss_of_each_round() -> None:
     [line] = privacy_lines(rounds())
     assert line == (
         "  privacy loss of updates: ε ≤ 1.4 (δ = 1e-05), 1 client near the limit, 2 refused"
@@ -75,7 +75,7 @@ def test_the_report_has_the_loss_of_each_round() -> None:
     assert [each["privacy"]["largest"] for each in values] == [0.9, 1.4]
 
 
-def test_the_page_shows_the_loss_by_round_and_by_client() -> None:
+def test_web_ui_shows_the_privacy_loss_by_round_and_by_client() -> None:
     view = RunView()
     for event in events():
         view = observe(view, event)
@@ -90,7 +90,7 @@ def test_the_page_shows_the_loss_by_round_and_by_client() -> None:
     assert privacy.claim.startswith("[privacy]: updates hide whether any single record")
 
 
-def test_each_kind_of_run_claims_what_it_protects() -> None:
+def test_privacy_claim_of_each_kind_of_run_states_what_is_protected() -> None:
     assert privacy_claim({}) == ""
     assert privacy_claim({"secure_aggregation": True}) == f"secure_aggregation: {CLAIM}"
     fixed = privacy_claim({"privacy": {"noise_multiplier": 1.0, "delta": 1e-6}})

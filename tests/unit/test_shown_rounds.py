@@ -154,7 +154,7 @@ def shown(store: Store, reader: RecordReader, run_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["classification", "own-measures"])
-def test_rounds_are_shown_as_they_were(
+def test_committed_rounds_are_shown_as_in_the_stored_reference(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     url = f"sqlite:///{tmp_path / 'potluck.sqlite3'}"

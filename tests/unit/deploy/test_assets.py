@@ -59,7 +59,7 @@ def check_monitor(each: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("each", objects(), ids=identifier)
 @pytest.mark.parametrize("version", ["1.28", kubernetes_validate.latest_version()])
-def test_manifests_fit_kubernetes_schema(each: dict[str, Any], version: str) -> None:
+def test_kubernetes_manifests_match_the_schema(each: dict[str, Any], version: str) -> None:
     if each["kind"] == "PrometheusRule":
         assert (BASE / "rules.yaml").read_text() == kubernetes_rules(), "run: make pages"
     elif each["kind"] in OWN_KINDS:
@@ -68,7 +68,7 @@ def test_manifests_fit_kubernetes_schema(each: dict[str, Any], version: str) -> 
         kubernetes_validate.validate(each, version, strict=True)
 
 
-def test_monitors_give_targets_the_jobs_that_rules_go_by() -> None:
+def test_kubernetes_monitors_set_the_job_labels_used_by_the_rules() -> None:
     jobs = set()
     for each in objects():
         for endpoint in [
@@ -82,14 +82,14 @@ def test_monitors_give_targets_the_jobs_that_rules_go_by() -> None:
     assert set(named) - {"potluck-relay"} == jobs  # relays are not run there
 
 
-def test_the_validator_finds_mistakes() -> None:
+def test_kubernetes_validator_refuses_a_misspelt_field() -> None:
     [stateful] = [each for each in objects() if each["kind"] == "StatefulSet"]
     stateful["spec"]["replicsa"] = stateful["spec"].pop("replicas")
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(stateful, "1.28", strict=True)
 
 
-def test_configurations_in_manifests_are_what_the_programs_read() -> None:
+def test_configurations_in_manifests_are_accepted_by_the_programs() -> None:
     found = {
         each["metadata"]["name"]: each["data"]["potluck.toml"]
         for each in objects()
@@ -114,12 +114,12 @@ def test_configurations_in_manifests_are_what_the_programs_read() -> None:
     ]
 
 
-def test_manifests_name_this_release() -> None:
+def test_kubernetes_manifests_name_the_current_release() -> None:
     kustomization = yaml.safe_load((BASE / "kustomization.yaml").read_text())
     assert {image["newTag"] for image in kustomization["images"]} == {RELEASE}
 
 
-def test_kustomize_puts_them_together() -> None:
+def test_kustomize_builds_the_gpu_overlay() -> None:
     program = shutil.which("kubectl")
     if program is None:
         pytest.skip("kubectl is not installed")
@@ -133,14 +133,14 @@ def test_kustomize_puts_them_together() -> None:
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_units_say_how_their_group_may_read_the_key(name: str) -> None:
+def test_systemd_units_document_the_key_permissions_of_their_group(name: str) -> None:
     header = (ASSETS / "systemd" / name).read_text().split("[Unit]")[0]
     assert "install -m 640 -o root -g potluck certificate.pem key.pem authority.pem" in header
     assert "Group=potluck\n" in (ASSETS / "systemd" / name).read_text()
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_units_pass_systemds_own_check(tmp_path: Path, name: str) -> None:
+def test_systemd_units_pass_systemd_analyze(tmp_path: Path, name: str) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("systemd-analyze is not installed")
@@ -162,7 +162,7 @@ def test_units_pass_systemds_own_check(tmp_path: Path, name: str) -> None:
     assert b"NoNewPrivilege" in again.stderr  # it would have found a mistake
 
 
-def test_the_batch_script_is_one_file() -> None:
+def test_slurm_batch_script_is_a_single_valid_file() -> None:
     [script] = ASSETS.parent.rglob("*.sbatch")
     assert script == ASSETS.parent / "potluck" / "deploy" / "machines" / "hosts.sbatch"
     subprocess.run(["bash", "-n", str(script)], check=True, timeout=60)

@@ -37,13 +37,13 @@ def linked(name: str) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", [*PAGES, *PRIVACY])
-def test_every_link_leads_somewhere(name: str) -> None:
+def test_every_link_target_on_the_pages_exists(name: str) -> None:
     targets = list(linked(name))
     assert targets
     assert [str(target) for target in targets if not target.exists()] == []
 
 
-def test_every_path_in_the_text_exists() -> None:
+def test_every_path_quoted_on_the_pages_exists() -> None:
     texts = [LABELLED.sub("", (HOUSE / name).read_text()) for name in PAGES]
     paths = {path for text in texts for path in QUOTED_PATH.findall(text)}
     assert len(paths) > 10
@@ -51,13 +51,13 @@ def test_every_path_in_the_text_exists() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_link_is_called_as_its_target(name: str) -> None:
+def test_every_link_label_occurs_in_its_target(name: str) -> None:
     links = LABELLED.findall((HOUSE / name).read_text())
     ends = [(label.rpartition("…/")[2].strip("/"), target) for label, target in links]
     assert [f"{end}: {target}" for end, target in ends if end not in target] == []
 
 
-def test_every_function_is_in_the_file_named_with_it() -> None:
+def test_every_function_on_the_architecture_page_is_in_its_file() -> None:
     text = (HOUSE / "docs/contributing/architecture.md").read_text()
     named = [
         (target, function)
@@ -126,7 +126,7 @@ def endings(path: Path) -> Iterator[str]:
         yield "/".join(path.parts[start:])
 
 
-def test_every_test_named_on_a_page_exists() -> None:
+def test_every_test_file_named_on_a_page_exists() -> None:
     pages = [*(HOUSE / "docs").rglob("*.md"), HOUSE / "README.md", HOUSE / "CONTRIBUTING.md"]
     named = {
         (page.name, name)

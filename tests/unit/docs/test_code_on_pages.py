@@ -57,14 +57,14 @@ All are whole files, except in README.md and selection-in-python.md."""
 WHOLE_FILE = re.compile(r"# \S+\.py\n")
 
 
-def test_python_on_every_page_is_executed() -> None:
+def test_python_on_every_page_is_executed_by_a_test() -> None:
     found = {str(block.page.relative_to(ROOT)) for block in blocks("python")}
     assert found == set(RUN_ELSEWHERE)
     for page, test in RUN_ELSEWHERE.items():
         assert page in (ROOT / test).read_text()
 
 
-def test_python_that_is_no_whole_file_is_executed_here() -> None:
+def test_python_fragments_on_pages_can_be_executed() -> None:
     parts = [
         block
         for block in blocks("python")
@@ -119,7 +119,7 @@ def kind_of(values: Mapping[str, Any]) -> tuple[type[Settings], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("block", blocks("toml"), ids=str)
-def test_settings_are_accepted(block: Block, tmp_path: Path) -> None:
+def test_settings_on_pages_are_accepted(block: Block, tmp_path: Path) -> None:
     if block.text.startswith("# pyproject.toml\n"):
         assert "project" in tomllib.loads(block.text)  # built by the page's own test
         return
@@ -187,14 +187,14 @@ def parse(line: str) -> None:
 
 
 @pytest.mark.parametrize(("line", "place"), command_lines(), ids=lambda text: text[:60])
-def test_commands_have_these_options(line: str, place: str) -> None:
+def test_commands_on_pages_have_only_existing_options(line: str, place: str) -> None:
     try:
         parse(line)
     except TyperException as error:
         pytest.fail(f"{place}: {line}: {error}")
 
 
-def test_an_option_that_is_not_there_is_found() -> None:
+def test_unknown_command_option_or_plugin_on_a_page_is_detected() -> None:
     with pytest.raises(TyperException):
         parse("potluck watch --no-such-option")
     with pytest.raises(AssertionError, match="no command wach"):

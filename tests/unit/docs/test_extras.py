@@ -8,7 +8,7 @@ from support.repository import ROOT
 from potluck.common.settings.extras import INSTALLING
 
 
-def test_every_extra_is_in_the_table() -> None:
+def test_extras_table_lists_every_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     rows = [
         line.split("|")[1]
@@ -19,7 +19,7 @@ def test_every_extra_is_in_the_table() -> None:
     assert named == set(project["optional-dependencies"])
 
 
-def test_messages_about_missing_libraries_name_a_page_that_has_all_extras() -> None:
+def test_page_named_in_missing_library_errors_lists_all_extras() -> None:
     page = (ROOT / INSTALLING).read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for name in set(project["optional-dependencies"]) - {"dev", "docs"}:

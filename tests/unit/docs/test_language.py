@@ -112,11 +112,11 @@ def test_sentences_avoid_the_listed_patterns() -> None:
         ("Its host is no longer asked.", 0),
     ],
 )
-def test_phrases_are_found(line: str, count: int) -> None:
+def test_phrases_to_avoid_are_detected(line: str, count: int) -> None:
     assert list(phrases(line)) == [line] * count
 
 
-def test_openings_are_found_in_all_docstrings() -> None:
+def test_docstring_openings_to_avoid_are_detected() -> None:
     source = (
         '"""What a module is."""\n'
         'class A:\n    """Store it."""\n    def f(self):\n        """Of one."""\n'
@@ -125,7 +125,7 @@ def test_openings_are_found_in_all_docstrings() -> None:
 
 
 @pytest.mark.parametrize(("words", "found"), [(MOST_WORDS, 0), (MOST_WORDS + 1, 1)])
-def test_long_sentences_are_found_in_prose_alone(words: int, found: int) -> None:
+def test_long_sentences_are_detected_only_in_prose(words: int, found: int) -> None:
     long = " ".join(["word"] * (words - 1))
     page = (
         f"# {long} title\n\nShort. A\n{long}. Short.\n\n"

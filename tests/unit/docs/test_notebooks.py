@@ -1,4 +1,4 @@
-"""The notebooks are kept without outputs, lead somewhere and can be found."""
+"""The notebooks are stored without outputs, have valid links and are linked from the docs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_LINES = 8
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_is_kept_without_outputs_and_its_links_lead_somewhere(path: Path) -> None:
+def test_notebook_has_no_outputs_and_only_existing_link_targets(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert cleaned(text) == text, "run `make pages`"
     ast.parse(code_of(text))
@@ -28,7 +28,7 @@ def test_it_is_kept_without_outputs_and_its_links_lead_somewhere(path: Path) -> 
     assert missing == []
 
 
-def test_a_model_is_trained_in_eight_lines() -> None:
+def test_first_notebook_trains_a_model_in_eight_lines() -> None:
     text = (ROOT / "examples" / "notebooks" / "first-federation.ipynb").read_text()
     first = next(cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code")
     lines = [line for line in first["source"] if line.strip()]
@@ -36,7 +36,7 @@ def test_a_model_is_trained_in_eight_lines() -> None:
     assert len(lines) <= MOST_LINES
 
 
-def test_pages_lead_to_all_of_them() -> None:
+def test_pages_link_to_all_notebooks() -> None:
     linked = {
         (ROOT / "docs/start" / each).resolve()
         for each in LINK.findall((ROOT / "docs/start/selection-in-python.md").read_text())
@@ -46,13 +46,13 @@ def test_pages_lead_to_all_of_them() -> None:
     assert [each.stem for each in NOTEBOOKS if f"notebooks/{each.stem}.md" not in site] == []
 
 
-def test_the_site_has_every_page() -> None:
+def test_site_navigation_lists_every_page() -> None:
     site = (ROOT / "mkdocs.yml").read_text()
     pages = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
     assert sorted(str(page) for page in pages if f": {page}\n" not in site) == []
 
 
-def test_cleaning_takes_away_what_a_kernel_left() -> None:
+def test_notebook_cleaning_removes_outputs_and_kernel_metadata() -> None:
     cell = {"cell_type": "code", "id": "x", "metadata": {"tags": ["a"]}, "source": "1 + 1\n"}
     run = cell | {"execution_count": 3, "outputs": [{"output_type": "execute_result"}]}
     note = {"cell_type": "markdown", "metadata": {}, "source": ["# Title\n", "text"]}

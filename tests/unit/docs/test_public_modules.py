@@ -32,7 +32,7 @@ def folder_of(name: str) -> Path:
         path = path.parent
 
 
-def test_every_room_that_others_import_from_is_typed() -> None:
+def test_every_subpackage_imported_by_pages_and_examples_is_typed() -> None:
     """A marker at the top is not enough: below a namespace package pyright looks for one beside
     the module that is imported."""
     codes = [block.text for block in blocks("python")]

@@ -25,7 +25,7 @@ def test_the_readme_is_short() -> None:
         ("[trackers]", "potluck.sinks"),
     ],
 )
-def test_the_table_of_what_is_in_the_box_has_the_numbers_of_the_code(
+def test_readme_table_of_contents_has_the_number_of_installed_plugins(
     label: str, group: str
 ) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from support.repository import ROOT
 
 
-def test_a_host_without_torch_has_the_other_libraries() -> None:
+def test_host_requirements_without_torch_match_the_project_dependencies() -> None:
     def requirements(lines: list[str]) -> dict[str, Any]:
         return {each.name: each.specifier for each in map(Requirement, lines)}
 

@@ -1,4 +1,4 @@
-"""Label mixes and privacy spent, from what the coordinator was disclosed."""
+"""Label mixes and spent privacy, computed from the coordinator's disclosures."""
 
 from support.operator_service import committed, member
 
@@ -15,7 +15,7 @@ PROFILES = [
 ]
 
 
-def test_the_mix_of_a_cohort_is_that_of_its_clients_together() -> None:
+def test_label_mix_of_a_cohort_is_the_sum_over_its_clients() -> None:
     lost = member(1, MemberState.MEMBER_STATE_LOST)
     rounds = [
         committed(1, 0.5, member(0), lost),
@@ -30,12 +30,12 @@ def test_the_mix_of_a_cohort_is_that_of_its_clients_together() -> None:
     assert (third.selected, third.entropy) == (None, None)
 
 
-def test_without_label_counts_there_is_no_mix() -> None:
+def test_label_mix_is_empty_without_disclosed_label_counts() -> None:
     mix = shown_mix([round_of(committed(1, 0.5).committed)], 2, PROFILES[2:])
     assert (mix.clients, mix.disclosed, mix.federation, mix.rounds) == (1, 0, None, [])
 
 
-def test_privacy_is_added_up_over_sums_and_releases() -> None:
+def test_spent_privacy_is_summed_over_secure_sums_and_releases() -> None:
     sums = [
         operator_pb2.AuditedSum(
             released=True, epsilon=0.5, hosts={"client-0": "host-0", "client-10": "host-1"}
@@ -61,7 +61,7 @@ def test_privacy_is_added_up_over_sums_and_releases() -> None:
     assert privacy.holds_against.startswith("an honest-but-curious coordinator only")
 
 
-def test_hosts_hold_their_clients_and_those_that_attend_come_first() -> None:
+def test_host_list_groups_clients_and_shows_connected_hosts_first() -> None:
     def client(number: int, host: str, **values: object) -> operator_pb2.ClientStatus:
         found = operator_pb2.ClientStatus(client_id=f"client-{number}", host_id=host, **values)  # type: ignore[arg-type]  # by name
         found.last_seen.seconds = 1000 + number

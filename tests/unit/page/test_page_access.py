@@ -8,7 +8,7 @@ import pytest
 from potluck.page.page_access import HEADERS, PageAccess, is_loopback, is_own, other_user
 
 
-def test_a_token_is_good_once() -> None:
+def test_access_token_is_valid_once() -> None:
     redeemed = list[str]()
     access = PageAccess(on_redeemed=lambda: redeemed.append(access.token))
     token = access.token
@@ -20,7 +20,7 @@ def test_a_token_is_good_once() -> None:
     assert access.token != token
 
 
-def test_the_cookie_admits_and_nothing_else_does() -> None:
+def test_only_the_session_cookie_gives_access() -> None:
     access, other = PageAccess(), PageAccess()
     session = access.redeem()
     cookie = access.set_cookie(session).partition(";")[0]
@@ -47,17 +47,17 @@ def test_the_cookie_admits_and_nothing_else_does() -> None:
         ("", False),
     ],
 )
-def test_a_host_must_be_this_machine(host: str, own: bool) -> None:
+def test_only_loopback_host_headers_are_accepted(host: str, own: bool) -> None:
     assert is_loopback(host) is own
 
 
-def test_an_origin_must_be_the_page() -> None:
+def test_only_the_origin_of_the_web_ui_is_accepted() -> None:
     assert is_own("http://127.0.0.1:8000", "127.0.0.1:8000")
     for origin in ("", "null", "http://127.0.0.1:8001", "https://127.0.0.1:8000", "http://evil"):
         assert not is_own(origin, "127.0.0.1:8000")
 
 
-def test_the_policy_allows_no_code_from_elsewhere_and_none_within_documents() -> None:
+def test_content_security_policy_allows_no_external_or_inline_code() -> None:
     policy = HEADERS["Content-Security-Policy"]
     assert "default-src 'none'" in policy
     assert "script-src 'self';" in policy
@@ -91,11 +91,13 @@ def connection(local: str, remote: str, user: int) -> str:
         (["", "nonsense"], None),
     ],
 )  # fmt: skip
-def test_another_user_of_the_machine_is_known(lines: list[str], stranger: int | None) -> None:
+def test_connection_of_another_user_of_the_machine_is_detected(
+    lines: list[str], stranger: int | None
+) -> None:
     assert other_user(CLIENT, SERVER, lines) == stranger
 
 
-def test_who_calls_sudo_is_no_other_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_who_called_sudo_is_not_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_UID", f"{OTHERS}")
     line = connection("0100007F:D78C", "0100007F:8A37", OTHERS)
     assert other_user(CLIENT, SERVER, [line]) is None

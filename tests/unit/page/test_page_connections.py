@@ -3,7 +3,7 @@
 from potluck.page.page_connections import OpenStreams, WaitingConnections
 
 
-def test_the_oldest_connection_that_waits_makes_room() -> None:
+def test_oldest_idle_connection_is_closed_at_the_limit() -> None:
     closed = list[str]()
     waiting = WaitingConnections(2)
     for name in ("a", "b", "a", "c"):  # a has sent a request meanwhile, and waits again
@@ -15,7 +15,7 @@ def test_the_oldest_connection_that_waits_makes_room() -> None:
     assert closed == ["b"]
 
 
-def test_streams_are_counted_by_browser() -> None:
+def test_open_streams_are_limited_per_browser() -> None:
     streams = OpenStreams(1)
     with streams.counted("mine") as first, streams.counted("mine") as second:
         assert (first, second) == (True, False)

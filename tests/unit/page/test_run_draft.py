@@ -1,4 +1,4 @@
-"""A run file being written: the form writes into it, and each problem has a place."""
+"""Drafts of run files: the form writes into the file, and each problem has a line."""
 
 import pytest
 
@@ -23,13 +23,13 @@ clients = 6
 """
 
 
-def test_the_form_begins_with_a_file_that_is_right() -> None:
+def test_first_draft_of_a_run_file_is_valid() -> None:
     assert problems_of(FIRST_DRAFT) == []
     assert problems_of(example_run_file()) == []
     parse_run_file(FIRST_DRAFT, source="the first draft")
 
 
-def test_fields_have_hints_defaults_and_choices() -> None:
+def test_form_fields_have_hints_defaults_and_choices() -> None:
     fields = {field.key: field for field in form_fields()}
     assert fields["rounds"].default == "30"
     assert fields["rounds"].hint == "Number of rounds to commit."
@@ -40,7 +40,7 @@ def test_fields_have_hints_defaults_and_choices() -> None:
     assert fields["training.epochs"].default == "the task's own"
 
 
-def test_fields_are_put_into_the_file_and_comments_stay() -> None:
+def test_form_fields_are_written_into_the_run_file_keeping_comments() -> None:
     draft = drafted(TEXT, {"rounds": "7", "name": "5", "selector.name": "kl", "seed": ""})
     assert draft.run_file.startswith("# mine\nrounds = 7  # few\n")
     assert draft.values == {
@@ -67,7 +67,7 @@ def test_fields_are_put_into_the_file_and_comments_stay() -> None:
         ("listen = 'x'\nstate_directory = 'y'", "", None, "this looks like the configuration of a"),
     ],
 )
-def test_each_problem_has_a_key_and_a_line(
+def test_each_run_file_problem_has_a_key_and_a_line(
     text: str, key: str, line: int | None, said: str
 ) -> None:
     [problem] = problems_of(text)
@@ -85,14 +85,14 @@ def test_each_problem_has_a_key_and_a_line(
         ("this coordinator takes no more runs", "", None),
     ],
 )
-def test_what_the_coordinator_refuses_is_shown_at_its_field(
+def test_refusal_of_the_coordinator_is_shown_at_its_field(
     message: str, key: str, line: int | None
 ) -> None:
     [problem] = refused(TEXT, message)
     assert (problem.key, problem.line, problem.text) == (key, line, message)
 
 
-def test_lines_are_found_in_tables_and_dotted_keys() -> None:
+def test_line_of_a_key_is_found_in_tables_and_dotted_keys() -> None:
     text = "a.b = 1\n[c]\nd = 2\n[[e]]\nf = 3\n"
     found = {key: line_of(text, key) for key in ("a.b", "c.d", "c", "e.f", "c.x", "z")}
     assert found == {"a.b": 1, "c.d": 3, "c": 2, "e.f": 5, "c.x": 2, "z": None}
@@ -107,7 +107,7 @@ def test_runs_are_compared_by_the_settings_in_which_they_differ() -> None:
     ]
 
 
-def test_old_names_of_keys_become_current_ones() -> None:
+def test_old_key_names_in_a_draft_are_renamed() -> None:
     old = f"count = 3\n{TEXT}"
     with pytest.warns(OldSpellingWarning):
         draft = drafted(old, {"rounds": "7"})

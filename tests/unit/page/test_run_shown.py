@@ -41,7 +41,7 @@ def seen(*events: Event) -> RunView:
     return view
 
 
-def test_a_run_is_shown_once_something_is_known_of_it() -> None:
+def test_run_is_shown_after_its_first_event() -> None:
     assert shown_run(RunView(), ClientList(), NOW) is None
     found = shown_run(seen(status(), notice("host-0 left")), ClientList(), NOW)
     assert found is not None
@@ -65,7 +65,7 @@ def test_a_run_is_shown_once_something_is_known_of_it() -> None:
         (RunState.RUN_STATE_FAILED, False, True),
     ],
 )
-def test_controls_are_those_that_the_state_allows(
+def test_stop_and_resume_are_shown_only_in_states_that_allow_them(
     state: RunState.ValueType, stop: bool, resume: bool
 ) -> None:
     found = shown_run(seen(status(state, reason="why")), ClientList(), NOW)
@@ -74,14 +74,14 @@ def test_controls_are_those_that_the_state_allows(
     assert found.status.why == "why"
 
 
-def test_a_waiting_run_says_what_for() -> None:
+def test_waiting_run_shows_the_missing_clients() -> None:
     found = shown_run(seen(waits(status(RunState.RUN_STATE_WAITING))), ClientList(), NOW)
     assert found is not None
     assert found.status.why.startswith("6 of 9 clients attend; waiting for 3 more until ")
     assert found.status.why.endswith("; away: client-6, client-7, client-8")
 
 
-def test_cohorts_point_into_a_list_of_clients_that_only_grows() -> None:
+def test_cohorts_refer_to_an_append_only_client_list() -> None:
     clients = ClientList()
     view = seen(
         status(committed=2),
@@ -101,7 +101,7 @@ def test_cohorts_point_into_a_list_of_clients_that_only_grows() -> None:
     assert clients.since(2) == ["client-9"]
 
 
-def test_the_round_under_way_is_shown_client_by_client() -> None:
+def test_current_round_shows_the_state_of_each_client() -> None:
     event = progress(3, "train", member(0, TRAINING, 0.456), member(1, LOST), member(2))
     event.progress.members[1].trouble = "host-0 went away"
     event.progress.bytes_down = 1200
@@ -117,7 +117,7 @@ def test_the_round_under_way_is_shown_client_by_client() -> None:
     assert found.done == pytest.approx(2.456 / 3, abs=1e-3)
 
 
-def test_a_straggler_takes_half_as_long_again_as_the_middle_of_those_that_are_done() -> None:
+def test_straggler_takes_1_5_times_the_median_duration_of_finished_clients() -> None:
     event = progress(1, "train", member(0), member(1), member(2, TRAINING, 0.2), member(3, LOST))
     event.progress.members[0].seconds, event.progress.members[1].seconds = 2.0, 4.0
     for seconds, expected in [(4.4, []), (4.6, [2])]:
@@ -128,7 +128,7 @@ def test_a_straggler_takes_half_as_long_again_as_the_middle_of_those_that_are_do
     assert stragglers(event.progress) == []
 
 
-def test_a_cohort_is_sent_where_it_is_another_one() -> None:
+def test_cohort_is_sent_only_if_it_changed() -> None:
     first, later = progress(1, "select").progress, progress(1, "train", member(0)).progress
     assert changed_cohort(None, first)
     assert changed_cohort(first, later)
@@ -137,6 +137,6 @@ def test_a_cohort_is_sent_where_it_is_another_one() -> None:
     assert changed_cohort(later, again)
 
 
-def test_details_say_why_each_was_chosen() -> None:
+def test_round_details_contain_the_reason_of_each_selection() -> None:
     [found] = shown_details(round_of(committed(1, 0.5, member(7, LOST)).committed)).members
     assert (found.client, found.reason, found.state) == ("client-7", "uniform", "lost")

@@ -1,4 +1,4 @@
-"""Pages that ask the same at once."""
+"""Answers shared by concurrent requests of the web UI."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ class Coordinator:
         return number
 
 
-async def test_pages_share_an_answer_and_no_error() -> None:
+async def test_concurrent_requests_share_an_answer_and_not_an_error() -> None:
     coordinator, answers = Coordinator(), SharedAnswers[int](60.0)
     waiting = [asyncio.create_task(answers.of("run", coordinator.ask)) for _ in range(3)]
     await asyncio.sleep(0)
@@ -36,7 +36,7 @@ async def test_pages_share_an_answer_and_no_error() -> None:
     assert await answers.of("another", coordinator.ask) == 3
 
 
-async def test_an_old_answer_is_asked_for_anew() -> None:
+async def test_expired_shared_answer_is_requested_again() -> None:
     coordinator, answers = Coordinator(), SharedAnswers[int](0.0)
     coordinator.may.set()
     with pytest.raises(UnreachableError):
@@ -44,7 +44,7 @@ async def test_an_old_answer_is_asked_for_anew() -> None:
     assert [await answers.of("run", coordinator.ask) for _ in range(2)] == [2, 3]
 
 
-async def test_a_page_that_leaves_takes_the_answer_from_no_other() -> None:
+async def test_cancelled_request_does_not_cancel_the_shared_answer() -> None:
     coordinator, answers = Coordinator(), SharedAnswers[int](60.0)
     coordinator.asked = 1
     leaving = asyncio.create_task(answers.of("run", coordinator.ask))

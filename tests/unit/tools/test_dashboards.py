@@ -1,4 +1,4 @@
-"""The dashboards as files: fresh, of Grafana's form, and about metrics that exist."""
+"""The dashboard files: up to date, valid for Grafana, and about existing metrics."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def expressions(path: Path) -> list[str]:
     return [rule["expr"] for group in read(path)["groups"] for rule in group["rules"]]
 
 
-def test_the_files_are_made_from_the_definitions() -> None:
+def test_dashboard_files_equal_the_generated_ones() -> None:
     assert {path.name: path.read_text() for path in DASHBOARDS} == dashboard_files(), (
         "run: make pages"
     )
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_grafana_understands_all_of_it(path: Path) -> None:
+def test_dashboards_are_unchanged_by_the_grafana_model(path: Path) -> None:
     """Through Grafana's own model of a dashboard and back, nothing is lost."""
     written = json.loads(path.read_text())
     understood = json.loads(JSONEncoder().encode(Dashboard.from_json(written)))
@@ -96,7 +96,7 @@ def missing(written: Any, understood: Any, where: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_panels_say_what_they_show_and_do_not_overlap(path: Path) -> None:
+def test_dashboard_panels_have_descriptions_and_do_not_overlap(path: Path) -> None:
     covered: set[tuple[int, int]] = set()
     found = panels(path)
     assert len({panel["id"] for panel in found}) == len(found)
@@ -119,7 +119,7 @@ def test_panels_say_what_they_show_and_do_not_overlap(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [*DASHBOARDS, *RULES], ids=lambda path: path.name)
-def test_only_series_that_exist_are_asked_for(path: Path) -> None:
+def test_dashboards_query_only_existing_series(path: Path) -> None:
     known = series()
     for expression in expressions(path):
         named = set(re.findall(r"\b(?:potluck|process)[a-zA-Z0-9_:]*", without_labels(expression)))
@@ -162,7 +162,7 @@ def shipped_alerts() -> list[dict[str, Any]]:
     return [rule for rule in rules if "alert" in rule]
 
 
-def test_every_alert_fires_and_resolves_in_promtools_tests() -> None:
+def test_every_alert_fires_and_resolves_in_the_promtool_tests() -> None:
     tests = read(ROOT / "tests" / "testdata" / "alerts.test.yml")["tests"]
     cases = [case for test in tests for case in test["alert_rule_test"]]
     shipped = {alert["alert"] for alert in shipped_alerts()}

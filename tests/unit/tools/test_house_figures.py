@@ -1,4 +1,4 @@
-"""The figures of the code's shape are counted as the script says."""
+"""The counts of the code's shape."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def house(tmp_path: Path) -> list[house_figures.Module]:
     return house_figures.read_modules(tmp_path)
 
 
-def test_names_that_the_core_imports_from_a_guest_count_once(
+def test_name_imported_from_a_guest_is_counted_once(
     house: list[house_figures.Module],
 ) -> None:
     assert house_figures.guest_imports(house) == {
@@ -49,7 +49,9 @@ def test_names_that_the_core_imports_from_a_guest_count_once(
     }
 
 
-def test_modules_lines_and_classes_are_counted(house: list[house_figures.Module]) -> None:
+def test_lines_imports_and_classes_of_modules_are_counted(
+    house: list[house_figures.Module],
+) -> None:
     commit = next(module for module in house if module.name.endswith("commit"))
     assert (commit.import_lines, commit.lines, commit.subpackage) == (5, 12, "server.runs")
     assert [node.name for node in commit.classes] == ["Committed", "Part"]
@@ -58,7 +60,7 @@ def test_modules_lines_and_classes_are_counted(house: list[house_figures.Module]
     assert len(importers["potluck.secagg.protocol.masks"]) == 3
 
 
-def test_forms_of_a_round_are_classes_and_messages_with_its_bytes(
+def test_round_forms_are_classes_and_messages_with_bytes_up(
     house: list[house_figures.Module],
 ) -> None:
     schema = {"a.proto": "message Yes {\n  uint64 bytes_up = 1;\n}\nmessage No {\n}\n"}
@@ -68,7 +70,7 @@ def test_forms_of_a_round_are_classes_and_messages_with_its_bytes(
     ]
 
 
-def test_a_walk_returns_where_it_enters_a_subpackage_again() -> None:
+def test_returns_of_a_walk_count_subpackages_entered_again() -> None:
     links = {
         step: f"[`x`](../server/potluck/server/{step}.py) `do`"
         for step in ("runs/a", "runs/b", "store/c", "runs/d", "store/e", "hosts/f")
@@ -88,13 +90,13 @@ def product() -> list[house_figures.Module]:
     return house_figures.read_modules()
 
 
-def test_every_guest_is_somewhere_in_the_tree(product: list[house_figures.Module]) -> None:
+def test_every_guest_package_exists_in_the_tree(product: list[house_figures.Module]) -> None:
     names = [module.name for module in product]
     guests = {house_figures.guest_of(name) for name in names}
     assert set(house_figures.GUESTS) <= guests
 
 
-def test_the_table_has_each_goal(product: list[house_figures.Module]) -> None:
+def test_figures_table_lists_each_goal(product: list[house_figures.Module]) -> None:
     rows = house_figures.figures(product)
     goals = [goal for _, _, goal in rows if goal]
     assert {"≤ 46,000", "≤ 400", "≤ 600", "≤ 8 %", "0", "≤ 8", "≤ 5"} <= set(goals)

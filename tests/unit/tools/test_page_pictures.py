@@ -12,12 +12,12 @@ TEXTS = json.loads((ROOT / "docs/images/page-round.json").read_text(encoding="ut
 PAGE = ROOT / "page/potluck/page/static"
 
 
-def test_headers_of_the_picture_are_those_of_the_page() -> None:
+def test_picture_has_the_table_headers_of_the_web_ui() -> None:
     source = (PAGE / "live_round.js").read_text(encoding="utf-8")
     assert TEXTS["headers"] == re.findall(r'{ title: "([^"]+)"', source)
 
 
-def test_reasons_in_the_picture_are_those_of_the_selector_and_differ() -> None:
+def test_picture_shows_distinct_reasons_of_the_selector() -> None:
     columns = len(TEXTS["headers"])
     reasons = TEXTS["cells"][TEXTS["headers"].index("Why it was chosen") :: columns]
     first, *others = reasons

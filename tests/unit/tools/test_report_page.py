@@ -1,4 +1,4 @@
-"""A report's tables and pictures come onto a page of the docs."""
+"""Copying a report's tables and pictures to a docs page."""
 
 import io
 from pathlib import Path
@@ -41,7 +41,7 @@ of another experiment
 """
 
 
-def test_marked_tables_and_pictures_are_replaced(tmp_path: Path) -> None:
+def test_marked_tables_and_pictures_on_a_page_are_replaced(tmp_path: Path) -> None:
     results, page = tmp_path / "some", tmp_path / "research" / "page.md"
     results.mkdir()
     page.parent.mkdir()
@@ -67,7 +67,7 @@ def test_marked_tables_and_pictures_are_replaced(tmp_path: Path) -> None:
         assert len(small.getcolors() or []) <= 256
 
 
-def test_a_table_that_the_report_lacks_is_named(tmp_path: Path) -> None:
+def test_marked_table_missing_from_the_report_is_refused(tmp_path: Path) -> None:
     results, page = tmp_path / "some", tmp_path / "research" / "page.md"
     results.mkdir()
     page.parent.mkdir()

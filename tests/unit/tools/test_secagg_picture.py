@@ -11,17 +11,17 @@ ENDINGS = {MessageType.REFUSAL, MessageType.ABORT, MessageType.DISPUTE, MessageT
 """Messages of sessions that go wrong, of which the page tells further down."""
 
 
-def test_the_committed_picture_is_what_the_script_draws() -> None:
+def test_committed_picture_of_a_secure_sum_equals_the_generated_one() -> None:
     assert picture() == PICTURE.read_text(), "the picture has changed; run: make pages"
 
 
-def test_it_shows_the_stages_and_messages_in_their_order() -> None:
+def test_secure_sum_picture_shows_stages_and_messages_in_order() -> None:
     assert list(STAGES) == list(Stage)
     steps = [step for inside in STAGES.values() for step in inside]
     shown = [step.type for step in steps if isinstance(step, Message) and step.type]
     assert list(dict.fromkeys(shown)) == sorted(set(MessageType) - ENDINGS)
 
 
-def test_no_page_has_a_diagram_that_only_some_readers_see_drawn() -> None:
+def test_no_page_has_a_mermaid_diagram() -> None:
     pages = [*HOUSE.glob("*.md"), *HOUSE.glob("docs/**/*.md"), *HOUSE.glob("examples/**/*.md")]
     assert [page.name for page in pages if "```mermaid" in page.read_text()] == []

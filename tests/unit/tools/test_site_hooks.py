@@ -8,13 +8,13 @@ from support.repository import ROOT
 from site_hooks import on_post_build, redirect, redirects
 
 
-def test_a_former_path_leads_to_a_page_that_exists() -> None:
+def test_every_redirect_target_exists() -> None:
     gone = [new for new in redirects().values() if not (ROOT / "docs" / new).is_file()]
     assert set(gone) <= {"contributing/index.md"}  # made from CONTRIBUTING.md
     assert [old for old in redirects() if (ROOT / "docs" / old).exists()] == []
 
 
-def test_a_redirect_keeps_the_anchor_and_works_without_scripts() -> None:
+def test_redirect_page_keeps_the_anchor_and_works_without_scripts() -> None:
     page = redirect("adr/0002-identity.md", "contributing/adr/0002-identity.md")
     target = "../contributing/adr/0002-identity.html"
     assert f'location.replace("{target}" + location.hash)' in page
@@ -22,7 +22,7 @@ def test_a_redirect_keeps_the_anchor_and_works_without_scripts() -> None:
     assert f'<a href="{target}">' in page
 
 
-def test_a_built_site_has_a_redirect_for_each_former_path(tmp_path: Path) -> None:
+def test_built_site_has_a_redirect_page_for_each_former_path(tmp_path: Path) -> None:
     config = MkDocsConfig()
     config.site_dir = str(tmp_path)
     on_post_build(config)

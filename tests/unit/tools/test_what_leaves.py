@@ -6,12 +6,12 @@ from reference_pages import OWNERS, marked
 from what_leaves import ROWS, RUNS, Configuration, leaving_table
 
 
-def test_the_page_has_the_table_of_the_code() -> None:
+def test_disclosure_table_on_the_page_equals_the_generated_one() -> None:
     page = OWNERS.read_text(encoding="utf-8")
     assert marked(page, "leaves", leaving_table()) == page, "run: make pages"
 
 
-def test_noise_sends_no_loss_and_masks_send_sums() -> None:
+def test_disclosure_table_shows_no_loss_with_noise_and_sums_with_masks() -> None:
     plain, masked, noisy, both, later = (Configuration(*settings) for settings in RUNS.values())
     loss = ROWS["training loss and metrics"]
     found = [loss(each) for each in (plain, masked, noisy, both, later)]

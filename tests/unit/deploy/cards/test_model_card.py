@@ -88,7 +88,7 @@ def card(best_of: str | None = None, rounds: int = 2) -> ModelCard:
     )
 
 
-def test_a_card_names_model_cohorts_data_and_privacy() -> None:
+def test_model_card_contains_model_cohorts_data_and_privacy() -> None:
     found = card(best_of="accuracy")
     assert (found.run, found.round, found.blake3) == (RUN_ID, 2, "2" * 64)
     assert (found.best_of, found.state) == ("accuracy", "finished: stopped early")
@@ -113,7 +113,9 @@ def test_a_card_names_model_cohorts_data_and_privacy() -> None:
     ("strategy", "trains"),
     [("feddf", True), ("fedavg", False), ("of-another-machine", None)],
 )
-def test_a_card_says_whether_the_coordinator_trained(strategy: str, trains: bool | None) -> None:
+def test_model_card_states_whether_the_coordinator_trained_the_model(
+    strategy: str, trains: bool | None
+) -> None:
     stands = status(RunState.RUN_STATE_FINISHED, committed=1, rounds=1).status
     run_file = f'{RUN_FILE}[strategy]\nname = "{strategy}"\n'
     found = make_card(stands, [round_of(committed(1))], run_file, [])
@@ -121,7 +123,7 @@ def test_a_card_says_whether_the_coordinator_trained(strategy: str, trains: bool
     assert ("The coordinator trained the model further" in found.markdown()) is (trains is True)
 
 
-def test_a_late_update_that_joined_is_part_of_the_model() -> None:
+def test_model_card_counts_late_updates_that_joined() -> None:
     of_round = operator_pb2.CommittedRound
     late = selected(2, epoch=None, samples=0, state=MemberState.MEMBER_STATE_LATE)
     joined = operator_pb2.LateUpdate(client_id=late.client_id, round=1, weight=0.5)
@@ -136,14 +138,14 @@ def test_a_late_update_that_joined_is_part_of_the_model() -> None:
     assert (before.selected, before.included) == (1, 0)
 
 
-def test_a_card_of_an_earlier_round_knows_nothing_of_later_ones() -> None:
+def test_model_card_of_an_earlier_round_excludes_later_rounds() -> None:
     assert [each.round for each in card(rounds=1).rounds] == [1]
     assert card(rounds=1).clients[0].data_epochs == [0]
     before = card(rounds=0)
     assert (before.round, before.blake3, before.clients) == (0, "0" * 64, [])
 
 
-def test_both_forms_are_written_beside_the_model(tmp_path: Path) -> None:
+def test_model_card_is_written_as_json_and_markdown_beside_the_model(tmp_path: Path) -> None:
     found = card(best_of="accuracy")
     as_json, as_markdown = write_card(found, tmp_path / "best.safetensors")
     assert (as_json.name, as_markdown.name) == ("best.card.json", "best.card.md")
@@ -161,7 +163,7 @@ def test_both_forms_are_written_beside_the_model(tmp_path: Path) -> None:
     assert {path.parent for path in write_card(found, shards)} == {shards}
 
 
-def test_a_card_marks_metrics_that_are_partial() -> None:
+def test_model_card_marks_partial_metrics() -> None:
     one, two = committed(1), committed(2)
     two.coverage["accuracy"].CopyFrom(
         operator_pb2.Coverage(clients=3, asked=6, samples=120, partial=True)
@@ -179,7 +181,7 @@ def test_a_card_marks_metrics_that_are_partial() -> None:
     assert found.values()["coverage"]["accuracy"]["samples"] == 120
 
 
-def test_a_card_reads_well_without_words_of_the_code() -> None:
+def test_model_card_text_uses_plain_words() -> None:
     text = str(card())
     assert f"| model | after round 2 of run `{RUN_ID}` |" in text
     assert "| rounds in this model | 2 of the 9 planned |" in text
@@ -204,13 +206,13 @@ def test_a_card_reads_well_without_words_of_the_code() -> None:
         "<a href='https://evil.example'>x</a> &lt; a | b \\",
     ],
 )
-def test_name_that_others_chose_is_shown_as_plain_text(name: str) -> None:
+def test_run_name_with_markup_is_shown_as_plain_text(name: str) -> None:
     found = card().model_copy(update={"name": name})
     html = COMMONMARK.render(found.markdown().split("\n\n")[0])
     assert html == f"<h1>Model of run {escapeHtml(' '.join(name.split()))}</h1>\n"
 
 
-def test_bare_address_in_a_name_is_not_linked() -> None:
+def test_web_address_in_a_run_name_is_not_linked() -> None:
     # Some readers of Markdown link "https://", "www." and "@" wherever they stand.
     text = (
         card().model_copy(update={"name": "https://a.example www.b.example c@d.example"}).markdown()
@@ -218,7 +220,7 @@ def test_bare_address_in_a_name_is_not_linked() -> None:
     assert "run https\\://a.example www\\.b.example c\\@d.example\n" in text
 
 
-def test_code_with_backticks_and_bars_stays_one_cell() -> None:
+def test_option_value_with_backticks_and_bars_stays_in_one_table_cell() -> None:
     tables = {"model": {"name": "a` | [x](https://evil.example) `b"}}
     text = card().model_copy(update={"tables": tables}).markdown()
     section = text.split("## How it was made\n\n")[1].split("\n\n")[0]

@@ -25,7 +25,7 @@ from potluck.deploy.commands.demo_command import workers_of_host
         ("auto", 24, 1, 16, 64, 1),
     ],
 )
-def test_hosts_share_what_the_machine_has(
+def test_demo_hosts_share_the_processors_and_memory_of_the_machine(
     monkeypatch: pytest.MonkeyPatch,
     device: str,
     clients: int,
@@ -54,7 +54,7 @@ def test_hosts_share_what_the_machine_has(
         (["--data", "nowhere"], "nowhere is not a folder; name an existing one with --data"),
     ],
 )
-def test_what_is_not_on_this_machine_is_refused_before_a_file_is_made(
+def test_demo_options_this_machine_can_not_meet_are_refused_without_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], why: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -58,7 +58,7 @@ def commands(command: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]
             yield from commands(command.get_command(context, name), *words, name)
 
 
-def test_commands_are_listed_in_five_groups() -> None:
+def test_help_lists_commands_in_five_groups() -> None:
     text = CliRunner(env=WIDE).invoke(app, ["--help"]).stdout
     found = re.findall(r"^╭─ (.+?) ─+╮$|^│ ([a-z][a-z-]*)  ", text, re.MULTILINE)
     listed: dict[str, list[str]] = {}
@@ -91,7 +91,7 @@ def test_each_command_of_potluck_is_described_in_a_short_line() -> None:
         assert 0 < len(line) <= LONGEST_HELP, f"{name}: {line}"
 
 
-def test_a_run_file_is_checked_before_the_operators_configuration(run: Run, tmp_path: Path) -> None:
+def test_run_file_is_checked_before_the_operator_configuration(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('rounds = 0\ntask = {name = "digits"}\n')
     code, told = run("run", "run.toml")
     assert (code, told.startswith("potluck: run.toml: 'rounds': must be")) == (1, True)
@@ -101,16 +101,16 @@ def test_a_run_file_is_checked_before_the_operators_configuration(run: Run, tmp_
     assert (code, told.startswith("potluck: both the run file run.toml and --again")) == (1, True)
 
 
-def test_a_run_file_on_standard_input_is_checked_as_well(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_file_on_standard_input_is_checked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"rounds = 0\n")))
     code, told = run("run", "-")
     assert (code, told.startswith("potluck: standard input: 'rounds': must be")) == (1, True)
 
 
 @pytest.mark.parametrize("command", ["watch", "resume", "runs", "clients"])
-def test_a_command_without_a_coordinator_lists_what_to_do(run: Run, command: str) -> None:
+def test_command_without_an_operator_configuration_lists_the_remedies(
+    run: Run, command: str
+) -> None:
     code, told = run(command)
     assert code == 1
     assert "in neither ./operator.toml nor ~/.config/potluck/operator.toml; write one" in told

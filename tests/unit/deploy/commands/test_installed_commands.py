@@ -52,13 +52,13 @@ def _brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "printed"),
     [(["hello", "Ann", "--loud"], "hello Ann!\n"), (["count", "up", "3"], "1 2 3\n")],
 )
-def test_a_function_and_an_app_are_called_by_their_names(
+def test_installed_function_and_app_are_called_by_their_names(
     arguments: list[str], printed: str
 ) -> None:
     assert CliRunner().invoke(app, arguments).stdout == printed
 
 
-def test_help_lists_all_even_those_that_do_not_load() -> None:
+def test_help_lists_installed_commands_including_ones_that_can_not_be_loaded() -> None:
     text = " ".join(CliRunner(env={"COLUMNS": "200"}).invoke(app, ["--help"]).stdout.split())
     assert "hello Greet somebody." in text
     assert "count Count in several ways." in text
@@ -73,6 +73,6 @@ def test_calling_a_command_that_can_not_be_loaded_reports_the_reason() -> None:
     assert "No module named 'absent_library'" in result.exception.message
 
 
-def test_a_command_of_potlucks_own_keeps_its_name() -> None:
+def test_installed_command_does_not_replace_a_built_in_one() -> None:
     text = CliRunner().invoke(app, ["demo", "--help"]).stdout
     assert "throwaway federation" in text

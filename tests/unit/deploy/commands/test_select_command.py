@@ -73,7 +73,7 @@ def waterbirds() -> dict[str, Any]:
     }
 
 
-def test_one_json_object_per_round(run: Run, write: Write) -> None:
+def test_select_prints_one_json_object_per_round(run: Run, write: Write) -> None:
     code, out, err = run(
         "--selector", "fedentopt", "--profiles", write(histograms()),
         "--rounds", 3, "--clients-per-round", 2, "--seed", 5, "-o", "buffer=4", "--json",
@@ -91,7 +91,7 @@ def test_one_json_object_per_round(run: Run, write: Write) -> None:
     ]
 
 
-def test_the_same_seed_prints_the_same(run: Run, write: Write) -> None:
+def test_select_prints_the_same_cohorts_for_the_same_seed(run: Run, write: Write) -> None:
     path = write(waterbirds())
     command = (
         "--selector",
@@ -109,7 +109,7 @@ def test_the_same_seed_prints_the_same(run: Run, write: Write) -> None:
 
 
 @pytest.mark.parametrize("old", [("--count", 2), ("--count=2",)])
-def test_the_old_name_of_an_option_is_accepted_with_a_warning(
+def test_select_accepts_the_old_name_of_an_option_with_a_warning(
     run: Run, write: Write, old: tuple[object, ...]
 ) -> None:
     command = ("--selector", "fedentopt", "--profiles", write(histograms()), "--json")
@@ -121,7 +121,7 @@ def test_the_old_name_of_an_option_is_accepted_with_a_warning(
     ]
 
 
-def test_options_reach_the_selector(run: Run, write: Write) -> None:
+def test_select_passes_options_to_the_selector(run: Run, write: Write) -> None:
     code, out, _ = run(
         "--selector", "feddiverse", "--profiles", write(waterbirds()), "--rounds", 1,
         "--clients-per-round", 9, "-o", "rotation=triplet", "-o", "cross_product=signed", "--json",
@@ -154,7 +154,7 @@ def test_every_selector_runs_offline(run: Run, write: Write, selector: str) -> N
     assert [len(set(json.loads(line)["cohort"])) for line in out.splitlines()] == [7, 7]
 
 
-def test_people_get_a_table(run: Run, write: Write) -> None:
+def test_select_prints_a_table_without_json(run: Run, write: Write) -> None:
     code, out, _ = run(
         "--selector", "kl", "--profiles", write(histograms()), "--clients-per-round", 2
     )
@@ -163,7 +163,7 @@ def test_people_get_a_table(run: Run, write: Write) -> None:
     assert "most samples" in out
 
 
-def test_a_picture_comes_along(run: Run, write: Write, tmp_path: Path) -> None:
+def test_select_writes_a_plot(run: Run, write: Write, tmp_path: Path) -> None:
     picture = tmp_path / "selection.png"
     command = (
         "--selector",
@@ -179,7 +179,9 @@ def test_a_picture_comes_along(run: Run, write: Write, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_more_than_there_are_takes_all_and_says_so(run: Run, write: Write) -> None:
+def test_select_with_too_many_clients_per_round_selects_all_and_warns(
+    run: Run, write: Write
+) -> None:
     code, out, err = run(
         "--selector",
         "uniform",
@@ -195,7 +197,7 @@ def test_more_than_there_are_takes_all_and_says_so(run: Run, write: Write) -> No
     assert "6 clients" in err
 
 
-def test_only_an_id_is_required(run: Run, write: Write) -> None:
+def test_select_requires_only_the_profile_fields_of_its_selector(run: Run, write: Write) -> None:
     path = write({"classes": 2, "clients": [{"id": "a"}, {"id": "b"}]})
     assert run("--selector", "uniform", "--profiles", path, "--clients-per-round", 1)[0] == 0
     code, _, err = run("--selector", "feddiverse", "--profiles", path, "--clients-per-round", 1)
@@ -203,7 +205,7 @@ def test_only_an_id_is_required(run: Run, write: Write) -> None:
     assert "needs the triplet" in err
 
 
-def test_some_clients_may_lack_a_profile(run: Run, write: Write) -> None:
+def test_select_puts_a_client_without_a_profile_last(run: Run, write: Write) -> None:
     profiles = histograms()
     profiles["clients"].append({"id": "late"})
     code, out, _ = run(
@@ -214,7 +216,7 @@ def test_some_clients_may_lack_a_profile(run: Run, write: Write) -> None:
 
 
 @pytest.mark.parametrize("kind", ["zero triplets", "same clients"])
-def test_degenerate_profiles_are_no_error(run: Run, write: Write, kind: str) -> None:
+def test_select_accepts_degenerate_profiles(run: Run, write: Write, kind: str) -> None:
     triplet = [0, 0, 0] if kind == "zero triplets" else [0.2, 0.3, 0.1]
     clients = [{"id": f"k{row}", "triplet": triplet, "label_counts": [3, 3]} for row in range(8)]
     path = write({"classes": 2, "clients": clients})
@@ -269,7 +271,7 @@ def with_client(**fields: Any) -> dict[str, Any]:
         (with_client(interaction_matrix=[[1], [2]]), "interaction_matrix.0.1: is missing"),
     ],
 )
-def test_bad_files_are_refused_naming_the_place(
+def test_invalid_profile_file_is_refused_naming_the_place(
     run: Run, write: Write, content: Any, message: str
 ) -> None:
     code, out, err = run(
@@ -281,7 +283,7 @@ def test_bad_files_are_refused_naming_the_place(
     assert len(err.splitlines()) == 1
 
 
-def test_a_count_that_can_not_be(run: Run, write: Write) -> None:
+def test_zero_clients_per_round_is_refused(run: Run, write: Write) -> None:
     code, _, err = run(
         "--selector", "uniform", "--profiles", write(histograms()), "--clients-per-round", 0
     )
@@ -289,7 +291,7 @@ def test_a_count_that_can_not_be(run: Run, write: Write) -> None:
     assert "'--clients-per-round': must be greater than or equal to 1; see `" in err
 
 
-def test_a_missing_file(run: Run, tmp_path: Path) -> None:
+def test_missing_profile_file_is_refused(run: Run, tmp_path: Path) -> None:
     code, _, err = run(
         "--selector", "uniform", "--profiles", tmp_path / "none", "--clients-per-round", 1
     )
@@ -309,7 +311,7 @@ def test_a_missing_file(run: Run, tmp_path: Path) -> None:
         ("powr", "a=1", "installed: "),
     ],
 )
-def test_bad_options_list_the_valid_ones(
+def test_error_about_an_invalid_selector_option_lists_the_valid_ones(
     run: Run, write: Write, selector: str, option: str, message: str
 ) -> None:
     code, out, err = run(
@@ -326,7 +328,7 @@ def test_bad_options_list_the_valid_ones(
     assert message in err
 
 
-def test_too_many_subsets(run: Run, write: Write) -> None:
+def test_select_refuses_too_many_subsets(run: Run, write: Write) -> None:
     path = write(histograms(SIX * 20))
     code, _, err = run(
         "--selector",
@@ -342,7 +344,7 @@ def test_too_many_subsets(run: Run, write: Write) -> None:
     assert "46897636623981 ways, more than 10^8" in err
 
 
-def test_the_selectors_are_listed_with_what_they_are(run: Run) -> None:
+def test_selector_list_contains_every_selector_with_a_description(run: Run) -> None:
     code, printed, _ = run("--list")
     assert code == 0
     lines = dict(line.split(maxsplit=1) for line in printed.splitlines())
@@ -350,7 +352,7 @@ def test_the_selectors_are_listed_with_what_they_are(run: Run) -> None:
     assert lines["uniform"].startswith("Draws the cohort uniformly")
 
 
-def test_each_selector_is_listed_in_a_short_plain_line(run: Run) -> None:
+def test_selector_list_has_one_short_line_per_selector(run: Run) -> None:
     for line in run("--list")[1].splitlines():
         _, text = line.split(maxsplit=1)
         assert len(text) <= 80, line

@@ -59,11 +59,11 @@ def verdicts(answer: operator_pb2.DescribeCoordinatorResponse, now: datetime = N
     return {f"{each.about} {each.verdict}" for each in found if each.verdict is not Verdict.OK}
 
 
-def test_a_federation_that_is_well() -> None:
+def test_healthy_federation_has_no_findings() -> None:
     assert verdicts(described()) == set()
 
 
-def test_a_coordinator_of_another_build_is_named_with_both_builds() -> None:
+def test_finding_about_a_coordinator_of_another_build_names_both_builds() -> None:
     theirs = "0.1.0.dev7+gabcdef012"
     [found] = [
         each
@@ -76,7 +76,7 @@ def test_a_coordinator_of_another_build_is_named_with_both_builds() -> None:
     assert found.remedy == "install the same build here"
 
 
-def test_what_may_be_wrong_with_a_coordinator() -> None:
+def test_coordinator_problems_give_the_expected_findings() -> None:
     assert verdicts(described(versions={**VERSIONS, "framing": 99})) == {"its version error"}
     assert verdicts(described(versions={})) == {"its version error"}
     assert verdicts(described(software_version="0.0.1")) == {"its version warning"}
@@ -88,7 +88,7 @@ def test_what_may_be_wrong_with_a_coordinator() -> None:
     assert verdicts(away) == {"object store error"}
 
 
-def test_runs_that_wait_for_hosts_are_told() -> None:
+def test_waiting_run_is_a_warning() -> None:
     answer = described()
     answer.runs.extend([status().status, waits(status(), clients=9).status, waits(status()).status])
     assert verdicts(answer) == {"run warning"}
@@ -97,7 +97,7 @@ def test_runs_that_wait_for_hosts_are_told() -> None:
 
 
 @pytest.mark.parametrize(("minutes", "text"), [(5, "behind"), (-5, "ahead of")])
-def test_clocks_that_differ(minutes: int, text: str) -> None:
+def test_clock_difference_is_an_error(minutes: int, text: str) -> None:
     answer = described()
     answer.time.FromDatetime(NOW + timedelta(minutes=minutes))
     [clock] = [each for each in diagnosis.federation(answer, 0.1, NOW) if each.about == "clock"]
@@ -105,13 +105,13 @@ def test_clocks_that_differ(minutes: int, text: str) -> None:
     assert clock.found == f"this machine's is 5 min 00 s {text} the coordinator's"
 
 
-def test_a_certificate_that_ends_soon() -> None:
+def test_certificate_close_to_expiry_is_a_warning() -> None:
     answer = described()
     answer.certificate_expires_at.FromDatetime(NOW + timedelta(days=13))
     assert verdicts(answer) == {"its certificate warning"}
 
 
-def test_certificates_of_a_party(tmp_path: Path) -> None:
+def test_problems_of_certificate_files_are_found(tmp_path: Path) -> None:
     pki.create_authority(tmp_path, "demo")
     issued = pki.issue(tmp_path, Role.HOST, "host-0", clients=["client-0:3"])
     tls = TlsFiles(certificate=issued.certificate, key=issued.key, authority=issued.authority)
@@ -135,7 +135,7 @@ def test_certificates_of_a_party(tmp_path: Path) -> None:
     assert verdict().verdict is Verdict.ERROR
 
 
-def test_a_coordinator_whose_own_certificate_is_revoked(files: DemoFiles) -> None:
+def test_revoked_certificate_of_the_coordinator_is_an_error(files: DemoFiles) -> None:
     certificate_register.revoke(files.folder / "pki", "coordinator")
     config = load(CoordinatorConfig, files.coordinator, environment_prefix="TEST")
     now = datetime.now(UTC)
@@ -148,7 +148,7 @@ def test_a_coordinator_whose_own_certificate_is_revoked(files: DemoFiles) -> Non
 
 
 @pytest.mark.skipif(bool(mounts.why_not()), reason=mounts.why_not() or "can mount")
-def test_disks_that_are_full_or_read_only(tmp_path: Path) -> None:
+def test_full_or_read_only_disk_is_found(tmp_path: Path) -> None:
     with mounts.tmpfs(tmp_path / "full", megabytes=1) as full:
         assert diagnosis.state_directory(full / "state").verdict is Verdict.OK
         with contextlib.suppress(OSError), (full / "ballast").open("wb", buffering=0) as file:
@@ -162,14 +162,14 @@ def test_disks_that_are_full_or_read_only(tmp_path: Path) -> None:
         assert diagnosis.state_directory(fixed).verdict is Verdict.ERROR
 
 
-def test_ports_that_are_taken() -> None:
+def test_port_in_use_is_a_warning() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         assert diagnosis.port("port", "127.0.0.1", number, "listen").verdict is Verdict.WARNING
     assert diagnosis.port("port", "127.0.0.1", number, "listen").verdict is Verdict.OK
 
 
-def test_this_installation_is_complete() -> None:
+def test_installation_check_finds_no_problem_here() -> None:
     [found] = diagnosis.software()
     assert found.verdict is Verdict.OK, found
 
@@ -185,7 +185,7 @@ def files(tmp_path: Path) -> DemoFiles:
     return write_demo_files(tmp_path / "demo", options, port)
 
 
-def test_the_command_looks_at_every_file_and_says_what_to_do(files: DemoFiles) -> None:
+def test_doctor_checks_every_file_and_names_the_remedies(files: DemoFiles) -> None:
     operator = files.folder / "operator.toml"
     paths = [str(files.coordinator), *map(str, files.hosts)]
     result = CliRunner().invoke(
@@ -208,7 +208,7 @@ def test_the_command_looks_at_every_file_and_says_what_to_do(files: DemoFiles) -
     assert result.return_value == 1
 
 
-def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, files: DemoFiles) -> None:
+def test_doctor_names_an_invalid_configuration_file(tmp_path: Path, files: DemoFiles) -> None:
     broken = tmp_path / "broken.toml"
     broken.write_text("listen = 1\nlsten = 2\n")
     result = CliRunner().invoke(app, ["doctor", str(broken), "--json"], standalone_mode=False)
@@ -217,7 +217,7 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, files: DemoFil
     assert "unknown key 'lsten'" in finding["found"]
 
 
-def test_all_that_is_wrong_with_a_file_is_found_and_none_of_it_the_remedy(tmp_path: Path) -> None:
+def test_finding_about_an_empty_file_separates_problem_and_remedy(tmp_path: Path) -> None:
     (tmp_path / "empty.toml").touch()
     ended = CliRunner(env={"COLUMNS": "200"}).invoke(
         app, ["doctor", "--config", str(tmp_path / "empty.toml")]

@@ -53,7 +53,7 @@ def of_host(folder: Path, now: datetime | None = None, **changes: Any) -> list[F
     return list(host_membership(config, now or datetime.now(UTC)))
 
 
-def test_members_with_time_left_are_in_order(folder: Path) -> None:
+def test_valid_member_records_are_ok(folder: Path) -> None:
     config = CoordinatorConfig.model_validate(configured(folder, "coordinator"))
     for [found] in (list(coordinator_membership(config, datetime.now(UTC))), of_host(folder)):
         assert (found.verdict, found.found) == (Verdict.OK, "epoch 2 with 2 members")
@@ -64,14 +64,14 @@ def test_members_with_time_left_are_in_order(folder: Path) -> None:
         assert "potluck pki renew-members" in found.remedy
 
 
-def test_a_client_that_is_no_member_any_more_is_named(folder: Path) -> None:
+def test_client_without_a_member_record_is_a_warning(folder: Path) -> None:
     revoke_members(folder / "root", ["b"])
     [found] = of_host(folder)
     assert found.verdict is Verdict.WARNING
     assert "client 'b' has no record in membership epoch 3" in found.found
 
 
-def test_a_host_without_the_key_that_counts_is_told(folder: Path) -> None:
+def test_host_without_the_member_key_in_force_is_an_error(folder: Path) -> None:
     keys = folder / "root" / "members"
     old = (keys / "a.key").read_bytes()
     make_next_keys(folder / "root", ["a"])
@@ -82,7 +82,7 @@ def test_a_host_without_the_key_that_counts_is_told(folder: Path) -> None:
     assert "is the key that the member record of client 'a' names" in found.found
 
 
-def test_files_that_can_not_be_used_are_named(folder: Path) -> None:
+def test_unusable_membership_files_are_named(folder: Path) -> None:
     [found] = of_host(folder, members=None)
     assert (found.verdict, found.found) == (Verdict.WARNING, "none has come yet")
     [found] = of_host(folder, members=folder / "nowhere.json")

@@ -66,14 +66,14 @@ def test_clients_near_the_limit_are_named_with_a_warning(tmp_path: Path) -> None
     assert "only the owner can raise disclosure.training_epsilon" in found.remedy
 
 
-def test_a_damaged_ledger_is_an_error(tmp_path: Path, ledger: Path) -> None:
+def test_damaged_privacy_ledger_is_an_error(tmp_path: Path, ledger: Path) -> None:
     ledger.write_text("odd\n")
     [found] = findings(tmp_path)
     assert found.verdict is Verdict.ERROR
     assert "restore it from a backup" in found.remedy
 
 
-def test_missing_software_is_an_error_where_only_noise_is_allowed(
+def test_missing_privacy_libraries_are_an_error_if_only_noise_is_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(library: str, _: str) -> None:

@@ -83,7 +83,7 @@ def summary_of_two_rounds() -> RunSummary:
     return summarise(reduce(observe, events, RunView()), clients=24)
 
 
-def test_the_summary_has_exactly_the_promised_keys() -> None:
+def test_demo_summary_has_exactly_the_documented_keys() -> None:
     values = json.loads(summary_of_two_rounds().model_dump_json())
     assert ", ".join(values) == SUMMARY_KEYS
     assert [", ".join(entry) for entry in values["history"]] == [ROUND_KEYS] * 2
@@ -93,7 +93,7 @@ def test_the_summary_has_exactly_the_promised_keys() -> None:
     assert (values["seconds"], values["bytes_down"]) == (3.0, 2_400_000)
 
 
-def test_the_summary_takes_the_last_round_that_was_evaluated() -> None:
+def test_demo_summary_uses_the_last_evaluated_round() -> None:
     unevaluated = committed(2, 0.0)
     unevaluated.committed.ClearField("metrics")
     view = reduce(observe, [status(), committed(1, 0.5), unevaluated], RunView())
@@ -102,14 +102,14 @@ def test_the_summary_takes_the_last_round_that_was_evaluated() -> None:
     assert summary.history[1].loss is None
 
 
-def test_a_loss_that_is_not_finite_is_null() -> None:
+def test_loss_that_is_not_finite_is_null_in_the_summary() -> None:
     event = committed(1, 0.5)
     event.committed.metrics.loss = float("nan")
     view = reduce(observe, [status(), event], RunView())
     assert json.loads(summarise(view, clients=3).model_dump_json())["loss"] is None
 
 
-def test_the_summary_says_what_its_metrics_are_over() -> None:
+def test_demo_summary_contains_the_coverage_of_its_metrics() -> None:
     summary = summary_of_two_rounds()
     behind = CoverageSummary(clients=3, asked=6, samples=120, partial=True)
     assert summary.coverage["accuracy"] == behind
@@ -123,12 +123,12 @@ def test_the_summary_says_what_its_metrics_are_over() -> None:
     assert last == "accuracy 75.0 % (3 of 6 clients, 120 samples, partial)"
 
 
-def test_there_is_no_summary_of_nothing() -> None:
+def test_summary_of_a_run_without_events_is_refused() -> None:
     with pytest.raises(RunError, match="no event of the run was received"):
         summarise(RunView(), clients=3)
 
 
-def test_the_plot_is_a_picture_with_a_line_per_metric(tmp_path: Path) -> None:
+def test_demo_plot_has_a_line_per_metric(tmp_path: Path) -> None:
     path = tmp_path / "run.png"
     plot_run(summary_of_two_rounds(), path)
     pixels = matplotlib.image.imread(path)[..., :3]
@@ -138,7 +138,7 @@ def test_the_plot_is_a_picture_with_a_line_per_metric(tmp_path: Path) -> None:
         assert near.sum() > 50
 
 
-def test_the_plot_shows_how_clients_fare(tmp_path: Path) -> None:
+def test_demo_plot_shows_the_spread_over_clients(tmp_path: Path) -> None:
     seen = [status(), spread_out(committed(1, 0.5)), spread_out(committed(2, 0.75))]
     summary = summarise(reduce(observe, seen, RunView()), clients=12)
     assert summary.history[0].spreads["accuracy"].worst_tenth == pytest.approx(0.1)
@@ -153,7 +153,7 @@ def test_the_plot_shows_how_clients_fare(tmp_path: Path) -> None:
     assert counts[0] > 20 * (counts[1] + 1)
 
 
-def test_the_plot_does_without_metrics(tmp_path: Path) -> None:
+def test_demo_plot_is_drawn_without_metrics(tmp_path: Path) -> None:
     event = committed(1, 0.5)
     event.committed.ClearField("metrics")
     summary = summarise(reduce(observe, [status(), event], RunView()), clients=3)
@@ -161,7 +161,7 @@ def test_the_plot_does_without_metrics(tmp_path: Path) -> None:
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_that_is_never_evaluated_is_drawn_by_its_trainings_loss() -> None:
+def test_plot_of_a_run_without_evaluations_shows_the_training_loss() -> None:
     events = [status()]
     for number, loss in ((1, 0.75), (2, 0.5)):
         event = committed(number, 0.5)
@@ -177,7 +177,7 @@ def test_a_run_that_is_never_evaluated_is_drawn_by_its_trainings_loss() -> None:
     assert "training_loss" not in {each.name for each in evaluated.measures}
 
 
-def test_the_raster_has_a_row_per_client_and_a_column_per_round() -> None:
+def test_selection_matrix_has_a_row_per_client_and_a_column_per_round() -> None:
     summary = summary_of_two_rounds()
     assert clients_of(summary) == ["client-0", "client-1", "client-2", "client-10"]
     matrix = selection_matrix(summary.history, clients_of(summary))
@@ -201,25 +201,25 @@ def test_clients_are_split_over_hosts_in_order(clients: int, hosts: int, sizes: 
         ({"assignments": ["round.deadline=3"]}, r"unknown key 'round\.deadline'"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_starts(
+def test_invalid_demo_options_are_refused_before_the_start(
     changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         demo_run_file(options(**changes))
 
 
-def test_a_selector_that_is_not_installed_is_answered_with_those_that_are() -> None:
+def test_error_about_an_unknown_selector_lists_the_installed_ones() -> None:
     with pytest.raises(PluginError, match=r"'powr' is not installed; installed: .*uniform"):
         demo_run_file(options(selector="powr"))
 
 
-def test_more_hosts_than_clients_is_refused(tmp_path: Path) -> None:
+def test_demo_with_more_hosts_than_clients_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="3 clients can't be split over 4 hosts"):
         write_demo_files(tmp_path / "demo", options(clients=3, count=2), 7443)
     assert not (tmp_path / "demo").exists()
 
 
-def test_the_files_of_a_demo_are_those_of_a_real_federation(tmp_path: Path) -> None:
+def test_demo_files_are_valid_configurations_of_a_federation(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     files = write_demo_files(folder, options(assignments=["training.epochs=2"]), 7443)
     run_file = parse_run_file(files.run_file, source="run.toml")
@@ -248,7 +248,7 @@ def test_a_reserved_port_can_be_listened_on() -> None:
             pass
 
 
-def test_the_summary_for_people_names_what_was_gained_and_where_it_is(tmp_path: Path) -> None:
+def test_printed_summary_names_the_improvement_and_the_result_files(tmp_path: Path) -> None:
     files = write_demo_files(tmp_path / "demo", options(), 7443)
     console = Console(file=io.StringIO(), width=300)
     with console.capture() as capture:
@@ -267,7 +267,7 @@ def run_of(selector: str, *accuracies: float, **changes: object) -> RunSummary:
     return summarise(view, clients=24).model_copy(update={"selector": selector, **changes})
 
 
-def test_a_comparison_has_the_first_round_at_the_target_and_the_bytes_by_then() -> None:
+def test_comparison_contains_the_first_round_at_the_target_and_its_bytes() -> None:
     slow = run_of("uniform", 0.1, 0.1, 0.2, 0.3, 0.1, 0.3)
     quick = run_of("fair", 0.3, 0.4, 0.1, 0.5, 0.5, 0.5)
     compared = compare([slow, quick], target=0.4)
@@ -292,12 +292,12 @@ def test_runs_without_a_worst_group_are_compared_by_accuracy() -> None:
     )
 
 
-def test_runs_without_any_share_are_not_compared() -> None:
+def test_runs_without_a_metric_between_0_and_1_are_not_compared() -> None:
     runs = [run_of("uniform", 0.25, measures=[]), run_of("fair", 0.3, measures=[])]
     assert compare(runs, target=0.5) is None
 
 
-def test_a_comparison_is_printed_and_drawn_with_a_column_and_a_line_per_selector(
+def test_comparison_has_a_printed_column_and_a_drawn_line_per_selector(
     tmp_path: Path,
 ) -> None:
     compared = compare([run_of("uniform", 0.1, 0.2), run_of("fair", 0.2, 0.4)], target=0.4)
@@ -320,7 +320,7 @@ def test_a_comparison_is_printed_and_drawn_with_a_column_and_a_line_per_selector
     assert files.plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_listing_in_the_readme_has_the_lines_that_the_demo_prints(tmp_path: Path) -> None:
+def test_readme_listing_has_the_lines_that_the_demo_prints(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()
     [listing] = re.findall(r"^```console\n(digits, .*?)^```$", readme, re.DOTALL | re.MULTILINE)
     default = {name: each.default for name, each in inspect.signature(demo).parameters.items()}
@@ -339,7 +339,7 @@ def test_the_listing_in_the_readme_has_the_lines_that_the_demo_prints(tmp_path: 
     ]
 
 
-def test_demos_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
+def test_demos_started_in_the_same_second_get_separate_folders(tmp_path: Path) -> None:
     now = datetime(2026, 1, 2, 3, 4, 5)
     folders = [new_folder(tmp_path / "demos", now) for _ in range(3)]
     assert [each.name for each in folders] == [

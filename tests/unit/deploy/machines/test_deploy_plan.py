@@ -1,4 +1,4 @@
-"""An inventory becomes containers; containers that differ become steps. Without an engine."""
+"""An inventory becomes containers; differing containers become steps. Without an engine."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def kinds(steps: list[Any]) -> list[StepKind]:
     return [step.kind for step in steps]
 
 
-def test_configurations_are_what_the_programs_read() -> None:
+def test_deployed_configurations_are_accepted_by_the_programs() -> None:
     coordinator, host = desired(inventory())
     assert (coordinator.role, host.role) == (Role.COORDINATOR, Role.HOST)
     server = parse(
@@ -114,7 +114,7 @@ def with_relay(**relay: Any) -> Inventory:
     return inventory(tomlkit.dumps(document))
 
 
-def test_a_relay_stands_between_its_hosts_and_the_coordinator(tmp_path: Path) -> None:
+def test_hosts_of_a_relay_connect_to_it_and_the_relay_to_the_coordinator(tmp_path: Path) -> None:
     found = with_relay(port=8443, memory="2g").model_copy(update={"pki": tmp_path / "pki"})
     parties = parties_on(found.machines, found)
     issue_missing(parties, found)
@@ -142,7 +142,7 @@ def test_a_relay_stands_between_its_hosts_and_the_coordinator(tmp_path: Path) ->
         read_files(elsewhere, found)
 
 
-def test_nothing_there_is_made_and_what_is_there_is_left_alone() -> None:
+def test_plan_creates_missing_containers_and_leaves_matching_ones() -> None:
     wanted = desired(inventory())
     images = {one.image: "i" for one in wanted}
     nothing = Observed(containers={}, images={})
@@ -164,18 +164,20 @@ def test_nothing_there_is_made_and_what_is_there_is_left_alone() -> None:
         ({"digest": "x", "tls_digest": "x", "running": False}, StepKind.REPLACE),
     ],
 )
-def test_what_differs_says_what_is_done(changed: dict[str, Any], kind: StepKind) -> None:
+def test_difference_of_a_container_determines_the_plan_step(
+    changed: dict[str, Any], kind: StepKind
+) -> None:
     wanted = desired(inventory())
     assert set(kinds(plan(wanted, observed(wanted, **changed), {}))) == {kind}
 
 
-def test_a_container_that_is_no_longer_named_is_removed() -> None:
+def test_container_missing_from_the_inventory_is_removed() -> None:
     wanted = desired(inventory())
     [step] = plan(wanted[:1], observed(wanted), {})
     assert (step.kind, step.subject) == (StepKind.REMOVE, "potluck-demo-gpu-1-a")
 
 
-def test_a_replacement_that_was_not_finished_is_done_again() -> None:
+def test_unfinished_replacement_of_a_container_is_repeated() -> None:
     wanted = desired(inventory())
     found = dict(observed(wanted).containers)
     host = wanted[1]
@@ -186,7 +188,7 @@ def test_a_replacement_that_was_not_finished_is_done_again() -> None:
         assert step.why == "an earlier replacement was not finished"
 
 
-def test_a_roll_out_begins_with_what_others_connect_to() -> None:
+def test_roll_out_starts_with_the_coordinator_and_relays() -> None:
     def step(kind: StepKind, subject: str) -> Step:
         return Step(kind=kind, subject=subject, why="")
 
@@ -203,7 +205,7 @@ def test_a_roll_out_begins_with_what_others_connect_to() -> None:
     ]
 
 
-def test_a_log_tells_that_its_program_is_connected_in_both_formats() -> None:
+def test_connection_event_is_found_in_both_log_formats() -> None:
     lines = '{"host": "a", "event": "attending", "level": "info"}\n'
     assert count_events("attending", "no such thing\n" + lines)
     assert count_events("attending", "2026-01-01T00:00:00Z [info     ] attending      host=a\n")
@@ -214,13 +216,13 @@ def test_a_log_tells_that_its_program_is_connected_in_both_formats() -> None:
     assert not count_events("attending", "")
 
 
-def test_a_quiet_log_level_hides_that_it_is_connected() -> None:
+def test_log_level_above_info_marks_a_container_as_quiet() -> None:
     assert [one.quiet for one in desired(with_host(settings={"log_level": "error"}))] == [
         *(False, True)
     ]
 
 
-def test_another_image_is_put_there_and_run() -> None:
+def test_changed_image_is_copied_and_its_containers_are_replaced() -> None:
     wanted = desired(inventory())
     images = {one.image: "new" for one in wanted}
     steps = plan(wanted, observed(wanted), images)
@@ -232,7 +234,7 @@ def test_another_image_is_put_there_and_run() -> None:
     ]
 
 
-def test_gpus_limits_and_data_reach_the_engine() -> None:
+def test_gpus_limits_and_data_folder_are_passed_to_the_engine() -> None:
     found = with_host(
         gpus=["1"], memory="16g", cpus=4, shared_memory="1g", data_directory="/srv/data"
     )
@@ -272,7 +274,7 @@ def test_gpus_limits_and_data_reach_the_engine() -> None:
          "relay 'gate' has no hosts; set"),
     ],
 )  # fmt: skip
-def test_mistakes_are_named_with_their_place(old: str, new: str, message: str) -> None:
+def test_inventory_mistakes_are_named_with_their_place(old: str, new: str, message: str) -> None:
     text = example_inventory()
     assert old in text
     last = "data_directory" in old  # the host's, not the coordinator's
@@ -300,7 +302,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @settings(deadline=None)
 @given(data=st.data())
-def test_whatever_an_inventory_holds_it_is_read_or_refused_in_one_line(data: st.DataObject) -> None:
+def test_any_inventory_value_is_accepted_or_refused_in_one_line(data: st.DataObject) -> None:
     document = tomlkit.parse(example_inventory()).unwrap()
     *path, last = data.draw(st.sampled_from(places(document)))
     inner = document
@@ -320,14 +322,14 @@ def test_whatever_an_inventory_holds_it_is_read_or_refused_in_one_line(data: st.
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=300))
-def test_any_bytes_as_an_inventory_end_in_one_line(tmp_path: Path, content: bytes) -> None:
+def test_any_bytes_as_an_inventory_are_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "federation.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=r"federation\.toml"):
         load_inventory(path)
 
 
-def test_certificates_that_are_missing_are_issued_once(tmp_path: Path) -> None:
+def test_missing_certificates_are_issued_once(tmp_path: Path) -> None:
     found = inventory().model_copy(update={"pki": tmp_path / "pki"})
     parties = parties_on(found.machines, found)
     assert [party.name for party in parties] == ["coordinator", "gpu-1-a"]
@@ -348,7 +350,7 @@ def test_certificates_that_are_missing_are_issued_once(tmp_path: Path) -> None:
         (Party(name="coordinator", role=Role.HOST), "is for the role coordinator, but host is"),
     ],
 )  # fmt: skip
-def test_a_certificate_that_does_not_fit_is_refused(
+def test_certificate_that_does_not_match_the_inventory_is_refused(
     tmp_path: Path, party: Party, message: str
 ) -> None:
     found = inventory().model_copy(update={"pki": tmp_path / "pki"})
@@ -363,7 +365,7 @@ def with_root(folder: Path) -> Inventory:
     return inventory(tomlkit.dumps(document))
 
 
-def test_a_federation_root_gives_everybody_what_secure_sums_need(tmp_path: Path) -> None:
+def test_federation_root_provides_all_files_for_secure_sums(tmp_path: Path) -> None:
     found = with_root(tmp_path)
     parties = parties_on(found.machines, found)
     issue_missing(parties, found)
@@ -395,7 +397,7 @@ def test_a_federation_root_gives_everybody_what_secure_sums_need(tmp_path: Path)
     assert client.member_key == Path(CONFIGURATION, "tls", "members")
 
 
-def test_a_change_of_members_restarts_nobody(tmp_path: Path) -> None:
+def test_member_list_change_does_not_restart_containers(tmp_path: Path) -> None:
     found = with_root(tmp_path)
     parties = parties_on(found.machines, found)
     issue_missing(parties, found)
@@ -415,7 +417,7 @@ def test_a_change_of_members_restarts_nobody(tmp_path: Path) -> None:
         assert new.tls_digest != old.tls_digest
 
 
-def test_a_root_of_another_federation_is_refused(tmp_path: Path) -> None:
+def test_root_of_another_federation_is_refused(tmp_path: Path) -> None:
     found = with_root(tmp_path)
     parties = parties_on(found.machines, found)
     issue_missing(parties, found)
@@ -424,7 +426,7 @@ def test_a_root_of_another_federation_is_refused(tmp_path: Path) -> None:
         read_files(parties[0], found)
 
 
-def test_a_private_key_on_another_machine_is_an_error(tmp_path: Path) -> None:
+def test_certificate_without_its_private_key_on_this_machine_is_refused(tmp_path: Path) -> None:
     found = inventory().model_copy(update={"pki": tmp_path / "pki"})
     parties = parties_on(found.machines, found)
     issue_missing(parties, found)
@@ -435,7 +437,7 @@ def test_a_private_key_on_another_machine_is_an_error(tmp_path: Path) -> None:
         read_files(parties[1], found)
 
 
-def test_a_foreign_federations_certificates_are_refused(tmp_path: Path) -> None:
+def test_certificates_of_another_federation_are_refused(tmp_path: Path) -> None:
     pki.create_authority(tmp_path / "pki", "other")
     found = inventory().model_copy(update={"pki": tmp_path / "pki"})
     parties = parties_on(found.machines, found)
@@ -444,7 +446,7 @@ def test_a_foreign_federations_certificates_are_refused(tmp_path: Path) -> None:
         read_files(parties[0], found)
 
 
-def test_images_are_told_apart_by_what_they_hold() -> None:
+def test_image_fingerprint_depends_only_on_its_contents() -> None:
     image = {"Id": "a", "RootFS": {"Layers": ["x", "y"]}, "Config": {"Cmd": ["run"]}}
     assert fingerprint(image) == fingerprint(image | {"Id": "b"})
     assert fingerprint(image) != fingerprint(image | {"RootFS": {"Layers": ["x"]}})

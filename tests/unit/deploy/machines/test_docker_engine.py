@@ -20,7 +20,7 @@ exit 255
 """
 
 
-def test_the_ssh_command_in_the_advice_can_be_run_as_it_is(
+def test_ssh_command_in_the_error_message_can_be_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = tmp_path / "record"

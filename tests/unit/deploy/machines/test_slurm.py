@@ -56,7 +56,7 @@ def entry(folder: Path, cluster: Cluster, **host: object) -> SlurmMachine:
     return SlurmMachine(found.machines[0], found, cluster)
 
 
-def test_a_job_is_submitted_once_and_found_by_its_id(tmp_path: Path) -> None:
+def test_slurm_job_is_submitted_once_and_found_by_its_id(tmp_path: Path) -> None:
     cluster = Cluster()
     job, done = entry(tmp_path, cluster).up(FILES)
     assert (job.job_id, done) == ("42", "submitted")
@@ -71,7 +71,7 @@ def test_a_job_is_submitted_once_and_found_by_its_id(tmp_path: Path) -> None:
     assert entry(tmp_path, cluster).up(FILES)[0].job_id == "42"
 
 
-def test_hosts_get_their_member_files_where_there_is_a_root(tmp_path: Path) -> None:
+def test_slurm_hosts_get_member_files_if_the_federation_has_a_root(tmp_path: Path) -> None:
     cluster = Cluster()
     found = inventory(tmp_path).model_copy(update={"federation_root": Path("root")})
     members = {"members.json": b"m", "members/client-0.key": b"k"}
@@ -91,7 +91,7 @@ def test_hosts_get_their_member_files_where_there_is_a_root(tmp_path: Path) -> N
     assert (config.member_key / "client-0.key").read_bytes() == b"k"
 
 
-def test_a_job_that_should_be_another_is_replaced_and_one_that_ended_submitted(
+def test_changed_slurm_job_is_replaced_and_an_ended_one_submitted_again(
     tmp_path: Path,
 ) -> None:
     cluster = Cluster()
@@ -106,7 +106,7 @@ def test_a_job_that_should_be_another_is_replaced_and_one_that_ended_submitted(
         assert entry(tmp_path, cluster, device="cuda:1").up(FILES)[1] == "submitted"
 
 
-def test_a_refused_submission_leaves_the_job_before_it(tmp_path: Path) -> None:
+def test_refused_slurm_submission_keeps_the_previous_job(tmp_path: Path) -> None:
     cluster = Cluster()
     entry(tmp_path, cluster).up(FILES)
 
@@ -124,7 +124,7 @@ def test_a_refused_submission_leaves_the_job_before_it(tmp_path: Path) -> None:
     assert job.job_id == "42"
 
 
-def test_a_job_is_waited_for_until_its_hosts_are_connected(tmp_path: Path) -> None:
+def test_slurm_job_is_awaited_until_its_hosts_are_connected(tmp_path: Path) -> None:
     cluster = Cluster()
     machine = entry(tmp_path, cluster)
     job, _ = machine.up(FILES)
@@ -145,7 +145,7 @@ def test_a_job_is_waited_for_until_its_hosts_are_connected(tmp_path: Path) -> No
     assert waits == "waits in the queue node-1"
 
 
-def test_down_cancels_by_id_and_takes_the_keys_away(tmp_path: Path) -> None:
+def test_down_cancels_the_slurm_job_by_id_and_deletes_the_keys(tmp_path: Path) -> None:
     cluster = Cluster()
     entry(tmp_path, cluster).up(FILES)
     job = entry(tmp_path, cluster).down()
@@ -157,7 +157,7 @@ def test_down_cancels_by_id_and_takes_the_keys_away(tmp_path: Path) -> None:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=60) | st.sampled_from([b"{}", b"[]", b'{"job_id": 1}', b"1"]))
-def test_a_damaged_record_is_told_in_one_line(tmp_path: Path, content: bytes) -> None:
+def test_damaged_slurm_job_record_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     machine = entry(tmp_path, Cluster())
     machine.folder.mkdir(parents=True, exist_ok=True)
     (machine.folder / JOB).write_bytes(content)
@@ -165,7 +165,7 @@ def test_a_damaged_record_is_told_in_one_line(tmp_path: Path, content: bytes) ->
         machine.look()
 
 
-def test_where_slurm_is_missing_that_is_said() -> None:
+def test_missing_slurm_command_is_named_in_the_error() -> None:
     with pytest.raises(
         ConfigurationError, match="sbatch-of-nowhere is not installed here; run this on"
     ):
@@ -173,7 +173,7 @@ def test_where_slurm_is_missing_that_is_said() -> None:
 
 
 @pytest.mark.parametrize("option", ["gpu", "", "; rm -rf /"])
-def test_options_must_be_options(tmp_path: Path, option: str) -> None:
+def test_invalid_slurm_option_is_refused(tmp_path: Path, option: str) -> None:
     slurm = {"directory": str(tmp_path), "options": [option]}
     machine = {"name": "cluster", "engine": "slurm", "slurm": slurm}
     values = {"federation": "demo", "address": "lab:7443", "machines": [machine]}

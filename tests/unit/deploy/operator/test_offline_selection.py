@@ -44,7 +44,7 @@ def select(selector: Selector) -> list[list[int]]:
     return [each.selection.rows.tolist() for each in rounds]
 
 
-def test_a_valid_selection_is_yielded() -> None:
+def test_valid_offline_selection_is_returned() -> None:
     assert select(Given([2, 0])) == [[2, 0]]
 
 
@@ -58,7 +58,7 @@ def test_a_valid_selection_is_yielded() -> None:
         (Careless, r"selector 'mine' failed in select: AttributeError: .*test_offline_selection"),
     ],
 )
-def test_an_invalid_selection_is_refused_as_in_a_run(
+def test_invalid_offline_selection_is_refused_as_in_a_run(
     make: Callable[[], Selector], message: str
 ) -> None:
     with pytest.raises(RunError, match=message):

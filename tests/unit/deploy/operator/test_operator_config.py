@@ -35,14 +35,14 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_is_enough_and_its_paths_are_relative_to_it(file: Path) -> None:
+def test_operator_file_is_sufficient_and_its_paths_are_relative_to_it(file: Path) -> None:
     config = load_operator_config(OperatorFlags(), [Path("none.toml"), file])
     assert config.coordinator == "file:1"
     assert config.tls.certificate == file.parent / "pki" / "file.pem"
     assert config.tls.authority == Path("/etc/authority.pem")
 
 
-def test_flags_win_over_environment_and_environment_over_the_file(
+def test_flags_override_the_environment_which_overrides_the_operator_file(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POTLUCK_COORDINATOR", "environment:2")
@@ -56,7 +56,7 @@ def test_flags_win_over_environment_and_environment_over_the_file(
     assert (config.coordinator, config.tls.key) == ("flag:3", Path("flag.key"))
 
 
-def test_flags_alone_are_enough() -> None:
+def test_operator_flags_are_sufficient_without_a_file() -> None:
     flags = OperatorFlags(
         coordinator="flag:3", certificate=Path("a"), key=Path("b"), authority=Path("c")
     )
@@ -68,7 +68,7 @@ def test_flags_alone_are_enough() -> None:
     }
 
 
-def test_what_is_missing_is_named_with_the_remedy() -> None:
+def test_missing_operator_settings_are_named_with_the_remedy() -> None:
     with pytest.raises(
         ConfigurationError,
         match=r"are not in \./here\.toml; .* give --certificate, --key, --authority",
@@ -76,12 +76,12 @@ def test_what_is_missing_is_named_with_the_remedy() -> None:
         load_operator_config(OperatorFlags(coordinator="a:1"), [Path("here.toml")])
 
 
-def test_a_file_that_is_named_must_be_there() -> None:
+def test_missing_operator_file_given_by_flag_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere\.toml"):
         load_operator_config(OperatorFlags(config=Path("nowhere.toml")), [])
 
 
-def test_the_example_is_a_configuration(tmp_path: Path) -> None:
+def test_example_operator_file_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "operator.toml"
     path.write_text(example_operator_config())
     config = load_operator_config(OperatorFlags(config=path), [])
@@ -117,12 +117,12 @@ def test_a_list_of_one_table_is_overridden_like_the_table() -> None:
         ("rounds.a=1", "'rounds' is a value, not a table"),
     ],
 )
-def test_overrides_that_make_no_sense_are_refused(assignment: str, message: str) -> None:
+def test_invalid_overrides_are_refused(assignment: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         override("rounds = 3", [assignment], source="run.toml")
 
 
-def test_overrides_of_what_is_no_toml_name_the_file() -> None:
+def test_override_of_an_invalid_toml_file_names_the_file() -> None:
     with pytest.raises(ConfigurationError, match=r"run\.toml: not valid TOML"):
         override("rounds = = 3", ["rounds=1"], source="run.toml")
 
@@ -130,6 +130,6 @@ def test_overrides_of_what_is_no_toml_name_the_file() -> None:
 @pytest.mark.parametrize("key", ["count", "clients_per_round"])
 @pytest.mark.parametrize("assigned", ["count", "clients_per_round"])
 @pytest.mark.filterwarnings("ignore::potluck.common.settings.old_spelling.OldSpellingWarning")
-def test_an_assignment_replaces_a_value_under_its_old_name_too(key: str, assigned: str) -> None:
+def test_assignment_replaces_a_value_under_its_old_name(key: str, assigned: str) -> None:
     changed = override(f"{key} = 3  # few\n", [f"{assigned}=4"], source="run.toml")
     assert changed == "clients_per_round = 4  # few\n"

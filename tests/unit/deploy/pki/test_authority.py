@@ -47,7 +47,7 @@ def with_files(files: TlsFiles, **changed: Path) -> TlsFiles:
     return files.model_copy(update=changed)
 
 
-def test_certificates_carry_what_tls_stacks_check(federation: TestFederation) -> None:
+def test_certificates_pass_an_independent_tls_verifier(federation: TestFederation) -> None:
     authority = certificate(federation.coordinator.authority)
     verifier = PolicyBuilder().store(Store([authority])).time(datetime.now(UTC))
     # cryptography's own verifier applies the CA/Browser rules to names, extensions and signatures.
@@ -69,7 +69,7 @@ def test_certificates_carry_what_tls_stacks_check(federation: TestFederation) ->
         assert isinstance(key.curve, ec.SECP256R1)
 
 
-def test_keys_and_their_folder_are_for_the_owner_only(tmp_path: Path) -> None:
+def test_key_files_and_their_folder_are_readable_by_the_owner_only(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "pki"
     make_federation(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -81,7 +81,7 @@ def test_keys_and_their_folder_are_for_the_owner_only(tmp_path: Path) -> None:
     assert len(modes) == 8 + 4  # with the register and the revocations; no temporary file is left
 
 
-def test_validity_is_backdated_and_ends_with_the_authority(tmp_path: Path) -> None:
+def test_certificate_validity_is_backdated_and_ends_with_the_authority(tmp_path: Path) -> None:
     pki.create_authority(tmp_path, "f", days=100, now=NOW)
     pki.issue(tmp_path, Role.OPERATOR, "short", days=7, now=NOW)
     pki.issue(tmp_path, Role.OPERATOR, "long", now=NOW)
@@ -93,7 +93,7 @@ def test_validity_is_backdated_and_ends_with_the_authority(tmp_path: Path) -> No
     assert not (tmp_path / "late.key").exists()
 
 
-def test_a_second_authority_or_certificate_needs_force(tmp_path: Path) -> None:
+def test_existing_authority_or_certificate_is_replaced_only_with_force(tmp_path: Path) -> None:
     make_federation(tmp_path, {})
     before = (tmp_path / "operator.pem").read_bytes()
     with pytest.raises(ConfigurationError, match=r"authority\.pem exists; add --force"):
@@ -127,7 +127,7 @@ def test_a_second_authority_or_certificate_needs_force(tmp_path: Path) -> None:
         (Role.OPERATOR, "o", {"days": 10**9}, "1000000000 days of validity"),
     ],
 )
-def test_requests_that_are_refused_write_nothing(
+def test_refused_certificate_request_writes_no_files(
     tmp_path: Path, role: Role, name: str, options: Mapping[str, list[str]], message: str
 ) -> None:
     pki.create_authority(tmp_path, "f")
@@ -137,7 +137,9 @@ def test_requests_that_are_refused_write_nothing(
     assert made == {"authority.pem", "authority.key", "revoked.pem"}
 
 
-def test_authorities_that_cannot_issue(tmp_path: Path, federation: TestFederation) -> None:
+def test_missing_or_damaged_authority_can_not_issue_certificates(
+    tmp_path: Path, federation: TestFederation
+) -> None:
     with pytest.raises(ConfigurationError, match="potluck pki init"):
         pki.issue(tmp_path, Role.OPERATOR, "o")
     with pytest.raises(ConfigurationError, match="federation name 'F' is not allowed"):
@@ -157,13 +159,13 @@ def test_authorities_that_cannot_issue(tmp_path: Path, federation: TestFederatio
         pki.issue(tmp_path, Role.OPERATOR, "o")
 
 
-def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+def test_unwritable_pki_folder_raises_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match="can't be written"):
         pki.create_authority(tmp_path / "file" / "pki", "f")
 
 
-def test_load_gives_the_identity_and_the_bytes(federation: TestFederation) -> None:
+def test_loaded_tls_files_contain_the_identity_and_the_key(federation: TestFederation) -> None:
     files = federation.hosts["host-0"]
     material = files.load(Role.HOST)
     assert material.identity.uri() == "potluck://test/host/host-0?clients=client-0:5,a"
@@ -172,7 +174,7 @@ def test_load_gives_the_identity_and_the_bytes(federation: TestFederation) -> No
     assert "PRIVATE" not in repr(material)
 
 
-def test_a_peers_credential_is_what_grpc_hands_over(federation: TestFederation) -> None:
+def test_peer_credential_is_read_from_the_grpc_context(federation: TestFederation) -> None:
     pem = federation.operator.certificate.read_bytes()
     newest = {"ssl_tls_version": [b"TLSv1.3"]}
     assert peer_credential({"x509_pem_cert": [pem], **newest}).identity.role is Role.OPERATOR
@@ -209,7 +211,9 @@ def test_certificates_without_one_identity_are_refused(
         credential_from_pem(both.public_bytes(Encoding.PEM))
 
 
-def test_missing_and_broken_files_are_named(tmp_path: Path, federation: TestFederation) -> None:
+def test_missing_and_damaged_tls_files_are_named(
+    tmp_path: Path, federation: TestFederation
+) -> None:
     files = federation.operator
     absent, broken = tmp_path / "absent.pem", tmp_path / "broken.pem"
     broken.write_text("broken")
@@ -237,7 +241,9 @@ def test_a_certificate_of_another_authority_is_refused(
         server_credentials(mixed)
 
 
-def test_any_authority_of_a_bundle_will_do(tmp_path: Path, federation: TestFederation) -> None:
+def test_certificate_of_any_authority_in_a_bundle_is_accepted(
+    tmp_path: Path, federation: TestFederation
+) -> None:
     other = make_federation(tmp_path, {})
     bundle = tmp_path / "bundle.pem"
     parts = (federation.operator.authority, other.operator.authority)
@@ -246,7 +252,7 @@ def test_any_authority_of_a_bundle_will_do(tmp_path: Path, federation: TestFeder
         assert with_files(party.operator, authority=bundle).load().identity.name == "operator"
 
 
-def test_periods_of_validity_are_checked(tmp_path: Path) -> None:
+def test_certificate_outside_its_validity_period_is_refused(tmp_path: Path) -> None:
     pki.create_authority(tmp_path, "f", days=100, now=NOW)
     files = tls_files(pki.issue(tmp_path, Role.OPERATOR, "o", days=7, now=NOW))
     assert files.load(now=NOW).identity.name == "o"
@@ -274,7 +280,7 @@ def test_a_certificate_of_another_role_is_refused(federation: TestFederation) ->
 )
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.filterwarnings("ignore:Parsed a serial number which wasn't positive")
-def test_a_damaged_certificate_loads_or_gives_one_clear_error(
+def test_damaged_certificate_is_loaded_or_refused_in_one_line(
     source: str, changes: list[tuple[float, int]], tmp_path: Path, federation: TestFederation
 ) -> None:
     der = bytearray(certificate(federation.folder / source).public_bytes(Encoding.DER))
@@ -302,7 +308,7 @@ def run(*arguments: object) -> str:
     return result.output
 
 
-def test_command_line_makes_a_federation_and_says_what_comes_next(tmp_path: Path) -> None:
+def test_pki_commands_create_a_federation_and_print_the_next_step(tmp_path: Path) -> None:
     folder = tmp_path / "pki"
     output = run("init", folder, "--federation", "demo")
     assert f"potluck pki issue {folder} coordinator" in output
@@ -319,7 +325,7 @@ def test_command_line_makes_a_federation_and_says_what_comes_next(tmp_path: Path
     assert "client-0:5, b, c" in run("show", folder / "lab-a.pem")
 
 
-def test_command_line_refuses_with_a_remedy(tmp_path: Path) -> None:
+def test_pki_commands_refuse_invalid_arguments_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="potluck pki init"):
         run("issue", tmp_path, "operator", "ada")
     with pytest.raises(ConfigurationError, match="a host needs a name"):
@@ -328,7 +334,7 @@ def test_command_line_refuses_with_a_remedy(tmp_path: Path) -> None:
         run("show", tmp_path / "absent.pem")
 
 
-def test_a_relay_dials_and_is_dialled_and_speaks_for_clients(tmp_path: Path) -> None:
+def test_relay_certificate_has_an_address_and_client_claims(tmp_path: Path) -> None:
     pki.create_authority(tmp_path, "f")
     with pytest.raises(ConfigurationError, match="add --host"):
         pki.issue(tmp_path, Role.RELAY, "gate", clients=["client-0:3"])

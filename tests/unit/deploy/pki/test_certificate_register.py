@@ -60,7 +60,7 @@ def sign(
     return sign_grant(folder, grant(folder, request, role, clients), force=force, now=now)
 
 
-def test_renewing_keeps_everything_but_number_and_period(folder: Path) -> None:
+def test_renewal_changes_only_serial_number_and_validity_period(folder: Path) -> None:
     before, key = inspect(folder / "coordinator.pem"), (folder / "coordinator.key").read_bytes()
     path, old = renew(folder, "coordinator", days=90, now=NOW + timedelta(days=300))
     after = inspect(path)
@@ -74,7 +74,7 @@ def test_renewing_keeps_everything_but_number_and_period(folder: Path) -> None:
     assert len(find(folder, "coordinator")) == 3
 
 
-def test_of_two_in_one_second_the_newer_is_renewed_and_the_older_superseded(folder: Path) -> None:
+def test_newer_of_two_certificates_issued_in_one_second_is_the_current_one(folder: Path) -> None:
     for _ in range(4):
         path, old = renew(folder, "lab-a", now=NOW)
         assert [one.summary.serial for one in revoke(folder, "lab-a", superseded=True)] == [
@@ -83,7 +83,7 @@ def test_of_two_in_one_second_the_newer_is_renewed_and_the_older_superseded(fold
         assert find(folder, "lab-a")[-1].summary.serial == inspect(path).serial
 
 
-def test_states_are_told_apart(folder: Path) -> None:
+def test_certificate_states_follow_validity_and_revocation(folder: Path) -> None:
     [lab] = find(folder, "lab-a")
     times = {
         NOW - timedelta(days=1): "not yet valid",
@@ -99,7 +99,7 @@ def test_states_are_told_apart(folder: Path) -> None:
         renew(folder, "lab-a")
 
 
-def test_revoking_counts_up_and_forgets_nobody(folder: Path) -> None:
+def test_revocation_list_number_increases_and_keeps_all_revocations(folder: Path) -> None:
     authority = folder / "authority.pem"
     assert read_revocations(folder / pki.REVOKED, authority).number == 0
     revoke(folder, "lab-a", now=NOW)
@@ -113,7 +113,7 @@ def test_revoking_counts_up_and_forgets_nobody(folder: Path) -> None:
         revoke(folder, "lab-z")
 
 
-def test_an_older_list_readmits_nobody(folder: Path) -> None:
+def test_older_revocation_list_does_not_readmit_a_revoked_certificate(folder: Path) -> None:
     authority = folder / "authority.pem"
     empty = read_revocations(folder / pki.REVOKED, authority)
     [lab] = revoke(folder, "lab-a", now=NOW)
@@ -126,13 +126,13 @@ def test_an_older_list_readmits_nobody(folder: Path) -> None:
         revocations.check(serial, "host 'lab-a'")
 
 
-def test_a_list_of_another_authority_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_revocation_list_of_another_authority_is_refused(folder: Path, tmp_path: Path) -> None:
     pki.create_authority(tmp_path / "other", "test")
     with pytest.raises(IdentityError, match="not signed by this federation's authority"):
         read_revocations(tmp_path / "other" / pki.REVOKED, folder / "authority.pem")
 
 
-def test_a_key_made_elsewhere_is_certified_and_never_seen(folder: Path, tmp_path: Path) -> None:
+def test_signing_a_request_never_needs_the_private_key(folder: Path, tmp_path: Path) -> None:
     key, request, fingerprint = make_request(tmp_path / "host", host())
     assert key.stat().st_mode & 0o777 == 0o600
     assert make_request(tmp_path / "host", host())[2] == fingerprint  # the key is kept
@@ -144,7 +144,9 @@ def test_a_key_made_elsewhere_is_certified_and_never_seen(folder: Path, tmp_path
     assert read_certificate(path).public_key() == read_request(request).public_key
 
 
-def test_the_operator_decides_what_a_request_gets(folder: Path, tmp_path: Path) -> None:
+def test_signed_request_gets_only_the_clients_the_operator_grants(
+    folder: Path, tmp_path: Path
+) -> None:
     _, request, _ = make_request(tmp_path / "host", host())
     asks = "asks to speak for client-6:9, and is granted "
     with pytest.raises(ConfigurationError, match=f"{asks}no client; name at least"):
@@ -168,7 +170,9 @@ def test_the_operator_decides_what_a_request_gets(folder: Path, tmp_path: Path) 
         sign(folder, foreign, clients=["client-6:9"])
 
 
-def test_a_request_gets_no_other_role_than_is_said(folder: Path, tmp_path: Path) -> None:
+def test_request_for_a_role_other_than_the_granted_one_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
     wolf = Identity(federation="test", role=Role.OPERATOR, name="lab-b")
     _, request, _ = make_request(tmp_path / "host", wolf)
     with pytest.raises(ConfigurationError, match="asks for the role operator, not host; if that"):
@@ -194,17 +198,17 @@ def test_a_request_gets_no_other_role_than_is_said(folder: Path, tmp_path: Path)
         ("x0:99999999999", "x0:199999999999", "x0:99999999999"),
     ],
 )
-def test_what_exceeds_a_grant(asked: str, granted: str, more: str) -> None:
+def test_client_claims_exceeding_a_grant_are_computed(asked: str, granted: str, more: str) -> None:
     found = exceeding(parse_claims([asked]), parse_claims([granted]))
     assert ",".join(map(str, found)) == more
 
 
-def test_names_that_the_authority_needs_are_refused(folder: Path) -> None:
+def test_reserved_certificate_names_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="'revoked' is the authority's own"):
         pki.issue(folder, Role.HOST, "revoked", clients=["a"])
 
 
-def test_commands_from_enrolling_to_revoking(tmp_path: Path) -> None:
+def test_commands_enroll_sign_renew_and_revoke_a_host(tmp_path: Path) -> None:
     run = CliRunner().invoke
     make_federation(tmp_path / "pki")
     here, there = str(tmp_path / "pki"), str(tmp_path / "host")
@@ -274,7 +278,7 @@ def damaged(pem: bytes, data: st.DataObject) -> bytes:
 
 @settings(deadline=None)
 @given(data=st.data())
-def test_damaged_revocation_lists_end_in_one_clear_error(
+def test_damaged_revocation_list_is_refused_in_one_line(
     genuine: dict[str, bytes], data: st.DataObject
 ) -> None:
     pem = damaged(genuine["list"], data)
@@ -286,7 +290,7 @@ def test_damaged_revocation_lists_end_in_one_clear_error(
 
 @settings(deadline=None)
 @given(data=st.data())
-def test_damaged_requests_end_in_one_clear_error(
+def test_damaged_certificate_request_is_refused(
     genuine: dict[str, bytes], data: st.DataObject
 ) -> None:
     pem = damaged(genuine["request"], data)
@@ -296,20 +300,20 @@ def test_damaged_requests_end_in_one_clear_error(
 
 @settings(deadline=None)
 @given(text=st.text(max_size=200))
-def test_any_text_is_an_identity_with_one_spelling_or_refused(text: str) -> None:
+def test_any_text_is_parsed_to_an_identity_with_that_uri_or_refused(text: str) -> None:
     for uri in (text, f"potluck://test/host/{text}", f"potluck://test/host/h?clients={text}"):
         with contextlib.suppress(IdentityError):  # and nothing else
             assert parse_identity(uri).uri() == uri
 
 
-def test_the_lists_of_this_release_are_read_by_any_x509_tool(genuine: dict[str, bytes]) -> None:
+def test_revocation_list_is_read_by_a_standard_x509_parser(genuine: dict[str, bytes]) -> None:
     found = x509.load_pem_x509_crl(genuine["list"])
     authority = x509.load_pem_x509_certificate(genuine["authority"])
     assert found.issuer == authority.subject
     assert len(list(found)) == 1
 
 
-def test_the_last_of_two_is_known_where_files_have_coarse_times(tmp_path: Path) -> None:
+def test_last_issued_certificate_is_known_without_file_times(tmp_path: Path) -> None:
     pki.create_authority(tmp_path, "demo", now=NOW)
     for name in [f"operator-{number}" for number in range(8)]:
         pki.issue(tmp_path, Role.OPERATOR, name, now=NOW)

@@ -30,7 +30,7 @@ def tls(folder: Path) -> TlsFiles:
     )
 
 
-def test_every_party_gets_its_own_and_keeps_it(folder: Path) -> None:
+def test_every_compose_party_gets_its_own_certificate_once(folder: Path) -> None:
     assert make_certificates(folder) == PARTIES
     roles = {party: tls(folder / party).load().identity.role for party in PARTIES}
     assert roles == {
@@ -54,7 +54,7 @@ def test_every_party_gets_its_own_and_keeps_it(folder: Path) -> None:
     assert tls(folder / "host-1").load().identity.may_speak_for("client-9")
 
 
-def test_the_compose_file_has_these_parties_and_clients() -> None:
+def test_compose_file_has_the_certified_parties_and_clients() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     hosts = {
         name: service["environment"]["POTLUCK_CLIENT_CLIENTS"]

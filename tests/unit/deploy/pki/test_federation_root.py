@@ -22,7 +22,7 @@ from potluck.deploy.pki.federation_root import (
 )
 
 
-def test_members_it_makes_are_believed(tmp_path: Path) -> None:
+def test_signatures_of_members_added_by_the_root_are_accepted(tmp_path: Path) -> None:
     create_root(tmp_path, "demo")
     keys = add_members(tmp_path, ["client-0:1"], "host-0").keys
     add_members(tmp_path, ["client-2"], "host-1")
@@ -35,7 +35,7 @@ def test_members_it_makes_are_believed(tmp_path: Path) -> None:
         members.verify(client, b"words", signature, datetime.now(UTC))
 
 
-def test_a_root_is_not_replaced_by_mistake(tmp_path: Path) -> None:
+def test_existing_root_is_replaced_only_with_force(tmp_path: Path) -> None:
     create_root(tmp_path, "demo")
     with pytest.raises(ConfigurationError, match="--force"):
         create_root(tmp_path, "demo")
@@ -47,7 +47,9 @@ def test_a_root_is_not_replaced_by_mistake(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("clients", "host"), [(["Client 1"], "h"), (["a", "a"], "h"), (["a"], "!")]
 )
-def test_bad_names_are_refused(tmp_path: Path, clients: list[str], host: str) -> None:
+def test_invalid_member_or_federation_names_are_refused(
+    tmp_path: Path, clients: list[str], host: str
+) -> None:
     create_root(tmp_path, "demo")
     with pytest.raises(ConfigurationError):
         add_members(tmp_path, clients, host)
@@ -55,7 +57,7 @@ def test_bad_names_are_refused(tmp_path: Path, clients: list[str], host: str) ->
         create_root(tmp_path / "other", "No Name")
 
 
-def test_secrets_are_the_owners_alone(tmp_path: Path) -> None:
+def test_root_and_member_keys_are_readable_by_the_owner_only(tmp_path: Path) -> None:
     create_root(tmp_path, "demo")
     [key] = add_members(tmp_path, ["a"], "h").keys
     assert {path.stat().st_mode & 0o077 for path in (key, tmp_path / "root.key")} == {0}
@@ -65,7 +67,7 @@ def members_of(folder: Path) -> Members:
     return load_members(folder / "members.json", folder / "root.pub", federation="demo")
 
 
-def test_each_change_makes_the_next_epoch(tmp_path: Path) -> None:
+def test_each_membership_change_increases_the_epoch(tmp_path: Path) -> None:
     create_root(tmp_path, "demo")
     assert members_of(tmp_path).epoch == 1
     assert add_members(tmp_path, ["client-0:2"], "h").epoch == 2
@@ -73,7 +75,7 @@ def test_each_change_makes_the_next_epoch(tmp_path: Path) -> None:
     assert list(members_of(tmp_path).records) == ["client-0", "client-2"]
 
 
-def test_records_last_a_year_at_most(tmp_path: Path) -> None:
+def test_member_record_longer_than_a_year_is_refused(tmp_path: Path) -> None:
     create_root(tmp_path, "demo")
     add_members(tmp_path, ["a"], "h")
     [record] = members_of(tmp_path).records.values()
@@ -85,7 +87,7 @@ def test_records_last_a_year_at_most(tmp_path: Path) -> None:
     assert not (tmp_path / "members" / "b.key").exists()
 
 
-def test_records_are_renewed_before_they_end(tmp_path: Path) -> None:
+def test_member_records_close_to_expiry_are_renewed(tmp_path: Path) -> None:
     create_root(tmp_path, "demo")
     add_members(tmp_path, ["a"], "h", days=20)
     add_members(tmp_path, ["b"], "h")
@@ -99,7 +101,7 @@ def test_records_are_renewed_before_they_end(tmp_path: Path) -> None:
     assert renew_members(tmp_path, soon=ENDS_SOON) == (document, [])
 
 
-def test_keys_are_replaced_in_two_steps(tmp_path: Path) -> None:
+def test_member_keys_are_replaced_in_two_steps(tmp_path: Path) -> None:
     create_root(tmp_path, "demo")
     add_members(tmp_path, ["a"], "h")
     old = members_of(tmp_path).records["a"].public_key
@@ -115,7 +117,7 @@ def test_keys_are_replaced_in_two_steps(tmp_path: Path) -> None:
     assert not made.exists()
 
 
-def test_a_revoked_key_never_comes_back(tmp_path: Path) -> None:
+def test_revoked_member_key_is_never_accepted_again(tmp_path: Path) -> None:
     create_root(tmp_path, "demo")
     [key] = add_members(tmp_path, ["a"], "h").keys
     text, old = key.read_bytes(), members_of(tmp_path).records["a"].public_key
@@ -133,7 +135,7 @@ def test_a_revoked_key_never_comes_back(tmp_path: Path) -> None:
     assert after.revoked == {("a", old)}
 
 
-def test_a_foreign_document_is_not_signed(tmp_path: Path) -> None:
+def test_root_does_not_sign_a_member_list_of_another_root(tmp_path: Path) -> None:
     create_root(tmp_path / "mine", "demo")
     create_root(tmp_path / "other", "demo")
     (tmp_path / "mine" / "members.json").write_bytes(
@@ -143,7 +145,7 @@ def test_a_foreign_document_is_not_signed(tmp_path: Path) -> None:
         add_members(tmp_path / "mine", ["a"], "h")
 
 
-def test_the_commands_go_together(tmp_path: Path) -> None:
+def test_root_commands_create_renew_and_revoke_members(tmp_path: Path) -> None:
     root = str(tmp_path / "root")
 
     def said(*command: str) -> str:

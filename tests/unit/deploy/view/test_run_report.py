@@ -1,4 +1,4 @@
-"""The report of a run: what was planned beside what was realised."""
+"""The report of a run: planned and realised cohorts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def committed(number: int, accuracy: float, **states: rpc.MemberState.ValueType)
 ROUNDS = [committed(1, 0.5, c2=INCLUDED, c1=LOST), committed(2, 0.75, c1=INCLUDED, c2=INCLUDED)]
 
 
-def test_a_lost_client_lowers_the_realised_label_entropy() -> None:
+def test_lost_client_lowers_the_realised_label_entropy_of_the_report() -> None:
     report = run_report(ROUNDS, 2, CLIENTS)
     assert list(report.population.ids) == ["c1", "c2", "c10"]
     assert report.planned[1].tolist() == [1, 0]
@@ -59,20 +59,20 @@ def test_a_lost_client_lowers_the_realised_label_entropy() -> None:
     assert "  entropy of their labels, in bits: 1 selected, 0.5 included" in lines
 
 
-def test_what_nobody_disclosed_is_not_measured() -> None:
+def test_run_report_omits_undisclosed_values() -> None:
     silent = [rpc.ClientProfile(client_id=each.client_id) for each in CLIENTS]
     values = report_values(run_report(ROUNDS, 2, silent))
     assert values[0] == {"round": 1, "planned": {"clients": 2}, "realised": {"clients": 1}}
     assert len(summary_lines(values)) == 1
 
 
-def test_without_a_round_there_is_nothing_to_report() -> None:
+def test_run_report_without_a_committed_round_is_refused() -> None:
     with pytest.raises(RunError, match="no committed round"):
         run_report([], 2, CLIENTS)
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_the_picture_shows_what_was_lost(tmp_path: Path, known: bool) -> None:
+def test_run_report_plot_shows_lost_clients(tmp_path: Path, known: bool) -> None:
     clients = CLIENTS if known else [rpc.ClientProfile(client_id=c.client_id) for c in CLIENTS]
     pictures = []
     for rounds in (ROUNDS, [committed(1, 0.5, c2=INCLUDED, c1=INCLUDED), ROUNDS[1]]):
@@ -92,7 +92,7 @@ def test_the_picture_shows_what_was_lost(tmp_path: Path, known: bool) -> None:
     assert with_loss.shape != without.shape or not np.array_equal(with_loss, without)
 
 
-def test_the_report_says_what_metrics_are_over() -> None:
+def test_run_report_contains_the_coverage_of_metrics() -> None:
     second = covering(
         rpc.WatchRunResponse(committed=round_message(ROUNDS[1])), 3, 6, 120, partial=True
     )
@@ -106,7 +106,7 @@ def test_the_report_says_what_metrics_are_over() -> None:
     ]
 
 
-def test_the_report_says_how_clients_fare(tmp_path: Path) -> None:
+def test_run_report_contains_the_spread_over_clients(tmp_path: Path) -> None:
     second = spread_out(rpc.WatchRunResponse(committed=round_message(ROUNDS[1]))).committed
     report = run_report([ROUNDS[0], round_of(second)], 2, CLIENTS)
     assert report.accuracies["worst tenth"] == {2: pytest.approx(0.1)}

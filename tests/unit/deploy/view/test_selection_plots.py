@@ -31,7 +31,7 @@ def test_cohort_labels_have_entropy_and_distance_to_balanced() -> None:
     assert found.to_federation[0] == pytest.approx(to_sum)
 
 
-def test_clients_are_grouped_by_what_dominates() -> None:
+def test_clients_are_grouped_by_their_dominant_heterogeneity() -> None:
     rows = [[0.5, 0.1, 0.2], [0, 0.3, 0.2], [0.1, 0.1, 0.9], [0, 0, 0], [np.nan] * 3]
     groups = dominant_heterogeneity(population(5, triplet_rows=np.array(rows)))
     assert groups.tolist() == [0, 1, 2, 3, 4]
@@ -39,7 +39,7 @@ def test_clients_are_grouped_by_what_dominates() -> None:
     assert dominant_heterogeneity(from_matrices).tolist() == [2]
 
 
-def test_clients_are_grouped_by_their_label_where_nothing_else_is_known() -> None:
+def test_clients_are_grouped_by_their_main_label_without_triplets() -> None:
     counts: list[list[float]] = [[5.0, 1, 0], [1, 1, 7], [2, 2, 0]]
     counts += [[0, 0, 0], [np.nan] * 3, [-4, -2, -1]]
     groups, named = client_groups(labelled(counts))
@@ -52,7 +52,7 @@ def test_clients_are_grouped_by_their_label_where_nothing_else_is_known() -> Non
     assert {named[group][0] for group in groups} == {"no triplet"}
 
 
-def test_ternary_points() -> None:
+def test_triplets_are_placed_in_the_ternary_plot() -> None:
     points = ternary_points(np.array([[0.3, 0, 0], [0, 1, 0], [0, 0, 0.1], [0, 0, 0], [1, 1, 0]]))
     np.testing.assert_allclose(points[:3], CORNERS)
     np.testing.assert_allclose(points[3], CORNERS.mean(axis=0))
@@ -69,7 +69,9 @@ def test_ternary_points() -> None:
     ],
     ids=["everything", "labels only", "nothing", "triplets only"],
 )
-def test_pictures_are_drawn_of_whatever_is_known(federation: Population, tmp_path: Path) -> None:
+def test_selection_plot_is_drawn_for_any_available_profiles(
+    federation: Population, tmp_path: Path
+) -> None:
     path = tmp_path / "selection.png"
     cohorts = {
         number: selection.rows

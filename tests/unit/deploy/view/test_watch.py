@@ -62,7 +62,7 @@ def squeezed(line: str) -> str:
     return " ".join(line.split())
 
 
-def test_a_view_holds_what_has_happened() -> None:
+def test_run_view_contains_all_observed_events() -> None:
     view = seen(status(), progress(1), committed(1, 0.5), progress(2), notice("hello"))
     assert [entry.number for entry in view.rounds] == [1]
     assert view.progress is not None
@@ -72,7 +72,7 @@ def test_a_view_holds_what_has_happened() -> None:
     assert observe(view, status(RunState.RUN_STATE_FINISHED)).ended
 
 
-def test_what_comes_again_after_a_reconnect_is_no_news() -> None:
+def test_repeated_event_after_a_reconnect_is_not_news() -> None:
     events = [status(), committed(1, 0.5), notice("hello")]
     view = seen(*events)
     assert [is_news(view, event) for event in events] == [False, False, False]
@@ -80,13 +80,13 @@ def test_what_comes_again_after_a_reconnect_is_no_news() -> None:
     assert is_news(view, status(committed=1))
 
 
-def test_a_committed_round_is_no_longer_under_way() -> None:
+def test_committed_round_is_no_longer_in_progress() -> None:
     assert seen(progress(2), committed(2, 0.5)).progress is None
     assert seen(progress(2), committed(1, 0.5)).progress is not None
     assert seen(progress(2), status(RunState.RUN_STATE_STOPPED)).progress is None
 
 
-def test_a_round_is_done_as_far_as_its_clients_are() -> None:
+def test_round_progress_is_the_mean_progress_of_its_clients() -> None:
     half = progress(1, "train", member(0, TRAINING, 0.5), member(1, UPLOADING)).progress
     assert fraction_done(half) == 0.75
     lost = progress(1, "train", member(0, TRAINING, 0.5), member(1, LOST)).progress
@@ -94,13 +94,13 @@ def test_a_round_is_done_as_far_as_its_clients_are() -> None:
     assert fraction_done(progress(1).progress) == 0.0
 
 
-def test_a_line_says_how_many_sums_came() -> None:
+def test_round_line_contains_the_number_of_sums() -> None:
     event = committed(1, 0.5, member(0), member(1))
     event.committed.sums = 2
     assert round_line(round_of(event.committed), status().status).endswith("up 800 kB in 2 sums")
 
 
-def test_lines_tell_every_event_once() -> None:
+def test_line_display_prints_every_event_once() -> None:
     output = io.StringIO()
     display = LinesDisplay(output)
     view = RunView()
@@ -127,14 +127,14 @@ def test_lines_tell_every_event_once() -> None:
     ]
 
 
-def test_a_member_that_was_spared_is_no_trouble() -> None:
+def test_spared_member_is_not_reported_as_a_failure() -> None:
     spared = committed(1, 0.5, member(0), member(1, MemberState.MEMBER_STATE_SPARED))
     assert cohort_text(round_of(spared.committed)) == "1/2"
     assert fraction_done(progress(1, "train", *spared.committed.members).progress) == 1.0
     assert event_values(spared)["members"][1]["state"] == "spared"
 
 
-def test_json_is_one_object_per_event_with_the_protocols_names() -> None:
+def test_json_display_prints_one_object_per_event_with_protocol_names() -> None:
     output = io.StringIO()
     display = JsonDisplay(output)
     events = [status(), progress(1, "train", member(4, TRAINING, 0.25)), committed(1, 0.5)]
@@ -150,13 +150,13 @@ def test_json_is_one_object_per_event_with_the_protocols_names() -> None:
     assert fourth == {"event": "connection", "connected": False, "text": "gone"}
 
 
-def test_json_knows_no_nan() -> None:
+def test_nan_is_null_in_json() -> None:
     event = committed(1, math.nan)
     line = to_line(event_values(event))
     assert json.loads(line)["loss"] is None
 
 
-def test_the_table_shows_rounds_and_the_one_under_way() -> None:
+def test_live_table_shows_committed_rounds_and_the_current_one() -> None:
     under_way = progress(
         3, "train", member(0, TRAINING, 0.5), member(1, UPLOADING), member(2, LOST)
     )
@@ -170,7 +170,7 @@ def test_the_table_shows_rounds_and_the_one_under_way() -> None:
     assert lines[5].strip() == "training · 1 training · 1 uploading · 1 lost · 0.4 s"
 
 
-def test_the_table_shows_the_newest_rounds_that_fit() -> None:
+def test_live_table_shows_the_newest_rounds_that_fit() -> None:
     view = seen(status(rounds=50), *(committed(number, 0.5) for number in range(1, 51)))
     text = drawn(view, height=16)
     assert "42 earlier rounds not shown" in text
@@ -178,13 +178,13 @@ def test_the_table_shows_the_newest_rounds_that_fit() -> None:
     assert numbers == [str(number) for number in range(43, 51)]
 
 
-def test_metrics_that_no_round_has_are_no_column() -> None:
+def test_live_table_has_no_column_for_a_metric_without_values() -> None:
     event = committed(1, 0.5)
     event.committed.metrics.ClearField("worst_group_accuracy")
     assert "worst group" not in drawn(seen(status(), event))
 
 
-def test_where_nothing_is_evaluated_the_trainings_loss_is_shown() -> None:
+def test_live_table_shows_the_training_loss_without_evaluations() -> None:
     event = committed(1, 0.5)
     event.committed.metrics.CopyFrom(operator_pb2.Metrics(others={"training_loss": 0.75}))
     view = seen(status(), event)
@@ -197,14 +197,14 @@ def test_where_nothing_is_evaluated_the_trainings_loss_is_shown() -> None:
     assert "training loss" not in drawn(seen(status(), committed(1, 0.5)))
 
 
-def test_before_anything_is_measured_there_are_columns_for_what_will_be() -> None:
+def test_live_table_has_metric_columns_before_the_first_evaluation() -> None:
     event = committed(1, 0.5)
     event.committed.ClearField("metrics")
     lines = [squeezed(line) for line in drawn(seen(status(), event)).splitlines()]
     assert lines[1:3] == ["round cohort loss accuracy time down up", "1 3 – – 1.5 s 1.2 MB 800 kB"]
 
 
-def test_a_run_that_waits_says_for_what() -> None:
+def test_waiting_run_shows_the_missing_clients() -> None:
     waiting = waits(status(RunState.RUN_STATE_WAITING))
     until = (NOON + timedelta(minutes=5)).astimezone()
     said = "6 of 9 clients attend; waiting for 3 more until"
@@ -224,7 +224,7 @@ def test_a_run_that_waits_says_for_what() -> None:
     assert event_values(status())["waiting"] is None
 
 
-def test_lines_tell_of_waiting_when_it_begins_and_when_it_is_over() -> None:
+def test_line_display_prints_the_begin_and_the_end_of_waiting() -> None:
     output, view = io.StringIO(), RunView()
     display = LinesDisplay(output)
     moment = waits(status(), clients=9, seconds=3)  # for some that may come back
@@ -238,7 +238,7 @@ def test_lines_tell_of_waiting_when_it_begins_and_when_it_is_over() -> None:
     assert first.replace("0 of 3", "1 of 3") == over
 
 
-def test_notices_scroll_by_above_the_live_table() -> None:
+def test_notices_are_printed_above_the_live_table() -> None:
     output = io.StringIO()
     with LiveDisplay(Console(file=output, width=90, height=30, force_terminal=True)) as display:
         view = seen(status(), notice("[red]client-1[/red] was lost"))
@@ -249,7 +249,7 @@ def test_notices_scroll_by_above_the_live_table() -> None:
     assert "lost the coordinator" in text
 
 
-def test_a_best_model_is_shown_with_the_clients_and_samples_behind_it() -> None:
+def test_best_model_is_shown_with_its_clients_and_samples() -> None:
     run = status(RunState.RUN_STATE_FINISHED, committed=7)
     run.status.best.CopyFrom(
         operator_pb2.BestModel(measure="loss", round=4, value=0.25, model_blake3="ab", stalled=3)
@@ -277,7 +277,7 @@ def test_a_best_model_is_shown_with_the_clients_and_samples_behind_it() -> None:
     assert event_values(run)["best"]["coverage"] is None
 
 
-def test_listings_show_names_as_they_are() -> None:
+def test_listings_show_markup_in_names_literally() -> None:
     console = Console(file=io.StringIO(), width=160)
     run = status(RunState.RUN_STATE_STOPPED, committed=1, reason="by [bold]me[/bold]").status
     clients = [
@@ -314,7 +314,7 @@ def test_listings_show_names_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("attempt", "seconds"), [(1, 0.25), (2, 0.5), (5, 4.0), (6, 5.0), (10_000, 5.0)]
 )
-def test_pauses_double_up_to_the_longest(attempt: int, seconds: float) -> None:
+def test_reconnect_pause_doubles_up_to_the_maximum(attempt: int, seconds: float) -> None:
     assert pause_seconds(attempt) == seconds
 
 
@@ -332,7 +332,7 @@ def test_pauses_double_up_to_the_longest(attempt: int, seconds: float) -> None:
         (10**18, "1000 PB"),
     ],
 )
-def test_readable_bytes(count: int, text: str) -> None:
+def test_byte_counts_are_formatted_with_units(count: int, text: str) -> None:
     assert readable_bytes(count) == text
 
 
@@ -349,11 +349,11 @@ def test_readable_bytes(count: int, text: str) -> None:
         (86_400 * 3 + 4 * 3600, "3 d 04 h"),
     ],
 )
-def test_readable_seconds(seconds: float, text: str) -> None:
+def test_durations_are_formatted_with_units(seconds: float, text: str) -> None:
     assert readable_seconds(seconds) == text
 
 
-def test_readable_shares_numbers_and_counts() -> None:
+def test_shares_numbers_and_counts_are_formatted() -> None:
     assert [readable_share(share) for share in (0.9304, 1.0, None, math.nan)] == [
         "93.0 %",
         "100.0 %",
@@ -408,7 +408,7 @@ def test_metrics_that_no_client_measured_are_shown_as_missing() -> None:
     assert any(squeezed(line).startswith("1 3 – – – 0/6 ") for line in drawn(view).splitlines())
 
 
-def test_metrics_on_the_coordinators_data_say_their_samples() -> None:
+def test_metrics_on_coordinator_data_show_their_sample_count() -> None:
     event = covering(committed(1, 0.5), 0, 0, 360, partial=False)
     view = seen(status(), event)
     assert "over 360 samples  1.5 s" in round_line(round_of(event.committed), view.status)
@@ -417,7 +417,7 @@ def test_metrics_on_the_coordinators_data_say_their_samples() -> None:
     assert "clients" not in head
 
 
-def test_how_clients_fare_is_shown_where_it_is_known() -> None:
+def test_spread_over_clients_is_shown_if_known() -> None:
     view = seen(status(), committed(1, 0.5), spread_out(committed(2, 0.75)))
     lines = [squeezed(line) for line in drawn(view).splitlines()]
     [head] = [line for line in lines if line.startswith("round ")]
