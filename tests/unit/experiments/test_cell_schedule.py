@@ -44,7 +44,7 @@ def begun(schedule: CellSchedule, places: int) -> list[str]:
     return found
 
 
-def test_cells_are_begun_in_order_and_never_more_than_there_are_places() -> None:
+def test_cells_are_started_in_order_up_to_the_number_of_places() -> None:
     first, second, third = cells = [cell(name) for name in "abc"]
     schedule = CellSchedule([*cells, cell("a")])
     assert begun(schedule, 2) == ["a", "b"]
@@ -57,7 +57,7 @@ def test_cells_are_begun_in_order_and_never_more_than_there_are_places() -> None
     assert begun(schedule, 4) == []
 
 
-def test_what_went_wrong_goes_first_and_losses_are_no_failures() -> None:
+def test_failed_cell_is_repeated_first_and_losses_are_not_failures() -> None:
     only, other = cell("a"), cell("b")
     schedule = CellSchedule([only, other], attempts=2, losses=3)
     for again in (schedule.lost, schedule.failed, schedule.lost):
@@ -79,7 +79,9 @@ def test_what_went_wrong_goes_first_and_losses_are_no_failures() -> None:
     ),
     places=st.lists(st.integers(1, 4), min_size=1, max_size=60),
 )
-def test_every_cell_ends_once(count: int, ends: list[tuple[int, str]], places: list[int]) -> None:
+def test_every_cell_ends_exactly_once(
+    count: int, ends: list[tuple[int, str]], places: list[int]
+) -> None:
     schedule = CellSchedule([cell(str(number)) for number in range(count)])
     under_way: list[Cell] = []
     ended = Counter[str]()
@@ -162,7 +164,7 @@ def run(cells: list[Cell], output: Path, runner: Scripted) -> tuple[GridOutcome,
     return outcome, console.export_text()
 
 
-def test_a_lost_cell_is_run_again_as_often_as_it_takes(tmp_path: Path, cells: list[Cell]) -> None:
+def test_lost_cell_is_repeated_until_it_finishes(tmp_path: Path, cells: list[Cell]) -> None:
     def script(cell: Cell, attempt: int) -> RunError | None:
         return CellLostError("node 3 is gone") if cell.seed == 1 and attempt < 5 else None
 
@@ -180,7 +182,7 @@ def test_a_lost_cell_is_run_again_as_often_as_it_takes(tmp_path: Path, cells: li
     assert again.calls == []
 
 
-def test_a_cell_that_fails_twice_is_given_up_and_the_others_run(
+def test_cell_that_fails_twice_is_abandoned_and_the_others_continue(
     tmp_path: Path, cells: list[Cell]
 ) -> None:
     runner = Scripted(lambda cell, _: RunError("no luck") if cell.seed == 0 else None)
@@ -191,7 +193,9 @@ def test_a_cell_that_fails_twice_is_given_up_and_the_others_run(
     assert shown.count("failed: seed 0: no luck") == 1
 
 
-def test_what_would_fail_everywhere_ends_all_of_it(tmp_path: Path, cells: list[Cell]) -> None:
+def test_configuration_error_in_one_cell_ends_the_experiment(
+    tmp_path: Path, cells: list[Cell]
+) -> None:
     def script(cell: Cell, attempt: int) -> RunError | None:
         raise ConfigurationError("another version there")
 

@@ -1,4 +1,4 @@
-"""Cells on clusters, without one: what they need, the data they read, what comes back."""
+"""Cells on clusters, tested without one: resources, data files and reports."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def node(cpus: float, gpus: float = 0, memory: float = 64 * GIB) -> dict[str, fl
         (need_of(1, gpus=0, apart=False), [node(64, memory=2 * GIB)], 2),  # processes have 500 MiB
     ],
 )
-def test_places_are_what_machines_carry(
+def test_number_of_places_follows_the_resources_of_the_machines(
     need: CellNeed, nodes: list[dict[str, float]], places: int
 ) -> None:
     assert places_for(need, nodes) == places
@@ -71,7 +71,9 @@ def test_places_are_what_machines_carry(
         (need_of(1, gpus=0, apart=False), [], "needs 0.6 CPU, the cluster has 0"),
     ],
 )
-def test_what_lacks_is_named(need: CellNeed, nodes: list[dict[str, float]], text: str) -> None:
+def test_missing_cluster_resources_are_named(
+    need: CellNeed, nodes: list[dict[str, float]], text: str
+) -> None:
     assert shortage(need, nodes) == text
 
 
@@ -83,7 +85,7 @@ def test_what_lacks_is_named(need: CellNeed, nodes: list[dict[str, float]], text
         st.builds(node, st.integers(0, 64), st.integers(0, 8), st.just(256 * GIB)), max_size=5
     ),
 )
-def test_more_machines_never_have_places_for_fewer_cells(
+def test_additional_machine_never_reduces_the_number_of_places(
     hosts: int, gpus: float, apart: bool, nodes: list[dict[str, float]]
 ) -> None:
     need = need_of(hosts, gpus=gpus, apart=apart)
@@ -101,7 +103,7 @@ def cell(task: dict[str, Any], **settings: Any) -> Cell:
     return cells_of(plan, hosts=1, source=Path("grid.toml"))[0]
 
 
-def test_only_what_a_cell_reads_is_sent(tmp_path: Path) -> None:
+def test_only_data_files_used_by_a_cell_are_sent(tmp_path: Path) -> None:
     for name in ("mnist.npz", "cifar10.npz", "start.safetensors", "shards/a.safetensors"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(name.encode())
@@ -130,7 +132,7 @@ def data_file(tmp_path: Path) -> DataFile:
     return found
 
 
-def test_a_file_is_fetched_once_and_again_when_it_is_damaged(
+def test_data_file_is_fetched_once_and_again_if_damaged(
     tmp_path: Path, data_file: DataFile
 ) -> None:
     fetched = []
@@ -153,14 +155,16 @@ def test_a_file_is_fetched_once_and_again_when_it_is_damaged(
     assert len(fetched) == 2
 
 
-def test_what_comes_with_another_digest_is_not_used(tmp_path: Path, data_file: DataFile) -> None:
+def test_data_file_with_a_wrong_digest_is_refused(tmp_path: Path, data_file: DataFile) -> None:
     node = NodeFolder(tmp_path / "node")
     with pytest.raises(DigestMismatchError, match=r"mnist\.npz has digest"):
         node.data_folder(tmp_path / "made", [data_file], lambda _: [memoryview(b"other")])
     assert [path.name for path in (tmp_path / "node" / "files").iterdir()] == ["lock"]
 
 
-def test_no_file_leads_out_of_the_data_directory(tmp_path: Path, data_file: DataFile) -> None:
+def test_data_file_outside_the_data_directory_is_refused(
+    tmp_path: Path, data_file: DataFile
+) -> None:
     outside = DataFile(path="../outside", blake3=data_file.blake3, size=data_file.size)
     with pytest.raises(StorageError, match="is outside the data directory"):
         NodeFolder(tmp_path / "node").data_folder(
@@ -168,7 +172,7 @@ def test_no_file_leads_out_of_the_data_directory(tmp_path: Path, data_file: Data
         )
 
 
-def test_folders_of_cells_are_removed_at_the_latest_by_the_next(tmp_path: Path) -> None:
+def test_cell_folder_left_by_a_killed_process_is_removed_by_the_next(tmp_path: Path) -> None:
     node = NodeFolder(tmp_path / "node")
     left = tmp_path / "node" / "cells" / "of-a-killed-process"
     left.mkdir(parents=True)
@@ -181,7 +185,7 @@ def test_folders_of_cells_are_removed_at_the_latest_by_the_next(tmp_path: Path) 
     assert not first.exists()
 
 
-def test_a_folder_that_is_a_link_is_not_used(tmp_path: Path) -> None:
+def test_node_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "node").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StorageError, match="belongs to another user"):
@@ -204,7 +208,7 @@ def finished(one: Cell, digest: str) -> CellResult:
     )
 
 
-def test_reports_are_results_or_errors() -> None:
+def test_cell_report_gives_a_result_or_raises_its_error() -> None:
     one = cell({"name": "digits", "clients": 2})
     good = finished(one, one.digest)
     text = CellReport(outcome="finished", result=good).model_dump_json()
@@ -224,7 +228,7 @@ def test_reports_are_results_or_errors() -> None:
         result_of("{}", one)
 
 
-def test_machines_must_have_the_same_versions() -> None:
+def test_machine_with_different_software_versions_is_refused() -> None:
     ours = software()
     assert {"Python", "potluck", "ray", "torch", "numpy"} == set(ours)
     check_software(ours, dict(ours), machine="machine 10.0.0.2")
@@ -248,5 +252,5 @@ def test_machines_must_have_the_same_versions() -> None:
         ("", ""),
     ],
 )
-def test_ray_is_given_with_an_address_or_without(given: str, read: str) -> None:
+def test_ray_option_is_accepted_with_and_without_an_address(given: str, read: str) -> None:
     assert with_address(given.split()) == read.split()

@@ -1,4 +1,4 @@
-"""Arms that compete: readings at equal budgets, picks, what was learnt, mean ranks, tables."""
+"""Contests of arms: readings at equal budgets, selection counts, mean ranks, tables."""
 
 from __future__ import annotations
 
@@ -113,12 +113,12 @@ def cell(
 # Readings --------------------------------------------------------------------------------------
 
 
-def test_the_best_evaluation_is_the_first_of_the_highest() -> None:
+def test_best_evaluation_is_the_first_with_the_highest_value() -> None:
     assert best_of(cell(accuracies=(0.5, 0.7, 0.7)).rounds, "accuracy") == (2, 0.7)
     assert best_of(cell(accuracies=(None, None, None)).rounds, "accuracy") is None
 
 
-def test_clients_pay_for_the_model_by_themselves() -> None:
+def test_spent_bytes_and_seconds_include_downloads_and_pretraining() -> None:
     """Two downloads of 100 bytes and 50 bytes up a round; pre-training is paid before."""
     assert spent_bytes(cell()) == [250, 500, 750]
     assert spent_bytes(cell(before=Before(bytes=1000, seconds=5.0))) == [1250, 1500, 1750]
@@ -126,7 +126,7 @@ def test_clients_pay_for_the_model_by_themselves() -> None:
     assert spent_seconds(cell(seconds=None)) is None
 
 
-def test_the_model_that_triplets_are_estimated_with_is_paid_for(tmp_path: Path) -> None:
+def test_spent_bytes_include_the_model_used_for_triplet_estimates(tmp_path: Path) -> None:
     """A triplet of an interaction matrix, or of a profile file, takes no model."""
     with Store.open(f"sqlite:///{tmp_path / 'potluck.sqlite3'}") as store:
         for client, model in (("client-0", "ab" * 32), ("client-1", "ab" * 32), ("client-2", None)):
@@ -152,7 +152,7 @@ def test_the_model_that_triplets_are_estimated_with_is_paid_for(tmp_path: Path) 
     assert costs.before.bytes == 2 * costs.model_bytes
 
 
-def test_what_a_strategy_sends_beside_the_model_is_paid_by_who_trains(tmp_path: Path) -> None:
+def test_extra_tensors_of_a_strategy_are_charged_to_training_clients_only(tmp_path: Path) -> None:
     """FedBiO sends as much as the model once more; who is only asked does not get it."""
     grid = merged(GRID, {"run": {"strategy": {"name": "fedbio"}}})
     grid["axes"].pop("scenario")
@@ -165,7 +165,7 @@ def test_what_a_strategy_sends_beside_the_model_is_paid_by_who_trains(tmp_path: 
     assert spent_bytes(asking) == [4 * 100 + 2 * 30 + 50, 1020, 1530]
 
 
-def test_an_equal_budget_is_what_the_cheapest_spent() -> None:
+def test_common_budget_is_the_spending_of_the_cheapest_run() -> None:
     thrifty, asking = cell(), cell(downloads=4)
     budget = common_budget([thrifty, asking], spent_bytes, "accuracy")
     assert budget == 750
@@ -175,7 +175,7 @@ def test_an_equal_budget_is_what_the_cheapest_spent() -> None:
     assert common_budget([thrifty, cell(seconds=None)], spent_seconds, "accuracy") is None
 
 
-def test_who_is_done_before_others_are_evaluated_keeps_its_result() -> None:
+def test_run_finished_within_the_budget_keeps_its_result() -> None:
     quick = cell(seconds=2.0)
     slow = cell(accuracies=(None, 0.3, 0.4), seconds=10.0)
     budget = common_budget([quick, slow], spent_seconds, "accuracy")
@@ -184,7 +184,7 @@ def test_who_is_done_before_others_are_evaluated_keeps_its_result() -> None:
     assert within(slow, spent_seconds, budget, "accuracy", 1) == 0.3
 
 
-def test_evenness_is_one_less_the_gini_coefficient() -> None:
+def test_selection_evenness_is_one_minus_the_gini_coefficient() -> None:
     alike = picks_of(cell(picks=((0, 1), (2, 3), (0, 1))))
     counts = np.array([2.0, 2.0, 1.0, 1.0])
     gini = np.abs(counts[:, None] - counts).sum() / (2 * 4 * counts.sum())
@@ -196,7 +196,7 @@ def test_evenness_is_one_less_the_gini_coefficient() -> None:
     assert (alone.never, alone.most) == (0.75, 1.0)
 
 
-def test_what_is_learnt_of_clients_is_how_picks_go_with_a_trait() -> None:
+def test_leaning_is_the_correlation_of_selections_with_a_client_trait() -> None:
     """Picks are 3, 2, 1 and 0."""
     found = leaning(cell(traits={"wrong labels": [0.0, 0.1, 0.4, 0.5]}), "wrong labels")
     assert found is not None
@@ -207,7 +207,7 @@ def test_what_is_learnt_of_clients_is_how_picks_go_with_a_trait() -> None:
     assert leaning(cell(), "samples") is None
 
 
-def test_traits_are_those_that_the_run_simulates() -> None:
+def test_client_traits_are_those_that_the_run_simulates() -> None:
     cells = cells_of(PLAN, hosts=1, source=Path("contest.toml"))
     mixes = LabelMixes(None)
     noisy = traits_of(cells[0], mixes.of(cells[0]))
@@ -224,7 +224,7 @@ def test_traits_are_those_that_the_run_simulates() -> None:
 # Ranks -----------------------------------------------------------------------------------------
 
 
-def test_ranks_share_ties_and_put_what_is_missing_last() -> None:
+def test_mean_ranks_share_ties_and_put_missing_values_last() -> None:
     found = mean_ranks([{"a": 0.9, "b": 0.5, "c": math.nan}, {"a": 0.9, "b": 0.9, "c": 0.1}])
     assert found is not None
     assert dict(found.means) == {"a": 1.25, "b": 1.75, "c": 3.0}
@@ -241,7 +241,7 @@ def test_only_arms_that_every_comparison_has_are_ranked() -> None:
     assert list(found.means) == ["a"]
 
 
-def test_the_critical_difference_is_that_of_the_tables() -> None:
+def test_critical_difference_equals_the_published_table() -> None:
     """Demšar 2006, Table 5: q is 2.343 for 3 classifiers, 2.728 for 5, 3.164 for 10."""
     for arms, q in ((3, 2.343), (5, 2.728), (10, 3.164)):
         expected = q * math.sqrt(arms * (arms + 1) / (6 * 14))
@@ -249,7 +249,7 @@ def test_the_critical_difference_is_that_of_the_tables() -> None:
     assert critical_difference(1, 14) is None
 
 
-def test_friedmans_test_is_scipys() -> None:
+def test_friedman_test_equals_that_of_scipy() -> None:
     blocks = [
         dict(zip("abc", row, strict=True))
         for row in np.random.default_rng(0).normal([0.0, 0.5, 2.0], size=(12, 3))
@@ -262,7 +262,7 @@ def test_friedmans_test_is_scipys() -> None:
     assert "a" not in found.best
 
 
-def test_nobody_is_told_apart_where_friedmans_test_tells_nothing() -> None:
+def test_no_arm_is_worse_if_the_friedman_test_is_not_significant() -> None:
     """The extremes of twelve arms by chance are further apart than the critical difference."""
     rows = (
         (1, 3, 11, 9, 2, 4, 7, 10, 5, 6, 0, 8), (9, 5, 8, 2, 0, 7, 6, 1, 4, 3, 11, 10),
@@ -278,7 +278,7 @@ def test_nobody_is_told_apart_where_friedmans_test_tells_nothing() -> None:
     assert len(found.best) == 12
 
 
-def test_holm_corrects_step_by_step() -> None:
+def test_holm_correction_equals_hand_computed_values() -> None:
     assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.9}) == {
         "a": 0.04, "c": pytest.approx(0.09), "b": pytest.approx(0.09), "d": 0.9,
     }  # fmt: skip
@@ -303,7 +303,7 @@ def results() -> list[CellResult]:
     ]
 
 
-def test_arms_of_one_scenario_compete() -> None:
+def test_arms_of_one_scenario_form_a_contest() -> None:
     summary = summarise(PLAN, results(), missing=0)
     contests = contests_of(summary)
     assert [contest.title for contest in contests] == ["scenario = noise", "scenario = drop-outs"]
@@ -320,7 +320,7 @@ def test_arms_of_one_scenario_compete() -> None:
     assert ("worst_tenth", LAST) in ranks
 
 
-def test_an_unfinished_grid_is_ranked_by_the_seeds_that_all_arms_have() -> None:
+def test_unfinished_grid_is_ranked_by_the_seeds_common_to_all_arms() -> None:
     unfinished = [
         each.model_copy(update={"rounds": cell(accuracies=(0.1, 0.1, 0.1)).rounds})
         if each.labels == {"scenario": "noise", "selection": "flash", "seed": "0"}
@@ -338,7 +338,7 @@ def test_an_unfinished_grid_is_ranked_by_the_seeds_that_all_arms_have() -> None:
     assert last.by_contest.means == {"flash": 1.0, "round-robin": 2.0, "uniform": 3.0}
 
 
-def test_the_report_tells_of_contests() -> None:
+def test_experiment_report_contains_the_contests() -> None:
     summary = summarise(PLAN, results(), missing=0)
     text = report_text(summary)
     assert text == report_text(summarise(PLAN, results(), missing=0))
@@ -349,7 +349,7 @@ def test_the_report_tells_of_contests() -> None:
     assert "p, Holm" in text
 
 
-def test_mean_ranks_are_a_picture() -> None:
+def test_mean_ranks_are_plotted() -> None:
     summary = summarise(PLAN, results(), missing=0)
     by_reading = ranked_readings(summary, contests_of(summary))[:1]
     picture = plot_ranks(by_reading)
@@ -359,7 +359,7 @@ def test_mean_ranks_are_a_picture() -> None:
     assert first_ranks(by_reading[0]) is by_reading[0].by_contest, "as the table above it"
 
 
-def test_arms_are_told_apart_from_the_baseline_or_not() -> None:
+def test_significant_differences_from_the_baseline_are_marked() -> None:
     """flash is about 0.2 above uniform in both seeds; round-robin in only one of them."""
     ends = {"uniform": (0.5, 0.5), "flash": (0.7, 0.701), "round-robin": (0.6, 0.7)}
     found = [
@@ -388,7 +388,7 @@ def test_arms_are_told_apart_from_the_baseline_or_not() -> None:
     assert difference_table(without.reading, contests, "accuracy", LAST) == []
 
 
-def test_all_contests_together_are_means_by_seed() -> None:
+def test_combined_contests_are_means_by_seed() -> None:
     found = [*results(), cell("uniform", "drop-outs", 2)]
     contests = contests_of(summarise(PLAN, found, missing=0))
     whole = together(contests)
@@ -433,7 +433,7 @@ def test_readings_of_partial_evaluations_are_marked() -> None:
     assert "`(partial)` marks" in report_text(summary)
 
 
-def test_heat_maps_have_a_row_for_each_arm() -> None:
+def test_heat_map_has_a_row_for_each_arm() -> None:
     summary = summarise(PLAN, results(), missing=0)
     contests = contests_of(summary)
     pictures = heat_maps(summary, contests, ranked_readings(summary, contests))
@@ -450,7 +450,7 @@ def test_heat_maps_have_a_row_for_each_arm() -> None:
     assert heat_maps(summary, [], []) == {}
 
 
-def test_of_very_many_arms_a_few_have_colours() -> None:
+def test_plot_of_many_arms_colours_only_a_few() -> None:
     names = [f"arm-{number}" for number in range(20)]
     grid = merged(GRID, {})
     grid["axes"] = {
@@ -466,7 +466,7 @@ def test_of_very_many_arms_a_few_have_colours() -> None:
     assert in_colour(arms[:14], plan.reading) == list(arms[:14])
 
 
-def test_an_axis_to_compare_must_be_there() -> None:
+def test_comparison_over_an_unknown_axis_is_refused() -> None:
     changed = merged(GRID, {"reading": {"compared": "selector"}})
     with pytest.raises(ConfigurationError, match=r"reading\.compared: there is no axis 'selector'"):
         validate(ExperimentFile, changed, source="contest.toml")

@@ -70,7 +70,7 @@ def experiment(**changes: Any) -> ExperimentFile:
 # Grids -----------------------------------------------------------------------------------------
 
 
-def test_every_combination_is_a_cell_with_its_settings() -> None:
+def test_every_combination_of_axis_values_is_a_cell() -> None:
     cells = cells_of(experiment(), hosts=2, source=Path("grid.toml"))
     assert [cell.title for cell in cells][:4] == [
         "0.1 · uniform · seed 0", "0.1 · dc · seed 0",
@@ -84,7 +84,7 @@ def test_every_combination_is_a_cell_with_its_settings() -> None:
     assert cells[5].disclosure["simulation_seed"] == 1
 
 
-def test_a_busy_machine_changes_no_result() -> None:
+def test_cell_deadlines_are_long_enough_for_a_busy_machine() -> None:
     run = merged(GRID["run"], {"round": {"question_deadline_seconds": 3.0}})
     cell = cells_of(experiment(run=run), hosts=2, source=Path("grid.toml"))[0]
     parsed = parse_run_file(cell.run_file, source="cell")
@@ -94,7 +94,7 @@ def test_a_busy_machine_changes_no_result() -> None:
     assert min(waits) >= 3600
 
 
-def test_renamed_settings_leave_digests_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renamed_settings_do_not_change_cell_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid_cells, "RELEASE", "0.1")
     plain = {"rounds": 2, "clients_per_round": 2, "task": {"name": "digits", "clients": 6}}
     stepwise = plain | {
@@ -136,7 +136,7 @@ run.count = 2
     assert [run["clients_per_round"] for _, run in found[0].points()] == [2, 3, 2, 4]
 
 
-def test_what_decides_on_a_result_decides_on_the_digest() -> None:
+def test_cell_digest_depends_only_on_settings_that_affect_the_result() -> None:
     def digest(**changes: Any) -> str:
         return cells_of(experiment(**changes), hosts=2, source=Path("grid.toml"))[0].digest
 
@@ -169,7 +169,9 @@ def test_a_new_plugin_drops_the_options_of_the_old_one() -> None:
         ({"run": merged(GRID["run"], {"clients_per_round": 9})}, "'expected_clients' is only 6"),
     ],
 )
-def test_mistakes_are_named(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
+def test_mistakes_in_an_experiment_file_are_named(
+    changes: dict[str, Any], why: str, tmp_path: Path
+) -> None:
     from potluck.common.settings.configuration import validate
 
     with pytest.raises(ConfigurationError, match=why):
@@ -182,7 +184,7 @@ def test_mistakes_are_named(changes: dict[str, Any], why: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
 @pytest.mark.parametrize("quick", [False, True])
-def test_the_ready_files_are_in_order(path: Path, quick: bool) -> None:
+def test_shipped_experiment_files_are_valid(path: Path, quick: bool) -> None:
     plan = load_experiment(path, quick=quick)
     assert len(plan.seeds) >= 3
     plan = plan.model_copy(update={"seeds": plan.seeds[:1]})  # they differ in nothing else
@@ -194,7 +196,7 @@ def test_the_ready_files_are_in_order(path: Path, quick: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "seeds"), [("0-3", (0, 1, 2, 3)), ("7", (7,)), ("5, 0-1,9-9", (5, 0, 1, 9))]
 )
-def test_seeds_are_listed_by_numbers_and_ranges(text: str, seeds: tuple[int, ...]) -> None:
+def test_seed_list_accepts_numbers_and_ranges(text: str, seeds: tuple[int, ...]) -> None:
     assert seeds_in(text) == seeds
 
 
@@ -219,7 +221,7 @@ def test_an_invalid_list_of_seeds_is_refused(text: str, why: str) -> None:
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_more_seeds_leave_the_files_own_cells_as_they_are(quick: bool) -> None:
+def test_additional_seeds_do_not_change_the_cells_of_the_file(quick: bool) -> None:
     path = ROOT / "experiments" / "feddiverse-same-start.toml"
 
     def digests(seeds: tuple[int, ...] | None) -> list[str]:
@@ -231,7 +233,7 @@ def test_more_seeds_leave_the_files_own_cells_as_they_are(quick: bool) -> None:
     assert len(set(more)) == len(more) == len(own) // 3 * 4
 
 
-def test_a_papers_gap_is_told_unless_every_arm_fills_it() -> None:
+def test_value_missing_from_a_paper_is_reported_unless_every_arm_sets_it() -> None:
     def told(**axes: Any) -> set[str]:
         run = {"task": {"name": "cifar10"}}
         plan = experiment(preset="fedentopt", run=run, axes=axes, reading={})
@@ -245,7 +247,7 @@ def test_a_papers_gap_is_told_unless_every_arm_fills_it() -> None:
     assert "task.clients" not in told(**{"task.clients": [50, 100]})
 
 
-def test_four_papers_are_ready() -> None:
+def test_experiment_files_of_four_papers_are_shipped() -> None:
     assert {"dc-mnist", "feddiverse-cmnist", "fedentopt-cifar10", "flash-cifar10"} <= {
         path.stem for path in READY
     }
@@ -261,7 +263,7 @@ def test_a_preset_is_a_valid_run_file_that_marks_assumed_values(name: str) -> No
     assert set(preset.disclosure.get("questions", ())) == plan.selector.asks_questions
 
 
-def test_four_kinds_of_network_learn_from_one_another() -> None:
+def test_rhfl_logits_preset_has_four_kinds_of_networks() -> None:
     [*kinds] = preset_named("rhfl-logits").run["model"]["of"]
     assert (
         len({kind["name"] for kind in kinds})
@@ -270,7 +272,7 @@ def test_four_kinds_of_network_learn_from_one_another() -> None:
     )
 
 
-def test_side_by_side_as_many_as_processors_and_memory_carry() -> None:
+def test_number_of_parallel_cells_is_limited_by_processors_and_memory() -> None:
     plenty = 2**40
     assert jobs_for(2, 100, processors=2, memory=plenty) == 2
     assert jobs_for(2, 100, processors=64, memory=plenty) == 53
@@ -319,7 +321,7 @@ def results() -> list[CellResult]:
     ]  # fmt: skip
 
 
-def test_a_cells_number_is_the_mean_of_its_last_evaluations() -> None:
+def test_reading_of_a_cell_is_the_mean_of_its_last_evaluations() -> None:
     found = rounds(0.1, None, 0.3, None, 0.5)
     assert reading_of(found, "accuracy", 1) == 0.5
     assert reading_of(found, "accuracy", 2) == pytest.approx(0.4)
@@ -328,12 +330,12 @@ def test_a_cells_number_is_the_mean_of_its_last_evaluations() -> None:
     assert reached(found, "accuracy", 0.6) is None
 
 
-def test_what_was_never_evaluated_is_a_dash() -> None:
+def test_cell_without_an_evaluation_is_a_dash_in_the_table() -> None:
     found = [result("uniform", "0.1", 0, 0.5), result("dc", "0.1", 0, None)]
     assert "nan" not in markdown(summarise(experiment(), found, missing=0))
 
 
-def test_partial_evaluations_are_marked_and_are_neither_best_nor_reach_a_target() -> None:
+def test_partial_evaluations_are_marked_and_do_not_count_as_best_or_target() -> None:
     behind = CoverageSummary(clients=3, asked=6, samples=120, partial=True)
     whole = CoverageSummary(clients=6, asked=6, samples=240, partial=False)
     found = rounds(0.3, 0.5, 0.9)
@@ -352,7 +354,7 @@ def test_partial_evaluations_are_marked_and_are_neither_best_nor_reach_a_target(
     assert (row["accuracy_partial"], row["loss_partial"]) == (True, None)
 
 
-def test_the_paired_test_is_students() -> None:
+def test_paired_test_equals_the_t_test_of_scipy() -> None:
     ours, base = {"0": 0.8, "1": 0.7, "2": 0.9, "3": 0.1}, {"0": 0.5, "1": 0.6, "2": 0.7}
     found = paired_test(ours, base)
     expected = stats.ttest_rel([0.8, 0.7, 0.9], [0.5, 0.6, 0.7])
@@ -365,7 +367,7 @@ def test_the_paired_test_is_students() -> None:
     assert found.p == pytest.approx(expected.pvalue)
 
 
-def test_what_cannot_be_tested_is_not() -> None:
+def test_paired_test_without_enough_pairs_gives_no_p_value() -> None:
     assert paired_test({"0": 1.0}, {"1": 1.0}) is None
     one = paired_test({"0": 1.0}, {"0": 0.5})
     same = paired_test({"0": 1.0, "1": 1.0}, {"0": 0.5, "1": 0.5})
@@ -374,7 +376,7 @@ def test_what_cannot_be_tested_is_not() -> None:
     assert (one.p, same.p) == (None, None)
 
 
-def test_arms_are_compared_with_the_baseline_of_their_own_column() -> None:
+def test_arms_are_compared_with_the_baseline_of_the_same_column() -> None:
     summary = summarise(experiment(), results(), missing=2)
     by_labels = {tuple(arm.labels.values()): arm for arm in summary.arms}
     assert set(by_labels) == {("0.1", "uniform"), ("0.1", "dc"), ("0.5", "uniform")}
@@ -392,7 +394,7 @@ def test_arms_are_compared_with_the_baseline_of_their_own_column() -> None:
 # Tables ----------------------------------------------------------------------------------------
 
 
-def test_the_best_is_bold_and_the_second_underlined() -> None:
+def test_best_value_is_bold_and_the_second_best_underlined() -> None:
     mark = ranked([0.5, 0.9, 0.9, 0.7, math.nan], lower=False)
     assert [mark(value, "x") for value in (0.9, 0.7, 0.5, math.nan)] == [
         "**x**", "<u>x</u>", "x", "x",
@@ -400,7 +402,7 @@ def test_the_best_is_bold_and_the_second_underlined() -> None:
     assert ranked([0.5, 0.9], lower=True)(0.5, "x") == "**x**"
 
 
-def test_the_markdown_says_what_a_reader_must_know() -> None:
+def test_markdown_summary_states_means_gaps_and_the_test() -> None:
     text = markdown(summarise(experiment(), results(), missing=2))
     assert "| uniform | <u>0.4500 ± 0.0707</u> | 0.7000 ± 0.0000 |" in text
     assert "| dc | **0.7000 ± 0.1414** | – |" in text
@@ -410,7 +412,7 @@ def test_the_markdown_says_what_a_reader_must_know() -> None:
     assert "paired t test" in text
 
 
-def test_cells_that_stopped_early_are_told_and_held() -> None:
+def test_cells_that_stopped_early_are_reported_and_keep_their_last_value() -> None:
     stopping = 'rounds = 4\n[task]\nname = "digits"\n[stop]\nmeasure = "accuracy"\npatience = 1\n'
     early = result("uniform", "0.1", 0, 0.2, 0.4).model_copy(update={"run_file": stopping})
     whole = result("uniform", "0.1", 1, 0.3, 0.5, 0.6, 0.7).model_copy(
@@ -427,7 +429,7 @@ def test_cells_that_stopped_early_are_told_and_held() -> None:
     assert held_values == [[(1, 0.2), (2, 0.4), (3, 0.4)], [(1, 0.3), (3, 0.6)], []]
 
 
-def test_the_board_counts_a_cell_that_stopped_early_as_finished() -> None:
+def test_progress_board_counts_a_cell_that_stopped_early_as_finished() -> None:
     cells = cells_of(experiment(), hosts=1, source=Path("grid.toml"))[:2]
     output = io.StringIO()
     with Board(Console(file=output, width=200)) as board:
@@ -439,7 +441,7 @@ def test_the_board_counts_a_cell_that_stopped_early_as_finished() -> None:
     assert "2/2" in output.getvalue()
 
 
-def test_tidy_tables_hold_no_times(tmp_path: Path) -> None:
+def test_result_table_contains_no_measured_times(tmp_path: Path) -> None:
     write_tables(results(), tmp_path)
     table = parquet.read_table(tmp_path / "rounds.parquet").to_pylist()
     assert table == tidy_rows(results())
@@ -448,7 +450,7 @@ def test_tidy_tables_hold_no_times(tmp_path: Path) -> None:
     assert "seconds" in (tmp_path / "timings.csv").read_text().splitlines()[0]
 
 
-def test_the_report_is_one_page_that_trusts_nobodys_text() -> None:
+def test_html_report_is_one_page_with_escaped_text() -> None:
     plan = experiment(title="<script>alert(1)</script>")
     summary = summarise(plan, results(), missing=0)
     page = html(summary, {"metric": plot_metric(summary)})
@@ -458,7 +460,7 @@ def test_the_report_is_one_page_that_trusts_nobodys_text() -> None:
     assert "<strong>0.7000 ± 0.1414</strong>" in page
 
 
-def test_the_report_says_what_was_run_and_whether_it_was_quick() -> None:
+def test_report_states_the_software_plugins_and_quick_mode() -> None:
     whole, quick = (summarise(experiment(), results(), 0, quick=quick) for quick in (False, True))
     runs = "task digits · selectors uniform, dc · strategy fedavg · objective cross-entropy"
     assert origin(whole) == f"{runs} · 2 rounds · Potluck 0.1.0"
@@ -474,7 +476,7 @@ def test_the_report_says_what_was_run_and_whether_it_was_quick() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_rounds_and_clients_are_whole_numbers_on_axes(count: int) -> None:
+def test_plot_axes_of_rounds_and_clients_have_integer_ticks(count: int) -> None:
     found = [result("uniform", "0.1", seed, *[0.5] * count) for seed in (0, 1)]
     summary = summarise(experiment(), found, missing=0)
     for figure in (metric_figure(summary), raster_figure(summary)):
@@ -488,7 +490,7 @@ def test_rounds_and_clients_are_whole_numbers_on_axes(count: int) -> None:
     assert [*axes.get_yticks()] == [*map(int, axes.get_yticks())]
 
 
-def test_bands_are_the_standard_deviation_of_the_tables() -> None:
+def test_plot_bands_are_the_standard_deviations_of_the_tables() -> None:
     found = [result("uniform", "0.1", seed, 0.2 * (seed + 1)) for seed in (0, 1)]
     [band] = metric_figure(summarise(experiment(), found, missing=0)).axes[0].collections
     heights = np.asarray(band.get_paths()[0].vertices)[:, 1]
@@ -496,7 +498,7 @@ def test_bands_are_the_standard_deviation_of_the_tables() -> None:
     assert max(heights) == pytest.approx(0.3 + 0.2 / math.sqrt(2))
 
 
-def test_included_clients_by_round() -> None:
+def test_included_matrix_has_a_row_per_client_and_a_column_per_round() -> None:
     matrix = included_matrix(rounds(0.1, 0.2), clients=4)
     assert matrix.tolist() == [[1, 1], [1, 1], [0, 0], [0, 0]]
 
@@ -504,7 +506,7 @@ def test_included_clients_by_round() -> None:
 # Keeping ---------------------------------------------------------------------------------------
 
 
-def test_a_finished_cell_is_found_again_under_its_new_labels(tmp_path: Path) -> None:
+def test_stored_cell_result_is_found_after_its_labels_change(tmp_path: Path) -> None:
     cell = cells_of(experiment(), hosts=2, source=Path("grid.toml"))[0]
     folder = ResultsFolder(tmp_path)
     folder.opened().close()
@@ -515,7 +517,7 @@ def test_a_finished_cell_is_found_again_under_its_new_labels(tmp_path: Path) -> 
     assert (found.labels, found.rounds) == (dict(cell.labels), results()[0].rounds)
 
 
-def test_a_damaged_result_is_named(tmp_path: Path) -> None:
+def test_damaged_cell_result_is_refused_with_the_remedy(tmp_path: Path) -> None:
     cell = cells_of(experiment(), hosts=2, source=Path("grid.toml"))[0]
     folder = ResultsFolder(tmp_path)
     folder.opened().close()
@@ -524,7 +526,7 @@ def test_a_damaged_result_is_named(tmp_path: Path) -> None:
         folder.find(cell)
 
 
-def test_the_entropy_of_a_cohort_is_that_of_its_true_labels() -> None:
+def test_cohort_entropy_is_computed_from_the_true_labels() -> None:
     cell = cells_of(experiment(), hosts=2, source=Path("grid.toml"))[0]
     mix = LabelMixes(None).of(cell)
     assert mix.counts.shape == (6, 10)

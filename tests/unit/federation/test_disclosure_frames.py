@@ -6,7 +6,7 @@ from potluck.federation.disclosure_frames import TRIPLET, disclosures_frame, pro
 from potluck.rpc.v1 import operator_pb2 as rpc
 
 
-def test_profiles_have_a_column_for_what_somebody_told() -> None:
+def test_profiles_table_has_a_column_for_each_disclosed_value() -> None:
     frame = profiles_frame(
         [
             rpc.ClientProfile(client_id="client-10", samples=7, label_counts=[3.0, -1.0]),
@@ -23,7 +23,7 @@ def test_profiles_have_a_column_for_what_somebody_told() -> None:
     assert profiles_frame([]).empty
 
 
-def test_disclosures_have_a_row_for_each_client_and_time() -> None:
+def test_disclosures_table_has_a_row_for_each_client_and_time() -> None:
     told = rpc.AuditedProfile(client_id="b", signal="label_counts", epsilon=0.5, at="2030-01-02")
     hosts = {"a": "host-0", "b": "host-0", "c": "host-1"}
     total = rpc.AuditedSum(

@@ -47,7 +47,7 @@ def two_rounds() -> list[Round]:
     return [round_of(record_of(each)) for each in (first, second)]
 
 
-def test_rounds_have_a_row_each() -> None:
+def test_rounds_table_has_a_row_per_round() -> None:
     frame = rounds_frame(two_rounds())
     assert frame.index.tolist() == [1, 2]
     measured = frame[["accuracy", "dice", "accuracy_worst_tenth"]].to_numpy().tolist()
@@ -60,7 +60,7 @@ def test_rounds_have_a_row_each() -> None:
     assert frame[behind].to_numpy().tolist()[0] == [10, 12, 1, 90]
 
 
-def test_rounds_say_what_their_measures_are_over() -> None:
+def test_rounds_contain_the_coverage_of_their_metrics() -> None:
     first, second = two_rounds()
     assert first.coverage == {"dice": Coverage(clients=3, asked=3, samples=40)}
     assert first.spreads["accuracy"].coverage.partial
@@ -68,7 +68,7 @@ def test_rounds_say_what_their_measures_are_over() -> None:
     assert "<td>0.25</td><td>3 clients, 40 samples</td>" in first._repr_html_()
 
 
-def test_clients_are_counted_in_natural_order() -> None:
+def test_clients_table_counts_selections_in_natural_client_order() -> None:
     frame = clients_frame(two_rounds())
     assert frame.index.tolist() == ["client-9", "client-10"]
     assert frame["selected"].tolist() == [1, 2]
@@ -77,7 +77,7 @@ def test_clients_are_counted_in_natural_order() -> None:
     assert frame["seconds"].loc["client-10"] == 3.0
 
 
-def test_selections_say_why() -> None:
+def test_selections_table_has_the_state_of_each_selected_client() -> None:
     frame = selections_frame(two_rounds())
     assert frame[["round", "client", "state"]].to_numpy().tolist() == [
         [1, "client-10", "included"],
@@ -86,7 +86,7 @@ def test_selections_say_why() -> None:
     ]
 
 
-def test_nothing_makes_empty_tables() -> None:
+def test_tables_without_rounds_are_empty() -> None:
     assert rounds_frame([]).empty
     assert clients_frame([]).empty
     assert selections_frame([]).empty
@@ -94,7 +94,7 @@ def test_nothing_makes_empty_tables() -> None:
     assert attendance_frame([]).empty
 
 
-def test_a_round_shows_itself_without_letting_texts_be_tags() -> None:
+def test_html_of_a_round_escapes_texts() -> None:
     first, _ = two_rounds()
     html = first._repr_html_()
     assert "<td>&lt;why&gt;</td>" in html

@@ -26,7 +26,9 @@ def missing(monkeypatch: pytest.MonkeyPatch, library: str, importer: str) -> Non
     monkeypatch.delitem(sys.modules, importer, raising=False)
 
 
-def test_loading_a_model_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_a_model_without_its_library_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     missing(monkeypatch, "safetensors", "potluck.federation.trained_model")
     with pytest.raises(MissingLibraryError) as caught:
         load_model("model.safetensors")
@@ -34,7 +36,7 @@ def test_loading_a_model_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     assert isinstance(caught.value, ImportError)  # which is what callers may expect
 
 
-def test_a_class_of_ones_own_names_the_extra(
+def test_sending_a_custom_class_without_its_library_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = SessionPlugins()
@@ -57,7 +59,7 @@ def test_a_class_of_ones_own_names_the_extra(
         ("potluck.integrations.adapters.transformers", "transformers", "potluck[transformers]"),
     ],
 )
-def test_a_module_that_needs_a_library_names_the_extra(
+def test_importing_a_module_without_its_library_names_the_extra(
     module: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing(monkeypatch, library, module)

@@ -1,4 +1,4 @@
-"""Arguments of `Federation.run` say what a run file says."""
+"""Arguments of `Federation.run` mean the same as keys of a run file."""
 
 import inspect
 import tomllib
@@ -20,7 +20,7 @@ from potluck.integrations.adapters.loops import LoopTrainer
 from potluck.integrations.adapters.script import script_task
 
 
-def test_every_key_of_a_run_file_is_an_argument() -> None:
+def test_every_run_file_key_is_an_argument_of_run() -> None:
     arguments = list(inspect.signature(Federation.run).parameters)
     assert set(arguments) == {"self", "run_file", *RunFile.model_fields, *OLD_KEYS}
 
@@ -33,7 +33,7 @@ def test_an_argument_under_its_old_name_replaces_the_value_of_the_run_file(
         assert run_table(f"{new} = 3\n", {old: 4}) == {new: 4}
 
 
-def test_settings_and_tables_say_the_same() -> None:
+def test_run_arguments_as_settings_objects_equal_plain_tables() -> None:
     by_class = run_table(
         None,
         {
@@ -68,7 +68,7 @@ def test_settings_and_tables_say_the_same() -> None:
         ({"data": "/no/such/folder"}, "data is '/no/such/folder', which is not a folder"),
     ],
 )
-def test_a_federation_that_can_not_be_is_refused_at_once(options: Any, why: str) -> None:
+def test_local_federation_with_invalid_arguments_is_refused(options: Any, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         Federation.local(**options)
 
@@ -82,7 +82,7 @@ def test_a_federation_that_can_not_be_is_refused_at_once(options: Any, why: str)
         ({"objective": ["cross-entropy", "fedprox-"]}, "'fedprox-' is not installed"),
     ],
 )
-def test_wrong_plugins_are_refused_before_processes_are_started(
+def test_invalid_plugins_are_refused_before_processes_start(
     tmp_path: Path, arguments: Any, why: str
 ) -> None:
     with (
@@ -94,7 +94,7 @@ def test_wrong_plugins_are_refused_before_processes_are_started(
 
 
 @pytest.mark.parametrize("as_path", [True, False])
-def test_an_argument_replaces_what_the_run_file_says(tmp_path: Path, as_path: bool) -> None:
+def test_run_argument_replaces_the_value_of_the_run_file(tmp_path: Path, as_path: bool) -> None:
     text = 'rounds = 7\nseed = 1\n[task]\nname = "digits"\nclients = 3\n'
     path = tmp_path / "run.toml"
     path.write_text(text)
@@ -102,7 +102,7 @@ def test_an_argument_replaces_what_the_run_file_says(tmp_path: Path, as_path: bo
     assert values == {"rounds": 2, "seed": 1, "task": {"name": "digits"}}
 
 
-def test_what_no_run_file_may_say_is_refused_in_one_line() -> None:
+def test_invalid_run_arguments_are_refused_in_one_line() -> None:
     with pytest.raises(ConfigurationError, match=r"the run's arguments: .*rounds.*"):
         checked_text(run_table(None, {"task": {"name": "digits"}, "rounds": 0}))
     with pytest.raises(ConfigurationError, match="can't read the run file"):
@@ -130,7 +130,7 @@ SCRIPT = script_task(
         ({}, "mnist", r"task mnist reads mnist\.npz .* `potluck data prepare mnist --from FOLDER`"),
     ],
 )
-def test_what_is_not_on_this_machine_is_refused_before_processes_are_started(
+def test_options_this_machine_can_not_meet_are_refused_before_processes_start(
     tmp_path: Path, options: Any, task: Any, why: str
 ) -> None:
     with (

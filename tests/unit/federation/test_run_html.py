@@ -13,7 +13,7 @@ from potluck.federation.run_settings_text import run_table
 from potluck.rpc.v1 import operator_pb2 as rpc
 
 
-def test_a_run_shows_its_rounds_and_the_one_under_way() -> None:
+def test_html_of_a_run_shows_committed_rounds_and_the_current_one() -> None:
     status = rpc.RunStatus(
         name="<b>", task="digits", state=rpc.RUN_STATE_RUNNING, rounds=4, committed_rounds=1
     )
@@ -36,7 +36,7 @@ def test_a_run_shows_its_rounds_and_the_one_under_way() -> None:
     assert run_html("3f9a", RunView(), []) == "<p>run 3f9a</p>"
 
 
-def test_an_error_shows_the_callers_own_lines() -> None:
+def test_notebook_traceback_shows_only_lines_of_the_caller() -> None:
     def mine() -> None:
         run_table("no-such-file.toml", {})
 

@@ -36,7 +36,7 @@ class Oort(Uniform):
     """Its name is that of a selector that comes with Potluck."""
 
 
-def test_a_name_or_a_table_stays_what_it_is() -> None:
+def test_plugin_name_or_table_is_unchanged() -> None:
     session = SessionPlugins()
     assert session.table(SELECTORS, "oort") == {"name": "oort"}
     assert session.table(SELECTORS, {"name": "oort", "alpha": 1.0}) == {
@@ -53,7 +53,7 @@ def test_an_installed_class_or_object_has_its_installed_name() -> None:
     assert not session.has(TASKS, "digits")
 
 
-def test_a_class_of_ones_own_is_named_after_itself() -> None:
+def test_custom_plugin_class_is_named_after_itself() -> None:
     session = SessionPlugins()
     assert session.table(SELECTORS, FirstOnes) == {"name": "first-ones"}
     assert session.table(SELECTORS, FirstOnes(3)) == {"name": "first-ones", "step": 3}
@@ -68,30 +68,30 @@ def test_a_class_of_ones_own_is_named_after_itself() -> None:
     assert isinstance(session.make(Task, "digits", {}), Digits)
 
 
-def test_a_wrong_option_is_refused_as_in_the_federation() -> None:
+def test_unknown_option_of_a_custom_plugin_is_refused() -> None:
     session = SessionPlugins()
     session.table(SELECTORS, FirstOnes)
     with pytest.raises(PluginError, match="there is no option 'stop'"):
         session.make(Selector, "first-ones", {"stop": 5})
 
 
-def test_an_object_that_forgets_its_options_is_refused() -> None:
+def test_plugin_object_without_its_options_as_attributes_is_refused() -> None:
     with pytest.raises(PluginError, match="has no attribute 'step' with its option's value"):
         SessionPlugins().table(SELECTORS, Forgetful(3))
 
 
 @pytest.mark.parametrize("value", [len, 3, lambda state, context: None])
-def test_what_is_no_plugin_is_refused(value: object) -> None:
+def test_value_that_is_not_a_plugin_is_refused(value: object) -> None:
     with pytest.raises(PluginError, match="can't be used as selector; give a name, a table"):
         SessionPlugins().table(SELECTORS, value)
 
 
-def test_a_name_that_a_package_offers_is_refused() -> None:
+def test_custom_plugin_with_the_name_of_an_installed_one_is_refused() -> None:
     with pytest.raises(PluginError, match="another selectors plug-in called 'oort'"):
         SessionPlugins().table(SELECTORS, Oort)
 
 
-def test_another_process_finds_them(tmp_path: Path) -> None:
+def test_custom_plugins_are_found_by_another_process(tmp_path: Path) -> None:
     program = f"""
 import sys
 from dataclasses import dataclass
@@ -141,7 +141,7 @@ print(origin(SELECTORS, "mine"))
     assert not (package.stat().st_mode & 0o022)
 
 
-def test_the_digest_changes_with_the_classes(tmp_path: Path) -> None:
+def test_session_plugin_digest_changes_with_the_classes(tmp_path: Path) -> None:
     first, second = SessionPlugins(), SessionPlugins()
     for session in (first, second):
         session.table(SELECTORS, FirstOnes)

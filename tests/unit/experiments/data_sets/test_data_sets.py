@@ -39,7 +39,7 @@ def write_mnist(folder: Path, *, images: NDArray[np.uint8]) -> None:
         (folder / f"{prefix}-labels.idx1-ubyte").write_bytes(idx_file(labels))
 
 
-def test_idx_files_are_read_packed_or_not(tmp_path: Path) -> None:
+def test_idx_files_are_read_compressed_or_not(tmp_path: Path) -> None:
     images = some_images(20, 28, 28)
     write_mnist(tmp_path, images=images)
     found = idx.mnist(tmp_path)
@@ -56,14 +56,14 @@ def test_idx_files_are_read_packed_or_not(tmp_path: Path) -> None:
         (bytes([0, 0, 8, 3]) + b"\xff" * 12, "shape .* is invalid"),
     ],
 )
-def test_a_damaged_idx_file_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
+def test_damaged_idx_file_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
     path = tmp_path / "broken-ubyte"
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=why):
         idx.read_idx(path)
 
 
-def test_other_images_than_mnist_are_refused_by_their_sum(tmp_path: Path) -> None:
+def test_images_other_than_mnist_are_refused_by_their_checksum(tmp_path: Path) -> None:
     write_mnist(tmp_path, images=some_images(20, 28, 28))
     with pytest.raises(
         ConfigurationError, match=r"x_train, y_train, x_test, y_test from .*SHA-256"
@@ -72,7 +72,7 @@ def test_other_images_than_mnist_are_refused_by_their_sum(tmp_path: Path) -> Non
     assert not (tmp_path / "data").exists()
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_mnist_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"train-images-idx3-ubyte.*needs MNIST's four"):
         prepare("mnist", tmp_path, tmp_path / "data", 224)
 
@@ -83,7 +83,7 @@ def cifar_records(count: int, labels: int) -> NDArray[np.uint8]:
     return records
 
 
-def test_cifar10_is_read_from_the_archive_in_an_order_of_its_own(tmp_path: Path) -> None:
+def test_cifar10_is_read_from_the_archive_in_a_fixed_order(tmp_path: Path) -> None:
     records = cifar_records(30, 1)
     with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as archive:
         for number in range(6):
@@ -101,13 +101,13 @@ def test_cifar10_is_read_from_the_archive_in_an_order_of_its_own(tmp_path: Path)
     assert found["y_test"][row] == records[2, 0]
 
 
-def test_cifars_pickles_are_not_opened(tmp_path: Path) -> None:
+def test_pickled_cifar_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps({"data": 1}))
     with pytest.raises(ConfigurationError, match="is a pickle and could run code"):
         cifar.cifar10(tmp_path)
 
 
-def test_cifar100_has_its_superclasses_as_labels(tmp_path: Path) -> None:
+def test_cifar100_uses_the_superclasses_as_labels(tmp_path: Path) -> None:
     records = cifar_records(8, 2)
     records[:, 1] = 99
     for split in ("train", "test"):
@@ -115,7 +115,7 @@ def test_cifar100_has_its_superclasses_as_labels(tmp_path: Path) -> None:
     assert cifar.cifar100(tmp_path)["y_train"].tolist() == [*range(8)]
 
 
-def test_covertype_in_libsvms_format(tmp_path: Path) -> None:
+def test_covertype_is_read_from_libsvm_format(tmp_path: Path) -> None:
     lines = [f"{1 + row % 2} 1:0.5 54:{row}" for row in range(10)]
     (tmp_path / "covtype.libsvm.binary.scale").write_text("\n".join(lines))
     found = covertype.covertype_binary(tmp_path)
@@ -144,7 +144,7 @@ def write_waterbirds(folder: Path, train: NDArray[np.int64]) -> None:
     (folder / "metadata.csv").write_text("\n".join(rows) + "\n")
 
 
-def test_waterbirds_by_its_metadata(tmp_path: Path) -> None:
+def test_waterbirds_is_prepared_from_its_metadata(tmp_path: Path) -> None:
     write_waterbirds(tmp_path / "in", np.array([[3, 2], [1, 4]]))
     written = prepare("waterbirds", tmp_path / "in", tmp_path / "data", 8)
     arrays = mapped_arrays(written.path)
@@ -156,19 +156,19 @@ def test_waterbirds_by_its_metadata(tmp_path: Path) -> None:
     assert np.abs(red - expected).max() <= 6  # JPEG
 
 
-def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_file_name_outside_the_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is outside"):
         inside(tmp_path, "../secret.png")
 
 
-def test_something_else_than_an_image_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_an_image_is_refused(tmp_path: Path) -> None:
     write_waterbirds(tmp_path, np.ones((2, 2), dtype=np.int64))
     (tmp_path / "000.Bird" / "1.jpg").write_bytes(pickle.dumps("no image"))
     with pytest.raises(ConfigurationError, match="can't read the image"):
         photographs.waterbirds(tmp_path, 8)
 
 
-def test_spawrious_keeps_as_many_test_images_of_each_cell(tmp_path: Path) -> None:
+def test_spawrious_test_set_has_equally_many_images_of_each_cell(tmp_path: Path) -> None:
     counts = {"labrador": 30, "dachshund": 25, "bulldog": 20, "corgi": 20}
     for breed, count in counts.items():
         for place in ("beach", "snow", "jungle"):
@@ -192,7 +192,7 @@ def test_spawrious_keeps_as_many_test_images_of_each_cell(tmp_path: Path) -> Non
     ],
     ids=lambda value: getattr(value, "distribution", value),
 )
-def test_every_distribution_gives_clients_its_matrices(
+def test_clients_of_every_distribution_have_its_matrices(
     tmp_path: Path, task: Waterbirds | Spawrious, name: str
 ) -> None:
     matrices = interaction_matrices(task.distribution)

@@ -19,7 +19,9 @@ MISSING_CHOL = 5  # columns: each number and its mark of absence, then the categ
     ("hospital", "healthy", "ill"),
     [("cleveland", 164, 139), ("hungarian", 188, 106), ("switzerland", 8, 115), ("va", 51, 149)],
 )
-def test_a_hospital_has_its_published_patients(hospital: str, healthy: int, ill: int) -> None:
+def test_heart_hospital_has_the_published_number_of_patients(
+    hospital: str, healthy: int, ill: int
+) -> None:
     inputs, labels = patients(hospital)
     assert np.bincount(labels).tolist() == [healthy, ill]
     assert inputs.shape == (healthy + ill, INPUTS)
@@ -27,7 +29,7 @@ def test_a_hospital_has_its_published_patients(hospital: str, healthy: int, ill:
     assert np.abs(inputs).max() < 8
 
 
-def test_a_patient_is_transformed_by_constants() -> None:
+def test_heart_patient_is_transformed_by_fixed_constants() -> None:
     inputs, _ = patients("cleveland")
     # 63 years, male, pain of type 1, pressure 145, cholesterol 233, sugar high, ECG 2, rate 150,
     # no angina, depression 2.3, slope 3, no vessel, defect 6
@@ -36,7 +38,7 @@ def test_a_patient_is_transformed_by_constants() -> None:
     assert inputs[0].tolist() == pytest.approx([*numbers, *categories])
 
 
-def test_a_missing_number_is_zero_and_marked() -> None:
+def test_missing_value_of_a_patient_is_zero_with_a_marker() -> None:
     inputs, _ = patients("hungarian")  # its third patient lacks cholesterol and the last three
     numbers, categories = inputs[2, :12], inputs[2, 12:]
     assert numbers[MISSING_CHOL - 1 : MISSING_CHOL + 1].tolist() == [0, 1]
@@ -44,13 +46,13 @@ def test_a_missing_number_is_zero_and_marked() -> None:
     assert categories[-6:].tolist() == [0] * 6
 
 
-def test_a_cholesterol_of_zero_is_missing() -> None:
+def test_cholesterol_of_zero_is_treated_as_missing() -> None:
     inputs, _ = patients("switzerland")  # records 0 for all of its patients
     assert inputs[:, MISSING_CHOL].all()
     assert not inputs[:, MISSING_CHOL - 1].any()
 
 
-def test_hospitals_are_clients_by_name_and_by_number() -> None:
+def test_heart_clients_are_found_by_hospital_name_and_by_number() -> None:
     task = Heart()
     for number, hospital in enumerate(HOSPITALS):
         named = task.client_data(ClientId(hospital), None)
@@ -65,13 +67,15 @@ def test_hospitals_are_clients_by_name_and_by_number() -> None:
     assert task.evaluation_data(None) is None
 
 
-def test_another_client_is_refused_with_the_names() -> None:
+def test_unknown_heart_client_is_refused_listing_the_hospitals() -> None:
     with pytest.raises(ConfigurationError, match=r"cleveland, hungarian, .*'basel'"):
         Heart().client_data(ClientId("basel"), None)
 
 
 @pytest.mark.parametrize(("network", "parameters"), [("logistic", 64), ("perceptron", 546)])
-def test_a_network_takes_a_patient(network: str, parameters: int) -> None:
+def test_heart_networks_accept_patients_and_have_the_stated_size(
+    network: str, parameters: int
+) -> None:
     task = find(TASKS, "heart")(network=network)
     model = task.model()
     held_out = task.client_data(ClientId("va"), None).held_out
@@ -79,7 +83,7 @@ def test_a_network_takes_a_patient(network: str, parameters: int) -> None:
     assert sum(each.numel() for each in model.parameters()) == parameters
 
 
-def test_the_files_are_unchanged_and_carry_their_licence() -> None:
+def test_heart_data_files_are_unchanged_and_have_a_licence() -> None:
     folder = files("potluck.experiments.tasks") / "heart_data"
     licence = (folder / "LICENCE.txt").read_text(encoding="utf-8")
     assert "CC BY 4.0" in licence

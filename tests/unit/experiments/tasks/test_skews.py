@@ -27,7 +27,9 @@ def assert_disjoint(parts: list[Indices]) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(clients=st.integers(1, 40), per_client=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
-def test_every_client_holds_so_many_labels(clients: int, per_client: int, seed: int) -> None:
+def test_few_labels_split_gives_every_client_the_number_of_labels(
+    clients: int, per_client: int, seed: int
+) -> None:
     labels = balanced(5, 80)
     parts = few_labels(labels, clients, per_client, np.random.default_rng(seed))
     assert_disjoint(parts)
@@ -40,14 +42,14 @@ def test_every_client_holds_so_many_labels(clients: int, per_client: int, seed: 
         assert not counts or (sum(counts) == 80 and max(counts) - min(counts) <= 1)
 
 
-def test_more_labels_than_there_are_is_refused() -> None:
+def test_more_labels_per_client_than_classes_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="can't hold 6 of 5 classes"):
         few_labels(balanced(5, 10), 4, 6, np.random.default_rng(0))
 
 
 @settings(deadline=None, max_examples=40)
 @given(skewed=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
-def test_a_share_of_clients_holds_mostly_one_class(skewed: float, seed: int) -> None:
+def test_mostly_one_class_split_skews_the_given_share_of_clients(skewed: float, seed: int) -> None:
     labels = balanced(10, 500)
     parts = mostly_one_class(labels, 50, skewed, np.random.default_rng(seed))
     assert_disjoint(parts)
@@ -59,7 +61,7 @@ def test_a_share_of_clients_holds_mostly_one_class(skewed: float, seed: int) -> 
 
 @settings(deadline=None, max_examples=40)
 @given(clients=st.integers(1, 30), alpha=st.floats(0.01, 10), seed=st.integers(0, 2**32 - 1))
-def test_uneven_sizes_use_everything(clients: int, alpha: float, seed: int) -> None:
+def test_uneven_sizes_split_uses_all_samples(clients: int, alpha: float, seed: int) -> None:
     parts = uneven_sizes(600, clients, alpha, np.random.default_rng(seed))
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(600))
     assert min(len(part) for part in parts) >= 10
@@ -67,7 +69,7 @@ def test_uneven_sizes_use_everything(clients: int, alpha: float, seed: int) -> N
 
 @settings(deadline=None, max_examples=40)
 @given(alpha=st.floats(0.05, 10), seed=st.integers(0, 2**32 - 1))
-def test_the_dropped_shares_sum_to_one_class(alpha: float, seed: int) -> None:
+def test_dropped_samples_sum_to_the_size_of_one_class(alpha: float, seed: int) -> None:
     labels = balanced(10, 200)
     kept = without_drop(labels, alpha, np.random.default_rng(seed))
     dropped = 200 - np.bincount(labels[kept], minlength=10)
@@ -75,7 +77,7 @@ def test_the_dropped_shares_sum_to_one_class(alpha: float, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", get_args(get_type_hints(Splitting)["partition"]))
-def test_a_partition_is_a_function_of_its_seed_and_the_labels(kind: Any) -> None:
+def test_partition_depends_only_on_seed_and_labels(kind: Any) -> None:
     labels = balanced(10, 60)
 
     def split(seed: int) -> list[list[int]]:
@@ -87,7 +89,7 @@ def test_a_partition_is_a_function_of_its_seed_and_the_labels(kind: Any) -> None
     assert_disjoint([np.array(part) for part in split(3)])
 
 
-def test_part_of_the_samples_is_of_each_class_alike() -> None:
+def test_used_samples_are_balanced_over_classes() -> None:
     labels = balanced(10, 60)
     chosen = used(labels, 205, np.random.default_rng(0))
     assert len(chosen) == 205
@@ -104,6 +106,8 @@ def test_part_of_the_samples_is_of_each_class_alike() -> None:
         ({"samples": -1}, "'samples' is -1; it must be greater than or equal to 0"),
     ],
 )
-def test_options_out_of_range_are_refused_by_name(options: dict[str, float], why: str) -> None:
+def test_split_options_out_of_range_are_refused_naming_them(
+    options: dict[str, float], why: str
+) -> None:
     with pytest.raises(ConfigurationError, match=why):
         create(Task, "mnist", options)

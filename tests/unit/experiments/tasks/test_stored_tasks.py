@@ -1,4 +1,4 @@
-"""Tasks that read a data directory: what they hold, that they share it, what they say without."""
+"""Tasks that read a data directory: contents, sharing, and errors if data is missing."""
 
 import io
 import zipfile
@@ -56,7 +56,9 @@ def write_data(
     ],
     ids=str,
 )
-def test_all_clients_together_hold_the_training_data(tmp_path: Path, task: LabelSkewTask) -> None:
+def test_training_data_is_split_completely_over_the_clients(
+    tmp_path: Path, task: LabelSkewTask
+) -> None:
     data = write_data(tmp_path, task)
     assert isinstance(task, Task)
     clients = [task.client_data(ClientId(f"client-{number}"), data) for number in range(6)]
@@ -72,7 +74,7 @@ def test_all_clients_together_hold_the_training_data(tmp_path: Path, task: Label
 
 
 @pytest.mark.parametrize("samples", [0, 400])
-def test_public_samples_are_no_clients(tmp_path: Path, samples: int) -> None:
+def test_public_samples_belong_to_no_client(tmp_path: Path, samples: int) -> None:
     task = Cifar10(clients=6, public=100, seed=3, samples=samples)
     data = write_data(tmp_path, task)
     public = task.public_data(data)
@@ -85,7 +87,7 @@ def test_public_samples_are_no_clients(tmp_path: Path, samples: int) -> None:
     assert Cifar10(clients=6).public_data(None) is None
 
 
-def test_clients_look_into_one_mapping_of_the_file(tmp_path: Path) -> None:
+def test_clients_share_one_memory_mapping_of_the_file(tmp_path: Path) -> None:
     task = Mnist(clients=6, held_out=0.2)
     data = write_data(tmp_path, task)
     first, second = (task.client_data(ClientId(f"client-{n}"), data) for n in (0, 1))
@@ -98,7 +100,7 @@ def test_clients_look_into_one_mapping_of_the_file(tmp_path: Path) -> None:
     assert np.shares_memory(one, first.held_out.stored.array.numpy())  # type: ignore[attr-defined]
 
 
-def test_other_labels_leave_the_samples_where_they_are(tmp_path: Path) -> None:
+def test_replaced_labels_do_not_copy_the_samples(tmp_path: Path) -> None:
     data = write_data(tmp_path, Mnist(clients=6))
     train = Mnist(clients=6).client_data(ClientId("client-0"), data).train
     assert isinstance(train, StoredExamples)
@@ -109,14 +111,14 @@ def test_other_labels_leave_the_samples_where_they_are(tmp_path: Path) -> None:
     assert torch.equal(moved.inputs, train.inputs)
 
 
-def test_pixels_are_scaled_and_channels_come_first() -> None:
+def test_images_are_normalised_with_channels_first() -> None:
     images = torch.tensor([[[[255, 0, 51]]]], dtype=torch.uint8)
     made = Images(means=(0.5, 0.5, 0.2), deviations=(0.5, 1.0, 2.0))(images, None)
     assert made.shape == (1, 3, 1, 1)
     assert made.flatten().tolist() == pytest.approx([1.0, -0.5, 0.0], abs=1e-6)
 
 
-def test_coloured_mnist_has_the_matrices_of_table_6(tmp_path: Path) -> None:
+def test_coloured_mnist_clients_have_the_matrices_of_table_6(tmp_path: Path) -> None:
     write_data(tmp_path, Mnist(), train=6000)
     task = ColoredMnist(seed=3)
     for number, matrix in enumerate(interaction_matrices("cmnist-gsc")):
@@ -140,7 +142,7 @@ def test_coloured_mnist_has_the_matrices_of_table_6(tmp_path: Path) -> None:
 # What is wrong with a file --------------------------------------------------------------------
 
 
-def test_missing_data_say_what_to_put_where(tmp_path: Path) -> None:
+def test_missing_data_file_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"mnist\.npz.*x_train.*data prepare mnist"):
         Mnist().client_data(ClientId("client-0"), tmp_path)
     with pytest.raises(ConfigurationError, match="set data_directory"):
@@ -159,7 +161,7 @@ def test_missing_data_say_what_to_put_where(tmp_path: Path) -> None:
         ({"y_train": np.zeros(599, dtype=np.int64)}, r"y_train is int64 \(599,\)"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(
+def test_stored_arrays_incompatible_with_the_task_are_refused(
     tmp_path: Path, arrays: dict[str, NDArray[Any]], why: str
 ) -> None:
     write_data(tmp_path, Mnist(), extra=arrays)
@@ -167,13 +169,13 @@ def test_arrays_that_do_not_fit_are_refused(
         Mnist().client_data(ClientId("client-0"), tmp_path)
 
 
-def test_objects_are_never_unpickled(tmp_path: Path) -> None:
+def test_npz_file_with_python_objects_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "mnist.npz", x_train=np.array([object()], dtype=object))
     with pytest.raises(ConfigurationError, match="holds Python objects"):
         mapped_arrays(tmp_path / "mnist.npz")
 
 
-def test_something_else_than_an_npz_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_npz_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mnist.npz").write_bytes(b"no archive")
     with pytest.raises(ConfigurationError, match=r"not an \.npz file"):
         mapped_arrays(tmp_path / "mnist.npz")
@@ -186,7 +188,7 @@ def test_something_else_than_an_npz_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_packed_files_are_read_too(tmp_path: Path, save: Any) -> None:
+def test_compressed_npz_files_are_read(tmp_path: Path, save: Any) -> None:
     values: dict[str, NDArray[Any]] = {
         "a": np.arange(12, dtype=np.int16).reshape(3, 4),
         "b": np.asfortranarray(np.eye(3)),

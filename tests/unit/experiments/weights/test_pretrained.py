@@ -97,7 +97,7 @@ CASES: Mapping[str, tuple[Arrays, nn.Module, int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_learned_tensor_of_torchvisions_finds_its_place(name: str) -> None:
+def test_every_trained_torchvision_tensor_is_assigned_to_the_model(name: str) -> None:
     weights, model, parameters = CASES[name]
     found = fitted(weights, state_arrays(model))
     assert found.fresh == []
@@ -110,21 +110,21 @@ def test_every_learned_tensor_of_torchvisions_finds_its_place(name: str) -> None
     assert in_order == learned
 
 
-def test_a_last_layer_of_other_classes_stays_new() -> None:
+def test_output_layer_for_different_classes_is_not_loaded() -> None:
     model = state_arrays(mobilenet_v2_gn(classes=2))
     found = fitted(torchvision_mobilenet(), model)
     assert found.fresh == ["classifier.1.weight", "classifier.1.bias"]
     assert np.array_equal(found.arrays["classifier.1.weight"], model["classifier.1.weight"])
 
 
-def test_our_own_names_are_taken_as_they_are() -> None:
+def test_weights_under_the_names_of_the_model_are_loaded_unchanged() -> None:
     weights = {name: array + 1 for name, array in state_arrays(perceptron()).items()}
     found = fitted(weights, state_arrays(perceptron()))
     assert found.fresh == []
     assert all(np.array_equal(found.arrays[name], weights[name]) for name in weights)
 
 
-def test_weights_of_another_model_are_refused_by_tensor() -> None:
+def test_weights_of_another_model_are_refused_naming_the_tensor() -> None:
     with pytest.raises(LayoutError, match=r"'stem\.0\.weight' is missing, expected \(64, 3"):
         fitted(torchvision_mobilenet(), state_arrays(resnet18_gn()))
 
@@ -132,7 +132,7 @@ def test_weights_of_another_model_are_refused_by_tensor() -> None:
 # Files -----------------------------------------------------------------------------------------
 
 
-def test_both_kinds_of_files_are_read(tmp_path: Path) -> None:
+def test_safetensors_and_torch_weight_files_are_read(tmp_path: Path) -> None:
     weights = {"a": np.arange(3, dtype=np.float32), "b": np.ones((2, 2), dtype=np.float32)}
     save_file(weights, tmp_path / "w.safetensors")
     torch.save({name: torch.from_numpy(each) for name, each in weights.items()}, tmp_path / "w.pth")
@@ -148,7 +148,7 @@ class Evil:
         return (Path.touch, (Path("evil"),))
 
 
-def test_a_file_that_would_run_code_is_refused(
+def test_weight_file_that_would_execute_code_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -181,7 +181,7 @@ def test_a_run_starts_from_shards(tmp_path: Path) -> None:
     assert all(np.array_equal(found[name], array) for name, array in weights.items())
 
 
-def test_half_precision_becomes_whole(tmp_path: Path) -> None:
+def test_half_precision_weights_are_converted_to_float32(tmp_path: Path) -> None:
     values = torch.tensor([1.5, -2.25, 1e-3])
     save_torch({"a": values.bfloat16(), "b": values.half()}, tmp_path / "w.safetensors")
     found = read_weights(tmp_path / "w.safetensors")
@@ -197,7 +197,9 @@ def test_half_precision_becomes_whole(tmp_path: Path) -> None:
         ("missing.safetensors", "create it with `potluck pretrained`"),
     ],
 )
-def test_other_files_are_not_opened(tmp_path: Path, name: str, why: str) -> None:
+def test_weight_file_outside_the_data_directory_is_refused(
+    tmp_path: Path, name: str, why: str
+) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "other.safetensors").write_bytes(b"")
     with pytest.raises(ConfigurationError, match=why):
@@ -206,7 +208,7 @@ def test_other_files_are_not_opened(tmp_path: Path, name: str, why: str) -> None
         load_weights(perceptron(), "start.safetensors", None)
 
 
-def test_weights_of_another_model_name_the_file(tmp_path: Path) -> None:
+def test_initial_weights_of_another_model_are_refused_naming_the_file(tmp_path: Path) -> None:
     write_tensors(tmp_path / "start.safetensors", state_arrays(perceptron(inputs=3)))
     with pytest.raises(LayoutError, match=r"start\.safetensors"):
         load_weights(perceptron(), "start.safetensors", tmp_path)

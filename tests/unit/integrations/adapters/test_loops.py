@@ -1,4 +1,4 @@
-"""A script's own loop trains and measures."""
+"""Trainers made from the training loop of a script."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def new_model() -> nn.Module:
         return nn.Linear(3, 1)
 
 
-def test_the_functions_train_and_measure() -> None:
+def test_loop_trainer_trains_and_evaluates_with_the_given_functions() -> None:
     trainer, model = LoopTrainer(fit, error_of, MEASURES), new_model()
     loader = DataLoader(samples(), batch_size=4, shuffle=True)
     contribution, after = trained(trainer, model, loader, settings_of(epochs=3))
@@ -70,7 +70,9 @@ def test_the_functions_train_and_measure() -> None:
 
 
 @pytest.mark.parametrize("own_generator", [False, True])
-def test_manners(own_generator: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_trainer_reports_progress_repeats_itself_and_can_be_cancelled(
+    own_generator: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = torch.Generator().manual_seed(9) if own_generator else None
     loader = DataLoader(samples(), batch_size=4, shuffle=True, generator=generator)
     trainer = LoopTrainer(fit, error_of, MEASURES)
@@ -86,7 +88,7 @@ class Stream(IterableDataset[Any]):
         return iter(samples(10))
 
 
-def test_a_stream_is_counted_while_it_is_read() -> None:
+def test_samples_of_a_stream_are_counted_while_it_is_read() -> None:
     loader = DataLoader(Stream(), batch_size=4)
 
     def fit_stream(model: nn.Module, loader: Any, settings: TrainerSettings) -> None:
@@ -101,7 +103,7 @@ def test_a_stream_is_counted_while_it_is_read() -> None:
         measured_by(trainer, new_model(), loader)
 
 
-def test_the_watched_loader_has_what_the_loader_has() -> None:
+def test_watched_loader_has_the_attributes_of_the_loader() -> None:
     loader = DataLoader(samples(), batch_size=4)
     seen: list[Any] = []
 
@@ -130,20 +132,20 @@ TWO = {**MEASURES, "loss": Measure(label="loss")}
         (torch.zeros(2), MEASURES, "returned a Tensor as measure 'error'; return a number, or"),
     ],
 )
-def test_what_can_not_be_a_measure_is_said_with_its_function(
+def test_invalid_metric_is_refused_naming_its_function(
     returned: Any, measures: dict[str, Measure], line: str
 ) -> None:
     def score(model: nn.Module, loader: Any) -> Any:
         return returned
 
-    name = "test_what_can_not_be_a_measure_is_said_with_its_function.<locals>.score"
+    name = "test_invalid_metric_is_refused_naming_its_function.<locals>.score"
     with pytest.raises(TrainingError, match=re.escape(f"`{name}` {line}")):
         measured_by(
             LoopTrainer(fit, score, measures), new_model(), DataLoader(samples(), batch_size=4)
         )
 
 
-def test_a_training_without_batches_is_said_with_its_function() -> None:
+def test_training_function_that_reads_no_batch_is_refused_by_name() -> None:
     def idle(model: nn.Module, loader: Any) -> None: ...
 
     loader = DataLoader(samples(), batch_size=4)
@@ -161,7 +163,7 @@ def fit_rebuilt(model: nn.Module, loader: Any, settings: TrainerSettings) -> Non
             optimizer.step()
 
 
-def test_steps_on_a_loader_that_the_function_rebuilt_are_counted_reported_and_cancelled() -> None:
+def test_steps_on_a_rebuilt_loader_are_counted_reported_and_cancelled() -> None:
     trainer = LoopTrainer(fit_rebuilt, error_of, MEASURES)
     loader, shares = DataLoader(samples(), batch_size=4), list[float]()
     contribution, _ = trained(
@@ -176,7 +178,7 @@ def test_steps_on_a_loader_that_the_function_rebuilt_are_counted_reported_and_ca
         trained(trainer, new_model(), loader, settings_of(), unwanted)
 
 
-def test_steps_in_another_thread_do_not_count() -> None:
+def test_optimizer_steps_in_another_thread_are_not_counted() -> None:
     loader = DataLoader(samples(), batch_size=4)
 
     def idle(model: nn.Module, watched: Any, settings: TrainerSettings) -> None:
@@ -193,7 +195,7 @@ def test_a_rebuilt_loader_of_a_stream_is_refused() -> None:
         trained(trainer, new_model(), DataLoader(Stream(), batch_size=4), settings_of())
 
 
-def test_further_parameters_are_filled_by_their_names() -> None:
+def test_further_function_parameters_are_filled_from_the_settings_by_name() -> None:
     seen: dict[str, Any] = {}
 
     def look(
@@ -229,7 +231,7 @@ def private_fit(model: nn.Module, loader: Any, settings: TrainerSettings) -> Non
                 optimizer.step()
 
 
-def test_a_private_function_takes_the_granted_steps_with_noise() -> None:
+def test_private_training_function_takes_the_granted_noisy_steps() -> None:
     loader = DataLoader(samples(), batch_size=4, shuffle=True)
     trainer = LoopTrainer(private_fit, error_of, MEASURES, private=True)
     check_private_training(trainer, new_model(), loader)
@@ -237,6 +239,6 @@ def test_a_private_function_takes_the_granted_steps_with_noise() -> None:
     assert contribution.steps == 15, "without terms the loop is the plain one"
 
 
-def test_a_private_function_without_settings_is_refused() -> None:
+def test_private_training_function_without_a_settings_parameter_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="`error_of` is declared private and has no para"):
         LoopTrainer(error_of, error_of, MEASURES, private=True)

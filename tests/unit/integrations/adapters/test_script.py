@@ -23,7 +23,7 @@ def load(file: Path) -> tuple[Any, Any]:
     return file.name, "held out"
 
 
-def test_the_functions_are_the_task() -> None:
+def test_script_task_uses_the_given_functions() -> None:
     trainer = LoopTrainer(lambda *_: None, lambda *_: 0.0, {"loss": Measure(label="loss")})
     made = script_task(
         model=lambda: {"weights": np.zeros(3, np.float32)},

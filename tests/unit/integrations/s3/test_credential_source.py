@@ -14,14 +14,14 @@ aws_session_token = four
 """
 
 
-def test_from_a_file(tmp_path: Path) -> None:
+def test_s3_credentials_are_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "credentials"
     path.write_text(WHOLE)
     found = read_credentials(path)
     assert (found.access_key, found.secret_key, found.session_token) == ("one", "two%three", "four")
 
 
-def test_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_credentials_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "one")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "two")
     monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
@@ -30,7 +30,9 @@ def test_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["two-secret", "[other]\na = two-secret", "[default]\nb = 1", ""])
-def test_a_file_that_is_none_is_refused_without_showing_it(tmp_path: Path, text: str) -> None:
+def test_invalid_credentials_file_is_refused_without_showing_secrets(
+    tmp_path: Path, text: str
+) -> None:
     path = tmp_path / "credentials"
     path.write_text(text)
     with pytest.raises(ConfigurationError) as raised:
@@ -39,12 +41,12 @@ def test_a_file_that_is_none_is_refused_without_showing_it(tmp_path: Path, text:
     assert str(path) in raised.value.message
 
 
-def test_missing_environment_variables_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_s3_credential_variables_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     with pytest.raises(ConfigurationError, match="AWS_SECRET_ACCESS_KEY"):
         read_credentials(None)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_credentials_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="No such file"):
         read_credentials(tmp_path / "none")

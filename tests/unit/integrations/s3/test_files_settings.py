@@ -16,7 +16,7 @@ from potluck.server.config import FilesSettings
         ("s3://models/one/", "models", "one/"),
     ],
 )
-def test_bucket_and_prefix(store: str, bucket: str, prefix: str) -> None:
+def test_store_url_is_split_into_bucket_and_prefix(store: str, bucket: str, prefix: str) -> None:
     files = FilesSettings(store=store)
     assert (files.bucket, files.prefix) == (bucket, prefix)
 
@@ -24,12 +24,12 @@ def test_bucket_and_prefix(store: str, bucket: str, prefix: str) -> None:
 @pytest.mark.parametrize(
     "store", ["models", "s3://", "s3://AB", "s3://models/../x", "s3://me:secret@x", "gs://models"]
 )
-def test_what_is_no_store(store: str) -> None:
+def test_invalid_store_url_is_refused(store: str) -> None:
     with pytest.raises(ValidationError):
         FilesSettings(store=store)
 
 
 @pytest.mark.parametrize("endpoint", ["store:9000", "https://me@store", "https://store/bucket"])
-def test_what_is_no_endpoint(endpoint: str) -> None:
+def test_invalid_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(ValidationError):
         FilesSettings(endpoint=endpoint)

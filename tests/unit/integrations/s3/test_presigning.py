@@ -26,7 +26,7 @@ def signature(url: str) -> str:
     return found
 
 
-def test_the_example_of_the_source() -> None:
+def test_presigned_url_equals_the_documented_example() -> None:
     url = presigned_url(
         "GET",
         "https://examplebucket.s3.amazonaws.com/test.txt",
@@ -50,7 +50,7 @@ def theirs(method: str, url: str, headers: dict[str, str], token: str) -> str:
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
 @given(key=TEXT, token=st.just("") | TEXT, size=st.integers(0, 1 << 40))
-def test_headers_and_sessions_are_signed_as_another_library_does(
+def test_presigned_url_signature_equals_that_of_another_library(
     method: str, key: str, token: str, size: int
 ) -> None:
     url = f"http://127.0.0.1:9000/bucket/one/{key}"
@@ -73,7 +73,7 @@ def test_headers_and_sessions_are_signed_as_another_library_does(
     assert signature(ours) == theirs(method, quoted, headers, token)
 
 
-def test_another_size_has_another_signature() -> None:
+def test_presigned_url_signature_depends_on_the_content_length() -> None:
     urls = {
         presigned_url(
             "PUT",
@@ -89,5 +89,5 @@ def test_another_size_has_another_signature() -> None:
     assert len(urls) == 2
 
 
-def test_secrets_are_not_shown() -> None:
+def test_secret_key_is_not_in_the_repr_of_credentials() -> None:
     assert CREDENTIALS.secret_key not in repr(CREDENTIALS)

@@ -1,4 +1,4 @@
-"""Sinks that write files: whatever byte a kill cuts them off at, each round is there once."""
+"""Sinks that write files: each round is recorded once, wherever a kill truncates the file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def written(kind: Callable[..., Sink], folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sink_says_how_far_it_is(kind: Callable[..., Sink], tmp_path: Path) -> None:
+def test_file_sink_reports_the_last_recorded_round(
+    kind: Callable[..., Sink], tmp_path: Path
+) -> None:
     written(kind, tmp_path)
     later = kind(folder=str(tmp_path))
     assert later.open(TRACKED) == 4
@@ -39,7 +41,7 @@ def test_a_sink_says_how_far_it_is(kind: Callable[..., Sink], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", [CsvFiles, TensorBoard])
-def test_a_file_cut_off_anywhere_is_made_whole(kind: Callable[..., Sink], tmp_path: Path) -> None:
+def test_file_truncated_at_any_byte_is_completed(kind: Callable[..., Sink], tmp_path: Path) -> None:
     path = written(kind, tmp_path)
     whole = path.read_bytes()
     for length in range(0, len(whole), 13):  # each costs a sync to disk
@@ -52,7 +54,7 @@ def test_a_file_cut_off_anywhere_is_made_whole(kind: Callable[..., Sink], tmp_pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_removed_during_a_run_is_made_anew(
+def test_file_removed_during_a_run_is_created_again(
     kind: Callable[..., Sink], tmp_path: Path
 ) -> None:
     path = written(kind, tmp_path / "whole")
@@ -71,7 +73,7 @@ def test_a_file_removed_during_a_run_is_made_anew(
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_a_table_has_what_export_writes(suffix: str, tmp_path: Path) -> None:
+def test_sink_table_has_the_columns_of_an_export(suffix: str, tmp_path: Path) -> None:
     path = written(CsvFiles if suffix == "csv" else ParquetFiles, tmp_path)
     assert path.name == f"ab12.{suffix}"
     table = pd.read_csv(path) if suffix == "csv" else pd.read_parquet(path)
@@ -83,13 +85,13 @@ def test_a_table_has_what_export_writes(suffix: str, tmp_path: Path) -> None:
     assert table["model"].iloc[3] == ROUNDS[3].model
 
 
-def test_a_file_of_somebody_else_is_let_be(tmp_path: Path) -> None:
+def test_unrelated_file_is_not_overwritten_by_a_sink(tmp_path: Path) -> None:
     (tmp_path / "ab12.csv").write_text("name,age\nx,1\n")
     with pytest.raises(StorageError, match="its first column is not 'round'; move the file away"):
         CsvFiles(folder=str(tmp_path)).open(TRACKED)
 
 
-def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_written_events(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     path = written(TensorBoard, tmp_path)
