@@ -27,14 +27,14 @@ VECTORS = [
 
 
 @pytest.mark.parametrize(("event", "by_rdp", "by_pld"), VECTORS, ids=lambda value: str(value))
-def test_published_vectors_are_met_to_all_digits(
+def test_epsilon_equals_the_published_values_to_all_digits(
     event: GaussianSteps, by_rdp: float, by_pld: float
 ) -> None:
     assert round(epsilon_by_rdp([event], DELTA), 6) == by_rdp
     assert round(epsilon_by_pld([event], DELTA), 6) == by_pld
 
 
-def test_a_schedule_made_by_hand_equals_dp_accounting() -> None:
+def test_epsilon_of_a_mixed_schedule_equals_dp_accounting() -> None:
     schedule = [
         GaussianSteps(sampling_rate=0.02, noise_multiplier=1.3, steps=50),
         GaussianSteps(sampling_rate=0.5, noise_multiplier=6, steps=4),
@@ -49,7 +49,7 @@ def test_a_schedule_made_by_hand_equals_dp_accounting() -> None:
     assert epsilon_by_pld(schedule, DELTA) == pytest.approx(pld.get_epsilon(DELTA), abs=1e-6)
 
 
-def test_the_divergence_of_gaussian_noise_is_the_closed_form() -> None:
+def test_divergence_of_gaussian_noise_equals_the_closed_form() -> None:
     event = GaussianSteps(noise_multiplier=2.5, steps=7)
     expected = [7 * order / (2 * 2.5**2) for order in ORDERS]
     assert rdp_of(event) == pytest.approx(expected, rel=1e-12)
@@ -65,11 +65,11 @@ def test_the_divergence_of_gaussian_noise_is_the_closed_form() -> None:
         {"steps": 0},
     ],
 )
-def test_an_event_without_a_meaning_is_refused(wrong: dict[str, float]) -> None:
+def test_invalid_privacy_event_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="not a valid privacy event"):
         GaussianSteps(**{"noise_multiplier": 1.0, **wrong})  # type: ignore[arg-type]
 
 
-def test_an_epsilon_out_of_reach_names_the_remedy() -> None:
+def test_unreachable_epsilon_is_refused_with_the_remedy() -> None:
     with pytest.raises(ConfigurationError, match="raise epsilon"):
         noise_for(0.5, lambda _: 1.0)

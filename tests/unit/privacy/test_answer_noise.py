@@ -24,7 +24,7 @@ DIRECTIONS = st.lists(st.floats(-1, 1), min_size=1, max_size=6)
     samples=st.integers(1, 10**6),
     public=st.booleans(),
 )
-def test_rounding_keeps_neighbours_within_the_sensitivity_that_the_noise_is_for(
+def test_rounded_sums_of_neighbours_differ_by_at_most_the_sensitivity(
     records: list[float], direction: list[float], sensitivity: float, samples: int, public: bool
 ) -> None:
     scale = sensitivity / max(1.0, math.hypot(*direction))
@@ -42,7 +42,7 @@ def test_rounding_keeps_neighbours_within_the_sensitivity_that_the_noise_is_for(
 
 
 @pytest.mark.parametrize("public", [True, False])
-def test_the_noise_has_the_stated_deviation_and_the_mean_is_right(public: bool) -> None:
+def test_answer_noise_has_the_stated_deviation_and_the_correct_mean(public: bool) -> None:
     sums = BoundedSums(values={"loss": 1500.0}, sensitivity=2.0, public={"seconds": 7.0})
     drawn = [
         noisy_means(sums, 1000, public=public, noise_multiplier=8.0, random=os.urandom)
@@ -56,7 +56,7 @@ def test_the_noise_has_the_stated_deviation_and_the_mean_is_right(public: bool) 
     assert statistics.stdev(losses) == pytest.approx(deviation, rel=0.2)
 
 
-def test_means_stay_within_the_range_of_a_record() -> None:
+def test_noisy_means_stay_within_the_range_of_a_record() -> None:
     sums = BoundedSums(values={"a": 0.0, "b": 5.0}, sensitivity=1.0)
     for _ in range(50):
         found = noisy_means(sums, 5, public=False, noise_multiplier=30.0, random=os.urandom)
@@ -64,7 +64,7 @@ def test_means_stay_within_the_range_of_a_record() -> None:
         assert all(0 <= value <= 1 for value in found.values())
 
 
-def test_answers_without_a_given_noise_take_a_quarter_of_the_epsilon() -> None:
+def test_answers_without_their_own_noise_use_a_quarter_of_the_epsilon() -> None:
     asked = rpc.Privacy(epsilon=4.0, delta=1e-5, answers=20)
     spent = epsilon_spent(rdp_of_answers(asked), 1e-5)
     assert 0.99 * ANSWER_SHARE * 4.0 < spent <= ANSWER_SHARE * 4.0

@@ -1,4 +1,4 @@
-"""Noise on whole updates: how long an update can be on the grid, and what one upload is charged."""
+"""Noise on whole updates: the norm bound on the grid, and the charge of an upload."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def noise(clip: float = 1.0) -> ClientNoise:
     clip=st.floats(1e-3, 1e3),
     steps=st.integers(2, 10**6),
 )
-def test_an_update_on_the_grid_is_never_longer_than_the_ledger_counts(
+def test_norm_of_a_rounded_update_never_exceeds_the_charged_bound(
     seed: int, values: int, length: float, clip: float, steps: int
 ) -> None:
     """steps: whole numbers in the clip."""
@@ -73,7 +73,7 @@ def test_an_update_on_the_grid_is_never_longer_than_the_ledger_counts(
     assert noise_on_grid(1.0, clip, grid) * longest <= scale * clip
 
 
-def test_a_short_update_is_left_as_it_is_and_one_that_is_not_finite_is_reported() -> None:
+def test_update_within_the_clip_is_unchanged_and_a_non_finite_one_is_reported() -> None:
     update = np.array([0.3, -0.4], np.float32)
     assert noise().bound(update) is not None
     assert update.tolist() == np.array([0.3, -0.4], np.float32).tolist()
@@ -82,7 +82,7 @@ def test_a_short_update_is_left_as_it_is_and_one_that_is_not_finite_is_reported(
 
 
 @pytest.mark.parametrize("length", [0.5, 0.99, 7.0])
-def test_an_update_and_its_count_have_the_length_that_the_noise_is_for(length: float) -> None:
+def test_norm_of_an_update_with_its_count_is_at_most_the_clip(length: float) -> None:
     share, clip = 0.1, 1.0
     made = ClientNoise(clip=clip, noise_multiplier=1.0, charge=lambda _: None, counted_share=share)
     update = np.full(100, length / 10, np.float32)
@@ -94,7 +94,7 @@ def test_an_update_and_its_count_have_the_length_that_the_noise_is_for(length: f
     assert abs(counted) == pytest.approx(math.sqrt(share) * clip / math.sqrt(1 - share), rel=1e-5)
 
 
-def test_the_shares_of_the_certain_clients_make_the_whole_noise() -> None:
+def test_noise_shares_of_the_guaranteed_clients_sum_to_the_full_noise() -> None:
     one = share_variance(2.0, 0.5, GRID)
     assert one * GRID.contributors >= (2.0 * 0.5 * GRID.scale) ** 2
     assert one == pytest.approx(2.5e11)
@@ -109,7 +109,7 @@ def test_the_shares_of_the_certain_clients_make_the_whole_noise() -> None:
         ({"scale": 1e16, "largest": 2**80}, "too coarse"),
     ],
 )
-def test_a_grid_that_does_not_suit_is_refused_before_the_charge(
+def test_unsuitable_sum_grid_is_refused_before_the_charge(
     changes: dict[str, Any], words: str
 ) -> None:
     charged: list[float] = []
@@ -120,7 +120,7 @@ def test_a_grid_that_does_not_suit_is_refused_before_the_charge(
     assert charged == []
 
 
-def test_room_for_twelve_standard_deviations_is_enough() -> None:
+def test_sum_grid_with_room_for_twelve_standard_deviations_is_accepted() -> None:
     deviations = 12 * math.sqrt(GRID.clients / GRID.contributors)
     needed = GRID.scale * (GRID.clients + deviations) + 20
     just = SumGrid(scale=1e6, values=1000, clients=10, contributors=4, largest=int(needed))
@@ -173,7 +173,7 @@ def test_each_upload_is_charged_with_its_noise_on_the_grid(tmp_path: Path) -> No
     assert len(lines(tmp_path)) == 2
 
 
-def test_a_record_is_charged_with_half_the_noise_multiplier(tmp_path: Path) -> None:
+def test_privacy_loss_of_a_record_uses_half_the_noise_multiplier(tmp_path: Path) -> None:
     policy = DisclosurePolicy(training_epsilon=100)
     made = guard(tmp_path, training_epsilon=100)
     for number in range(3):
@@ -186,7 +186,9 @@ def test_a_record_is_charged_with_half_the_noise_multiplier(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("limit", [4.0, 6.0])
-def test_the_owners_limit_holds_for_both_units(tmp_path: Path, limit: float) -> None:
+def test_privacy_limit_of_the_owner_holds_for_records_and_clients(
+    tmp_path: Path, limit: float
+) -> None:
     made = guard(tmp_path, training_epsilon=limit)
 
     def charge_all() -> None:
@@ -202,7 +204,7 @@ def test_the_owners_limit_holds_for_both_units(tmp_path: Path, limit: float) -> 
     assert spent_in_epoch(trainings, policy, "client").epsilon_spent < spent <= limit
 
 
-def test_noise_that_was_granted_is_refused_if_others_have_spent_the_limit(tmp_path: Path) -> None:
+def test_granted_noise_is_refused_if_others_have_spent_the_limit(tmp_path: Path) -> None:
     made = guard(tmp_path, training_epsilon=3.0)
     one, other = (made.hide_update(instruction(number)) for number in (1, 2))
     one.charge(GRID)
@@ -211,7 +213,7 @@ def test_noise_that_was_granted_is_refused_if_others_have_spent_the_limit(tmp_pa
     assert len(lines(tmp_path)) == 1
 
 
-def test_a_ledger_that_cannot_be_written_gives_no_noise(tmp_path: Path) -> None:
+def test_update_is_not_released_if_the_ledger_can_not_be_written(tmp_path: Path) -> None:
     made = guard(tmp_path, training_epsilon=100)
     made.hide_update(instruction()).charge(GRID)
     path = tmp_path / "privacy" / "client-0.jsonl"
@@ -221,7 +223,7 @@ def test_a_ledger_that_cannot_be_written_gives_no_noise(tmp_path: Path) -> None:
         made.hide_update(instruction(2)).charge(GRID)
 
 
-def test_an_epsilon_is_kept_by_its_trainings_at_most(tmp_path: Path) -> None:
+def test_planned_number_of_trainings_stays_within_the_epsilon(tmp_path: Path) -> None:
     multiplier = noise_multiplier_for(epsilon=2.0, delta=1e-5, trainings=5)
     made = guard(tmp_path, training_epsilon=10.0)
     asked = {"noise_multiplier": multiplier, "epsilon": 2.0, "trainings": 5}
@@ -234,7 +236,7 @@ def test_an_epsilon_is_kept_by_its_trainings_at_most(tmp_path: Path) -> None:
     assert 1.98 < spent <= 2.0
 
 
-def test_gaussian_events_have_their_known_divergences() -> None:
+def test_epsilon_of_gaussian_steps_equals_dp_accounting() -> None:
     """σ = 4, 30 times: ε = 6.813318 at δ = 1e-5, by dp-accounting 0.6."""
     steps = GaussianSteps(noise_multiplier=4.0, steps=30)
     assert epsilon_by_rdp([steps], 1e-5) == pytest.approx(6.813318, abs=1e-6)
@@ -254,7 +256,7 @@ def test_gaussian_events_have_their_known_divergences() -> None:
         ({"noise_multiplier": 0.0, "epsilon": 1.0}, ProtocolError),
     ],
 )
-def test_noise_that_is_not_valid_is_refused(
+def test_invalid_client_noise_is_refused(
     tmp_path: Path, changes: dict[str, Any], error: type[PotluckError]
 ) -> None:
     with pytest.raises(error):
@@ -263,7 +265,9 @@ def test_noise_that_is_not_valid_is_refused(
 
 
 @pytest.mark.parametrize("missing", ["masks", "plain mean"])
-def test_updates_that_are_not_masked_or_not_plain_are_refused(tmp_path: Path, missing: str) -> None:
+def test_client_noise_for_unmasked_or_normalised_updates_is_refused(
+    tmp_path: Path, missing: str
+) -> None:
     asked = instruction()
     if missing == "masks":
         asked.train.encoding = transfer_pb2.ENCODING_FLOAT32
@@ -273,7 +277,7 @@ def test_updates_that_are_not_masked_or_not_plain_are_refused(tmp_path: Path, mi
         guard(tmp_path).hide_update(asked)
 
 
-def test_the_report_shows_both_units(tmp_path: Path) -> None:
+def test_privacy_report_shows_records_and_clients(tmp_path: Path) -> None:
     policy = DisclosurePolicy(training_epsilon=6.0)
     made: UpdateNoise = guard(tmp_path, training_epsilon=6.0).hide_update(instruction())
     made.charge(GRID)

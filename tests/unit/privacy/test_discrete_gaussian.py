@@ -19,7 +19,7 @@ def source(seed: int) -> Callable[[int], bytes]:
 
 
 @pytest.mark.parametrize("variance", [1, 2, 3, 8, 50])
-def test_frequencies_are_those_of_the_distribution(variance: int) -> None:
+def test_drawn_frequencies_follow_the_discrete_gaussian_distribution(variance: int) -> None:
     count = 200_000
     drawn = DiscreteGaussian(variance=variance).draw(count, source(variance))
     last = math.ceil(3.5 * math.sqrt(variance))
@@ -33,20 +33,20 @@ def test_frequencies_are_those_of_the_distribution(variance: int) -> None:
 
 
 @pytest.mark.parametrize("variance", [10**6, 3 * 10**13, 2**60 + 1, LARGEST_VARIANCE])
-def test_large_variances_are_gaussian(variance: int) -> None:
+def test_draws_of_large_variance_are_normally_distributed(variance: int) -> None:
     drawn = DiscreteGaussian(variance=variance).draw(100_000, source(1)) / math.sqrt(variance)
     assert stats.kstest(drawn, "norm").pvalue > 1e-3
     assert stats.skew(drawn) == pytest.approx(0, abs=0.04)
     assert drawn.var() == pytest.approx(1, rel=0.02)
 
 
-def test_large_numbers_have_random_low_bits() -> None:
+def test_low_bits_of_large_draws_are_uniform() -> None:
     drawn = DiscreteGaussian(variance=2**60).draw(100_000, source(2))
     seen = np.bincount(drawn & 7, minlength=8)
     assert stats.chisquare(seen).pvalue > 1e-3
 
 
-def test_the_same_bytes_give_the_same_numbers_and_the_systems_give_others() -> None:
+def test_same_random_bytes_give_the_same_draws() -> None:
     noise = DiscreteGaussian(variance=10**9)
     one, same = noise.draw(1000, source(3)), noise.draw(1000, source(3))
     assert (one == same).all()
@@ -55,9 +55,7 @@ def test_the_same_bytes_give_the_same_numbers_and_the_systems_give_others() -> N
 
 
 @pytest.mark.parametrize(("further", "number"), [(b"\x00" * 8, 1), (b"\xff" * 8, 0)])
-def test_a_comparison_that_64_bits_leave_open_is_decided_by_more(
-    further: bytes, number: int
-) -> None:
+def test_comparison_tied_in_64_bits_reads_more_random_bytes(further: bytes, number: int) -> None:
     """All words for k tie with the threshold of k = 1, which is this number and 0.73."""
     tie = (6_786_177_901_268_885_274).to_bytes(8, "little")  # ⌊e^-1 · 2^64⌋
 
@@ -69,6 +67,6 @@ def test_a_comparison_that_64_bits_leave_open_is_decided_by_more(
 
 
 @pytest.mark.parametrize("variance", [0, -1, LARGEST_VARIANCE + 1])
-def test_a_variance_out_of_range_is_refused(variance: int) -> None:
+def test_variance_out_of_range_is_refused(variance: int) -> None:
     with pytest.raises(ValueError, match="not a valid variance"):
         DiscreteGaussian(variance=variance)

@@ -1,4 +1,4 @@
-"""The host grants what its owner's limit allows, charges before it grants, and forgets nothing."""
+"""The host guard grants within the owner's limit, charges before granting, and keeps records."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def lines(state: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()[1:]]
 
 
-def test_a_granted_training_is_in_the_ledger_with_its_parameters(tmp_path: Path) -> None:
+def test_granted_training_is_recorded_in_the_ledger_with_its_parameters(tmp_path: Path) -> None:
     granted = guard(tmp_path).grant(instruction(clip=2.0), 200)
     assert granted == GrantedTraining(
         sampling_rate=0.08, noise_multiplier=1.0, steps=13, clip=2.0, expected_batch=16.0
@@ -86,7 +86,7 @@ def test_a_granted_training_is_in_the_ledger_with_its_parameters(tmp_path: Path)
     )
 
 
-def test_the_limit_holds_over_runs_and_restarts(tmp_path: Path) -> None:
+def test_privacy_limit_holds_over_runs_and_restarts(tmp_path: Path) -> None:
     def grant(number: int) -> None:
         # Another process, another run, another coordinator.
         host = HostGuard(
@@ -103,14 +103,14 @@ def test_the_limit_holds_over_runs_and_restarts(tmp_path: Path) -> None:
     assert spent_in_epoch(trainings, DisclosurePolicy(training_epsilon=6.0)).epsilon_spent <= 6.0
 
 
-def test_a_refusal_says_no_numbers_and_charges_nothing(tmp_path: Path) -> None:
+def test_refused_training_reveals_no_numbers_and_charges_nothing(tmp_path: Path) -> None:
     with pytest.raises(DisclosureRefusedError) as error:
         guard(tmp_path, training_epsilon=0.5).grant(instruction(), 250)
     assert error.value.message == f"client 'client-0': {BUDGET_SPENT}"
     assert not (tmp_path / "privacy" / "client-0.jsonl").exists()
 
 
-def test_a_new_data_epoch_starts_at_nothing_and_the_old_one_stays_spent(tmp_path: Path) -> None:
+def test_new_data_epoch_starts_with_an_unspent_limit(tmp_path: Path) -> None:
     host = guard(tmp_path, training_epsilon=4.0)
     granted_until_refused(lambda number: host.grant(instruction(number), 250))
     guard(tmp_path, training_epsilon=4.0, data_epoch=2).grant(instruction(40), 250)
@@ -118,7 +118,7 @@ def test_a_new_data_epoch_starts_at_nothing_and_the_old_one_stays_spent(tmp_path
         guard(tmp_path, training_epsilon=4.0).grant(instruction(41), 250)
 
 
-def test_an_epsilon_is_kept_for_the_trainings_it_was_solved_for(tmp_path: Path) -> None:
+def test_epsilon_admits_exactly_the_trainings_it_was_computed_for(tmp_path: Path) -> None:
     host = guard(tmp_path, training_epsilon=3.0)
     asked: dict[str, Any] = {"noise_multiplier": 0.0, "epsilon": 3.0, "trainings": 5}
     for number in range(5):
@@ -130,7 +130,7 @@ def test_an_epsilon_is_kept_for_the_trainings_it_was_solved_for(tmp_path: Path) 
     assert 2.9 < spent <= 3.0
 
 
-def test_the_same_instruction_again_is_charged_again_unless_its_update_is_kept(
+def test_training_repeated_without_a_saved_update_is_charged_again(
     tmp_path: Path,
 ) -> None:
     host = guard(tmp_path)
@@ -150,7 +150,7 @@ def test_the_same_instruction_again_is_charged_again_unless_its_update_is_kept(
         (1, Weighting.EQUAL, 1),
     ],
 )
-def test_an_undisclosed_number_of_samples_counts_as_a_power_of_two(
+def test_undisclosed_sample_count_is_charged_as_a_power_of_two(
     samples: int, weighting: Weighting, counted: int
 ) -> None:
     assert counted_samples(samples, weighting) == counted
@@ -168,7 +168,7 @@ def test_an_undisclosed_number_of_samples_counts_as_a_power_of_two(
         ({"noise_multiplier": 0.0, "epsilon": 1.0, "trainings": 0}, ProtocolError),
     ],
 )
-def test_noise_that_is_not_valid_is_refused(
+def test_invalid_training_noise_is_refused(
     tmp_path: Path, privacy: dict[str, Any], error: type[PotluckError]
 ) -> None:
     with pytest.raises(error):
@@ -176,7 +176,7 @@ def test_noise_that_is_not_valid_is_refused(
     assert not (tmp_path / "privacy" / "client-0.jsonl").exists()
 
 
-def test_what_has_no_noise_is_refused_beside_it(tmp_path: Path) -> None:
+def test_report_without_noise_is_refused_in_a_private_training(tmp_path: Path) -> None:
     asked = instruction()
     asked.train.reports.append("root_mean_square")
     with pytest.raises(ProtocolError, match="numbers reported"):
@@ -198,7 +198,7 @@ def training(number: int) -> ChargedTraining:
     )
 
 
-def test_a_line_that_was_cut_off_is_written_over(tmp_path: Path) -> None:
+def test_truncated_ledger_line_is_overwritten(tmp_path: Path) -> None:
     ledger = PrivacyLedger(tmp_path)
     ledger.charge("client-0", training(1))
     ledger.charge("client-0", training(2))
@@ -213,14 +213,14 @@ def test_a_line_that_was_cut_off_is_written_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b'{"client": "client-1"}\n', b"nothing\n", b"\xff\n"])
-def test_a_damaged_ledger_stops_trainings(tmp_path: Path, content: bytes) -> None:
+def test_damaged_privacy_ledger_stops_trainings(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "privacy").mkdir()
     (tmp_path / "privacy" / "client-0.jsonl").write_bytes(content)
     with pytest.raises(StorageError, match="restore it from a backup"):
         guard(tmp_path).grant(instruction(), 250)
 
 
-def test_a_disk_that_refuses_grants_nothing(tmp_path: Path) -> None:
+def test_training_is_not_granted_if_the_ledger_can_not_be_written(tmp_path: Path) -> None:
     host = guard(tmp_path)
     host.grant(instruction(), 250)
     path = tmp_path / "privacy" / "client-0.jsonl"
@@ -230,7 +230,7 @@ def test_a_disk_that_refuses_grants_nothing(tmp_path: Path) -> None:
         host.grant(instruction(2), 250)
 
 
-def test_the_report_shows_what_was_spent_and_what_is_left(tmp_path: Path) -> None:
+def test_privacy_report_shows_the_spent_and_the_remaining_epsilon(tmp_path: Path) -> None:
     policy = DisclosurePolicy(training_epsilon=6.0)
     host = HostGuard(tmp_path, policy, federation="demo", coordinator="127.0.0.1:7443")
     host.grant(instruction(), 250)
@@ -245,12 +245,12 @@ def test_the_report_shows_what_was_spent_and_what_is_left(tmp_path: Path) -> Non
     assert found["training"]["epsilon_spent"] == spent.epsilon_spent
 
 
-def test_the_report_of_an_empty_folder_says_so(tmp_path: Path) -> None:
+def test_privacy_report_of_an_empty_folder_states_that_nothing_was_spent(tmp_path: Path) -> None:
     [line] = PrivacyReport(tmp_path, DisclosurePolicy()).lines()
     assert line.startswith("no privacy loss")
 
 
-def test_the_event_of_a_line_is_what_was_charged() -> None:
+def test_event_of_a_ledger_line_equals_the_charged_steps() -> None:
     assert training(4).event == GaussianSteps(sampling_rate=0.1, noise_multiplier=2.0, steps=4)
 
 
@@ -277,7 +277,7 @@ def question(number: int = 1, run: str = "run", **privacy: Any) -> rpc.Instructi
     )
 
 
-def test_an_answer_is_in_the_ledger_with_its_numbers_and_is_given_again(tmp_path: Path) -> None:
+def test_noisy_answer_is_recorded_in_the_ledger_and_repeated(tmp_path: Path) -> None:
     host = guard(tmp_path)
     assert host.kept_answer(question()) is None
     answer = host.answer(question(), SUMS, 200)
@@ -292,7 +292,7 @@ def test_an_answer_is_in_the_ledger_with_its_numbers_and_is_given_again(tmp_path
     assert guard(tmp_path, data_epoch=2).kept_answer(question()) is None
 
 
-def test_answers_and_trainings_share_the_limit(tmp_path: Path) -> None:
+def test_answers_and_trainings_share_the_privacy_limit(tmp_path: Path) -> None:
     host = guard(tmp_path, training_epsilon=5.0)
     host.grant(instruction(), 250)
     answered = granted_until_refused(lambda number: host.answer(question(number), SUMS, 250))
@@ -305,7 +305,7 @@ def test_answers_and_trainings_share_the_limit(tmp_path: Path) -> None:
     assert granted_until_refused(lambda n: alone.answer(question(n), SUMS, 250)) > answered
 
 
-def test_an_epsilon_is_kept_for_the_trainings_and_answers_it_was_solved_for(tmp_path: Path) -> None:
+def test_epsilon_admits_exactly_the_planned_trainings_and_answers(tmp_path: Path) -> None:
     host = guard(tmp_path, training_epsilon=3.0)
     asked: dict[str, Any] = {
         "noise_multiplier": 0.0,
@@ -330,9 +330,7 @@ def test_an_epsilon_is_kept_for_the_trainings_and_answers_it_was_solved_for(tmp_
     "privacy",
     [{"answer_clip": 0.0}, {"answers": 0}, {"answer_noise_multiplier": -1.0}, {"delta": 2.0}],
 )
-def test_noise_of_an_answer_that_is_not_valid_is_refused(
-    tmp_path: Path, privacy: dict[str, Any]
-) -> None:
+def test_invalid_answer_noise_is_refused(tmp_path: Path, privacy: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         guard(tmp_path).answer(question(**privacy), SUMS, 250)
     assert not (tmp_path / "privacy" / "client-0.jsonl").exists()
@@ -344,7 +342,7 @@ def test_sums_that_are_not_finite_are_not_answered(tmp_path: Path) -> None:
         guard(tmp_path).answer(question(), broken, 250)
 
 
-def test_the_report_shows_answers_beside_trainings(tmp_path: Path) -> None:
+def test_privacy_report_shows_answers_and_trainings(tmp_path: Path) -> None:
     host = guard(tmp_path)
     host.answer(question(), SUMS, 250)
     text = "\n".join(PrivacyReport(tmp_path, DisclosurePolicy()).lines())
@@ -355,7 +353,7 @@ def test_the_report_shows_answers_beside_trainings(tmp_path: Path) -> None:
 # Everything together ------------------------------------------------------------------------------
 
 
-def test_a_total_limit_leaves_trainings_what_the_budget_of_profiles_does_not_take(
+def test_total_limit_minus_the_profile_budget_is_the_training_limit(
     tmp_path: Path,
 ) -> None:
     limited = DisclosurePolicy(training_epsilon=8.0, epsilon_budget=4.0, total_epsilon=6.0)
@@ -368,12 +366,12 @@ def test_a_total_limit_leaves_trainings_what_the_budget_of_profiles_does_not_tak
     assert 0 < host.spent("client-0") <= 2.0
 
 
-def test_a_total_limit_below_the_budget_of_profiles_is_refused() -> None:
+def test_total_limit_below_the_profile_budget_is_refused() -> None:
     with pytest.raises(ValueError, match="raise `total_epsilon`, or lower epsilon_budget"):
         DisclosurePolicy(epsilon_budget=4.0, total_epsilon=3.0)
 
 
-def test_the_report_adds_profiles_trainings_and_answers_up(tmp_path: Path) -> None:
+def test_privacy_report_sums_profiles_trainings_and_answers(tmp_path: Path) -> None:
     policy = DisclosurePolicy()
     host = guard(tmp_path)
     host.grant(instruction(), 250)
@@ -395,7 +393,7 @@ def test_the_report_adds_profiles_trainings_and_answers_up(tmp_path: Path) -> No
     assert found["together"]["epsilon_limit"] == 12.0
 
 
-def test_a_ledger_of_before_answers_is_read_and_continued(tmp_path: Path) -> None:
+def test_ledger_written_before_answers_existed_is_read_and_continued(tmp_path: Path) -> None:
     line = training(3).model_dump(mode="json")
     assert set(line) >= {"kind", "unit", "data_epoch", "steps"}
     path = tmp_path / "privacy" / "client-0.jsonl"

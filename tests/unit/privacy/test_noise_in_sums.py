@@ -120,7 +120,9 @@ NAMES = Federation(CLIENTS).names
 PATTERNS = [names for size in (4, 5, 6) for names in itertools.combinations(NAMES, size)]
 
 
-def test_every_sum_has_the_noise_that_is_claimed_whoever_drops_out(tmp_path: Path) -> None:
+def test_masked_sum_has_at_least_the_claimed_noise_whichever_clients_drop_out(
+    tmp_path: Path,
+) -> None:
     """Each parameter is a sum of its own: there are 10^5 sums for each pattern."""
     for number, survivors in enumerate(PATTERNS):
         run = finished(session(tmp_path, 100_000, seed=number), survivors)
@@ -135,7 +137,9 @@ def test_every_sum_has_the_noise_that_is_claimed_whoever_drops_out(tmp_path: Pat
 
 
 @pytest.mark.parametrize("bits", [32, 64])
-def test_the_mean_is_that_of_bounded_updates_with_equal_weights(tmp_path: Path, bits: int) -> None:
+def test_mean_of_a_noisy_masked_sum_is_that_of_clipped_equally_weighted_updates(
+    tmp_path: Path, bits: int
+) -> None:
     run = session(tmp_path, 50, bits=bits)
     quiet = {name: _Silent(clip=CLIP, noise_multiplier=SIGMA, charge=_ignored) for name in NAMES}
     run.noises.update(quiet)
@@ -150,7 +154,7 @@ def test_the_mean_is_that_of_bounded_updates_with_equal_weights(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("bits", [32, 64])
-def test_the_count_is_the_share_of_updates_within_the_clip(tmp_path: Path, bits: int) -> None:
+def test_reported_count_is_the_share_of_updates_within_the_clip(tmp_path: Path, bits: int) -> None:
     """Four of six are within; the sixth has failed, and counts as half."""
     share = 0.1
     run = session(tmp_path, 50, bits=bits, share=share)
@@ -164,7 +168,7 @@ def test_the_count_is_the_share_of_updates_within_the_clip(tmp_path: Path, bits:
     assert run.within() == pytest.approx(4.5 / 6, abs=1e-5)
 
 
-def test_the_count_has_its_share_of_the_noise(tmp_path: Path) -> None:
+def test_reported_count_has_its_share_of_the_noise(tmp_path: Path) -> None:
     share, counts = 0.5, []
     for seed in range(60):
         counts.append(finished(session(tmp_path, 1, share=share, seed=seed), NAMES).within())
@@ -186,7 +190,7 @@ def _ignored(_: float) -> None:
     """Charge nothing."""
 
 
-def test_an_update_that_is_not_finite_is_zeros_with_noise_like_a_failed_training(
+def test_non_finite_update_is_sent_as_zeros_with_noise(
     tmp_path: Path,
 ) -> None:
     runs = [session(tmp_path, 1000), session(tmp_path, 1000)]
@@ -196,7 +200,7 @@ def test_an_update_that_is_not_finite_is_zeros_with_noise_like_a_failed_training
     assert [len(each) for each in runs[0].charged.values()] == [1] * CLIENTS
 
 
-def test_a_ledger_that_fails_leaves_nothing_to_send(tmp_path: Path) -> None:
+def test_upload_is_not_written_if_the_ledger_fails(tmp_path: Path) -> None:
     def full(_: float) -> None:
         raise StorageError("the disk is full")
 
@@ -208,7 +212,7 @@ def test_a_ledger_that_fails_leaves_nothing_to_send(tmp_path: Path) -> None:
     assert not run.path("b").exists()
 
 
-def test_two_sums_never_have_the_same_vector(tmp_path: Path) -> None:
+def test_two_sums_of_the_same_clients_have_different_noise(tmp_path: Path) -> None:
     """Another session of the same clients has other noise, and is charged again."""
     means = [finished(session(tmp_path, 1000, seed=seed), NAMES).mean() for seed in (1, 2)]
     assert (means[0] != means[1]).mean() > 0.99
@@ -217,7 +221,7 @@ def test_two_sums_never_have_the_same_vector(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes", [{"weight_bound": 2}, {"lanes": ()}], ids=["weights", "auxiliary"]
 )
-def test_a_header_for_other_than_equal_weights_is_refused_before_the_charge(
+def test_sum_without_equal_weights_is_refused_before_the_charge(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     federation = Federation(CLIENTS, Purpose.UPDATE)

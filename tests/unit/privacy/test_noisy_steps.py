@@ -72,7 +72,7 @@ def trained(
     return model
 
 
-def test_without_privacy_optimizer_and_loader_are_those_given() -> None:
+def test_noisy_steps_without_privacy_return_the_given_optimizer_and_loader() -> None:
     settings = TrainerSettings(
         training=LocalTraining(), round=1, seed=1, client=ClientId("client-0")
     )
@@ -82,7 +82,7 @@ def test_without_privacy_optimizer_and_loader_are_those_given() -> None:
         assert found == (optimizer, loader)
 
 
-def test_a_step_is_the_mean_of_clipped_gradients_of_single_records() -> None:
+def test_noisy_step_is_the_mean_of_clipped_per_record_gradients() -> None:
     model, (inputs, labels) = network(), samples().tensors
     total = torch.zeros_like(flat(model))
     for place in range(len(inputs)):
@@ -95,7 +95,7 @@ def test_a_step_is_the_mean_of_clipped_gradients_of_single_records() -> None:
     assert torch.allclose(flat(model) - flat(after), total / 20, atol=1e-5)
 
 
-def test_empty_batches_are_steps_of_noise_with_the_granted_deviation() -> None:
+def test_step_on_an_empty_batch_is_noise_of_the_granted_deviation() -> None:
     found = []
     for _ in range(100):
         settings = settings_of(
@@ -150,7 +150,7 @@ def test_a_record_with_an_infinite_gradient_changes_no_other_contribution() -> N
     assert torch.allclose(flat(after), flat(sound), atol=1e-5)
 
 
-def test_the_model_is_an_ordinary_one_afterwards() -> None:
+def test_model_after_noisy_steps_has_no_per_record_gradients() -> None:
     settings = settings_of(steps=1)
     model = trained(settings, samples())
     inputs, labels = samples().tensors
@@ -158,17 +158,17 @@ def test_the_model_is_an_ordinary_one_afterwards() -> None:
     assert all(getattr(each, "grad_sample", None) is None for each in model.parameters())
 
 
-def test_a_step_without_a_batch_is_refused() -> None:
+def test_noisy_step_without_a_batch_is_refused() -> None:
     with pytest.raises(TrainingError, match="has no batch"):
         trained(settings_of(steps=9), samples(), steps=2)
 
 
-def test_gradients_added_up_before_a_step_are_refused() -> None:
+def test_gradient_accumulation_is_refused_with_noise() -> None:
     with pytest.raises(ValueError, match="not compatible with grad accumulation"):
         trained(settings_of(), samples(), backward_passes=2)
 
 
-def test_a_step_without_a_backward_pass_is_refused() -> None:
+def test_noisy_step_without_a_backward_pass_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="gave no gradients of single records"):
         trained(settings_of(), samples(), backward_passes=0)
 
@@ -190,7 +190,7 @@ def test_gradients_that_are_not_one_per_record_are_refused() -> None:
         trained(settings_of(), samples(), model=Joined())
 
 
-def test_an_optimizer_of_a_part_of_the_model_is_refused() -> None:
+def test_optimizer_without_all_trainable_parameters_is_refused() -> None:
     model = network()
     optimizer = torch.optim.SGD(model[0].parameters(), lr=1.0)
     with (
@@ -209,7 +209,7 @@ class Stream(IterableDataset[Tensor]):
         yield torch.zeros(4)
 
 
-def test_data_that_can_only_be_read_in_order_are_refused() -> None:
+def test_stream_of_samples_is_refused_with_noise() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with (
@@ -230,7 +230,7 @@ def test_data_that_can_only_be_read_in_order_are_refused() -> None:
         {"steps": 0},
     ],
 )
-def test_records_beyond_the_terms_are_seen(wrong: dict[str, Any]) -> None:
+def test_recorded_steps_beyond_the_granted_terms_are_detected(wrong: dict[str, Any]) -> None:
     terms = PrivateTraining(
         sampling_rate=0.2, noise_multiplier=1.1, steps=10, clip=1.0, expected_batch=8.0
     )

@@ -25,7 +25,7 @@ def planned(privacy: str) -> list[list[str]]:
     return [line.split() for line in lines]
 
 
-def test_epsilon_is_by_trainings_of_a_client_and_needs_no_samples() -> None:
+def test_privacy_plan_of_client_noise_lists_epsilon_by_trainings() -> None:
     said, heads, row, _, _, _, targets, noises = planned("noise_multiplier = 4.0")
     assert "as the coordinator counts it" in " ".join(said)
     assert heads == ["unit", "noise", "3", "8", "15", "30", "fixed"]
@@ -39,7 +39,7 @@ def test_epsilon_is_by_trainings_of_a_client_and_needs_no_samples() -> None:
     assert float(noises[0]) > float(noises[1])
 
 
-def test_a_solved_noise_reaches_its_epsilon_after_its_trainings() -> None:
+def test_computed_noise_reaches_its_epsilon_after_the_planned_trainings() -> None:
     _, heads, row, *_ = planned("epsilon = 3.0\ntrainings = 10")
     assert heads[-2] == "10"
     assert float(row[-2]) == pytest.approx(3.0, rel=0.01)

@@ -46,7 +46,7 @@ def example() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off", "ignore:Full backward hook is firing")
-def test_the_example_has_the_epsilon_of_dp_accounting_and_of_opacus(tmp_path: Path) -> None:
+def test_private_example_has_the_epsilon_of_dp_accounting_and_opacus(tmp_path: Path) -> None:
     module = example()
     module.write_images(tmp_path / "data")
     loaded = LoadedTask("private-digits", module.PrivateDigits(), "cpu", tmp_path / "data")

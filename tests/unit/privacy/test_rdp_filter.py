@@ -1,4 +1,4 @@
-"""No schedule, however it is chosen, exceeds the owner's limit."""
+"""No schedule of events, even an adaptive one, exceeds the owner's limit."""
 
 import math
 from collections import Counter
@@ -20,21 +20,21 @@ EVENTS = st.builds(
 )
 
 
-def test_the_conversion_is_that_of_dp_accounting_with_delta_shared_by_the_orders() -> None:
+def test_filter_conversion_equals_dp_accounting_with_delta_split_over_orders() -> None:
     event = GaussianSteps(sampling_rate=0.064, noise_multiplier=1.0, steps=480)
     spent = RdpFilter(epsilon=0, delta=DELTA).with_event(event).epsilon_spent
     expected, _ = compute_epsilon(ORDERS, rdp_of(event), DELTA / len(ORDERS))
     assert spent == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_filter_is_within_a_quarter_of_a_schedule_fixed_in_advance() -> None:
+def test_filter_epsilon_is_at_most_1_25_times_that_of_a_fixed_schedule() -> None:
     event = GaussianSteps(sampling_rate=0.01, noise_multiplier=1.1, steps=1000)
     spent = RdpFilter(epsilon=0, delta=DELTA).with_event(event).epsilon_spent
     fixed = epsilon_by_rdp([event], DELTA)
     assert fixed <= spent <= 1.25 * fixed
 
 
-def test_an_event_beyond_the_limit_is_refused_and_a_smaller_one_still_admitted() -> None:
+def test_filter_refuses_an_event_beyond_the_limit_and_admits_a_smaller_one() -> None:
     training = GaussianSteps(sampling_rate=0.064, noise_multiplier=1.0, steps=80)
     found, admitted = RdpFilter(epsilon=6.0, delta=DELTA), 0
     while found.admits(training):
@@ -44,7 +44,7 @@ def test_an_event_beyond_the_limit_is_refused_and_a_smaller_one_still_admitted()
     assert found.admits(GaussianSteps(sampling_rate=0.001, noise_multiplier=8.0, steps=1))
 
 
-def test_a_limit_of_zero_admits_nothing() -> None:
+def test_filter_with_limit_zero_admits_no_event() -> None:
     nothing = RdpFilter(epsilon=0.0, delta=DELTA)
     assert nothing.epsilon_spent == 0.0
     assert not nothing.admits(GaussianSteps(noise_multiplier=10_000.0))
@@ -56,7 +56,7 @@ def test_a_limit_of_zero_admits_nothing() -> None:
     delta=st.sampled_from([1e-7, 1e-5, 1e-3]),
     asked=st.lists(EVENTS, max_size=30),
 )
-def test_whatever_is_asked_the_admitted_events_stay_within_the_limit(
+def test_admitted_events_of_any_schedule_stay_within_the_limit(
     limit: float, delta: float, asked: list[GaussianSteps]
 ) -> None:
     found = RdpFilter(epsilon=limit, delta=delta)
@@ -73,7 +73,7 @@ def test_whatever_is_asked_the_admitted_events_stay_within_the_limit(
 
 @settings(deadline=None, max_examples=20)
 @given(limit=st.floats(0.2, 12), choices=st.data())
-def test_events_that_follow_from_earlier_answers_stay_within_the_limit(
+def test_admitted_events_of_an_adaptive_schedule_stay_within_the_limit(
     limit: float, choices: st.DataObject
 ) -> None:
     """An adaptive schedule: noise is halved after a grant and doubled after a refusal."""
@@ -98,7 +98,7 @@ def test_events_that_follow_from_earlier_answers_stay_within_the_limit(
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0, 8.0])
-def test_solved_noise_spends_nearly_all_and_never_more(epsilon: float) -> None:
+def test_computed_noise_spends_nearly_all_of_the_limit_and_never_more(epsilon: float) -> None:
     trainings, rate, steps = 30, 0.2, 5
     noise = solved_noise(epsilon=epsilon, delta=DELTA, sampling_rate=rate, steps=trainings * steps)
     one = GaussianSteps(sampling_rate=rate, noise_multiplier=noise, steps=steps)
@@ -111,7 +111,7 @@ def test_solved_noise_spends_nearly_all_and_never_more(epsilon: float) -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 1.0, 4.0])
-def test_the_divergence_of_a_pure_disclosure_covers_that_of_randomized_response(
+def test_divergence_of_a_pure_disclosure_bounds_randomized_response(
     epsilon: float,
 ) -> None:
     found = RdpFilter(epsilon=0, delta=DELTA).with_pure([epsilon]).spent

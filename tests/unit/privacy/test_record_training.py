@@ -80,7 +80,7 @@ def check_a_step(model: nn.Module) -> None:
     assert bool(total.any())
 
 
-def test_a_step_is_the_mean_of_clipped_gradients_of_single_records() -> None:
+def test_private_step_is_the_mean_of_clipped_per_record_gradients() -> None:
     check_a_step(network())
 
 
@@ -96,13 +96,13 @@ class Unusual(nn.Module):
         return found.sum(dim=1)
 
 
-def test_gradients_of_unusual_uses_of_layers_are_added_up() -> None:
+def test_private_step_of_a_model_with_reused_layers_is_correct() -> None:
     torch.manual_seed(4)
     check_a_step(Unusual())
 
 
 @pytest.mark.parametrize("part", [0, 1, 2])
-def test_a_part_of_a_model_is_trained_alone(part: int) -> None:
+def test_private_step_trains_only_the_part_in_use(part: int) -> None:
     model = Concatenation([network(), network()])
     model.use_part(part)
     before = {name: each.clone() for name, each in model.named_parameters()}
@@ -112,14 +112,14 @@ def test_a_part_of_a_model_is_trained_alone(part: int) -> None:
     assert moved == {name for name in before if name.startswith(own)}
 
 
-def test_frozen_tensors_of_a_model_stay() -> None:
+def test_private_step_leaves_frozen_tensors_unchanged() -> None:
     model = network()
     for each in model[0].parameters():
         each.requires_grad_(False)
     check_a_step(model)
 
 
-def test_the_noise_has_the_standard_deviation_that_was_charged() -> None:
+def test_training_noise_has_the_charged_standard_deviation() -> None:
     granted = GrantedTraining(
         sampling_rate=1e-9, noise_multiplier=4.0, steps=1, clip=0.5, expected_batch=10.0
     )
@@ -159,7 +159,7 @@ class Failing(nn.Module):
 
 
 @pytest.mark.parametrize("fault", ["raise", "nan"])
-def test_a_record_at_which_the_model_fails_changes_no_other_contribution(fault: str) -> None:
+def test_record_with_a_failing_model_output_changes_no_other_contribution(fault: str) -> None:
     data = examples(21)
     inputs = data.inputs.clone()
     inputs[20, 0] = 100.0
@@ -231,7 +231,7 @@ def test_a_correction_that_reads_records_is_refused() -> None:
         RecordTraining().check(network(), CrossEntropy(), SETTINGS, FedBiOCorrection())
 
 
-def test_the_model_is_an_ordinary_one_afterwards() -> None:
+def test_model_after_private_training_has_no_per_record_gradients() -> None:
     model = network()
     trained(model)
     trained(model)
@@ -239,7 +239,7 @@ def test_the_model_is_an_ordinary_one_afterwards() -> None:
     assert all(getattr(each, "grad_sample", None) is None for each in model.parameters())
 
 
-def test_no_loss_is_reported_and_the_steps_are_those_charged() -> None:
+def test_private_training_reports_no_loss_and_the_charged_steps() -> None:
     found = RecordTraining().train(
         network(), examples(), CrossEntropy(), SETTINGS, CONTEXT, replace(ALL, steps=3)
     )
@@ -248,7 +248,7 @@ def test_no_loss_is_reported_and_the_steps_are_those_charged() -> None:
     assert found.loss != found.loss  # NaN
 
 
-def test_divergence_names_the_learning_rate() -> None:
+def test_diverged_private_training_names_the_learning_rate() -> None:
     wild = LocalTraining(learning_rate=1e38, batch_size=8)
     with pytest.raises(TrainingError, match="diverged"):
         trained(network(), replace(ALL, steps=9, noise_multiplier=1e3), settings=wild)
@@ -281,7 +281,7 @@ def test_a_loss_that_depends_on_other_records_is_refused() -> None:
 @pytest.mark.parametrize(
     "name", [n for n in installed("potluck.objectives") if find("potluck.objectives", n).per_sample]
 )
-def test_a_loss_that_declares_it_is_the_mean_over_single_records(name: str) -> None:
+def test_per_record_objective_equals_the_mean_over_single_records(name: str) -> None:
     objective: Any = composed([find("potluck.objectives", name)()])
     data, model = examples(), network()
     parameters = tuple(model.parameters())

@@ -1,4 +1,4 @@
-"""A coordinator computes from reported samples the loss that is in the ledgers of its hosts."""
+"""The privacy loss a coordinator computes from reported samples, compared with host ledgers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def charged(state: Path, asked: rpc.Privacy, samples: int, weighting: Weighting)
 
 
 @pytest.mark.parametrize("asked", [terms(noise_multiplier=1.2), terms(epsilon=3.0)])
-def test_exact_numbers_of_samples_give_the_loss_in_the_ledger(
+def test_exact_sample_counts_give_the_privacy_loss_of_the_ledger(
     tmp_path: Path, asked: rpc.Privacy
 ) -> None:
     found = spent_in_run(asked, TRAINING, Weighting.EXACT, [sent(210)])
@@ -58,7 +58,7 @@ def test_exact_numbers_of_samples_give_the_loss_in_the_ledger(
 
 
 @pytest.mark.parametrize("samples", [190, 210, 360])
-def test_rounded_numbers_of_samples_give_no_less_than_the_ledger(
+def test_rounded_sample_counts_give_at_least_the_privacy_loss_of_the_ledger(
     tmp_path: Path, samples: int
 ) -> None:
     asked = terms(noise_multiplier=1.2)
@@ -67,13 +67,13 @@ def test_rounded_numbers_of_samples_give_no_less_than_the_ledger(
     assert found >= charged(tmp_path, asked, samples, Weighting.BUCKETED)
 
 
-def test_clients_that_hide_their_number_of_samples_are_omitted() -> None:
+def test_clients_with_undisclosed_sample_counts_are_omitted() -> None:
     assert spent_in_run(terms(epsilon=3.0), TRAINING, Weighting.EQUAL, [sent(1)]) == {}
     for weighting in Weighting:  # masks report 0
         assert spent_in_run(terms(epsilon=3.0), TRAINING, weighting, [sent(0)]) == {}
 
 
-def test_longer_trainings_and_several_kinds_of_one_client_add_up() -> None:
+def test_privacy_loss_grows_with_epochs_and_number_of_trainings() -> None:
     asked = terms(noise_multiplier=1.2)
 
     def epsilon(*kinds: TrainingsSent) -> float:
@@ -83,7 +83,7 @@ def test_longer_trainings_and_several_kinds_of_one_client_add_up() -> None:
     assert epsilon(sent(210), sent(300)) > epsilon(sent(210))
 
 
-def test_many_different_numbers_of_samples_are_rounded_down() -> None:
+def test_many_different_sample_counts_are_rounded_down() -> None:
     asked = terms(noise_multiplier=1.2)
     clients = [sent(1000 + number, f"client-{number}") for number in range(70)]
     found = spent_in_run(asked, TRAINING, Weighting.EXACT, clients)
@@ -92,7 +92,7 @@ def test_many_different_numbers_of_samples_are_rounded_down() -> None:
     assert set(found.values()) == set(exact.values())
 
 
-def test_noise_on_whole_updates_needs_no_number_of_samples() -> None:
+def test_privacy_loss_of_client_noise_needs_no_sample_counts() -> None:
     asked = rpc.Privacy(
         unit="client", noise="clients", noise_multiplier=5.0, delta=1e-5, clip=0.5, trainings=5
     )

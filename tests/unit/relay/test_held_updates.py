@@ -24,7 +24,7 @@ def kept(folder: Path, *updates: HeldUpdate, content: bytes = b"abc") -> None:
         updates_here.keep(each)
 
 
-def test_what_is_whole_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_complete_held_update_is_found_after_a_restart(tmp_path: Path) -> None:
     kept(tmp_path, held("run/1/1/../../etc"))
     again = HeldUpdates(tmp_path, now=NOW)
     assert again.all() == [held("run/1/1/../../etc")]
@@ -34,7 +34,7 @@ def test_what_is_whole_is_there_after_a_restart(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_update_that_its_disk_does_not_delete_is_dropped(tmp_path: Path) -> None:
+def test_held_update_whose_file_can_not_be_deleted_is_dropped(tmp_path: Path) -> None:
     kept(tmp_path, held("stuck"))
     updates = HeldUpdates(tmp_path, now=NOW)
     path = updates.path("stuck")
@@ -44,7 +44,7 @@ def test_an_update_that_its_disk_does_not_delete_is_dropped(tmp_path: Path) -> N
     assert not updates.holds("stuck")
 
 
-def test_what_is_broken_or_over_is_deleted(tmp_path: Path) -> None:
+def test_damaged_or_expired_held_updates_are_deleted(tmp_path: Path) -> None:
     kept(tmp_path, held("short", size=4), held("late", expires=NOW), held("without a file"))
     HeldUpdates(tmp_path, now=NOW - 1).path("without a file").unlink()
     (tmp_path / "garbage.json").write_text('{"header": "zz"}')
@@ -53,7 +53,7 @@ def test_what_is_broken_or_over_is_deleted(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_parts_stay_for_a_day(tmp_path: Path) -> None:
+def test_partial_files_are_kept_for_a_day(tmp_path: Path) -> None:
     part = tmp_path / "x.safetensors.part"
     part.write_bytes(b"ab")
     HeldUpdates(tmp_path, now=part.stat().st_mtime + 3600)
@@ -68,7 +68,7 @@ def training(update_id: str, client: str = "client-0") -> rpc.Instruction:
     return instruction
 
 
-def test_the_newest_training_of_a_client_is_expected() -> None:
+def test_only_the_newest_training_of_a_client_is_expected() -> None:
     dropped: list[str] = []
     expected = ExpectedUpdates(lambda: NOW, dropped.append, lambda _: None)
     expected.see(training("run/1/1/client-0"), "host-0")
@@ -84,7 +84,7 @@ def test_the_newest_training_of_a_client_is_expected() -> None:
     assert expected.find("run/1/1/client-0", "client-0", "run") is None
 
 
-def test_what_is_abandoned_is_given_up() -> None:
+def test_abandoned_training_is_no_longer_expected() -> None:
     dropped: list[str] = []
     expected = ExpectedUpdates(lambda: NOW, dropped.append, lambda _: None)
     expected.see(training("run/1/1/client-0"), "host-0")
@@ -100,7 +100,7 @@ def summed(update_id: str, client: str) -> rpc.Instruction:
     return instruction
 
 
-def test_sums_await_those_who_still_train() -> None:
+def test_relay_sum_waits_for_clients_still_training() -> None:
     settled: list[str] = []
     expected = ExpectedUpdates(lambda: NOW, lambda _: None, settled.append)
     expected.see(training("run/1/1/client-0"), "host-0")

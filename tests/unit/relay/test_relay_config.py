@@ -9,7 +9,7 @@ from potluck.common.errors import ConfigurationError
 from potluck.relay.config import RelayConfig, example_config, load_config
 
 
-def test_the_example_is_a_configuration_with_the_defaults(tmp_path: Path) -> None:
+def test_example_relay_configuration_has_the_default_values(tmp_path: Path) -> None:
     path = tmp_path / "relay.toml"
     path.write_text(example_config())
     config = load_config(path, {})
@@ -21,7 +21,7 @@ def test_the_example_is_a_configuration_with_the_defaults(tmp_path: Path) -> Non
     assert config.tls.key == tmp_path / "pki" / "gate.key"
 
 
-def test_flags_win_and_addresses_are_checked(tmp_path: Path) -> None:
+def test_relay_flags_override_the_file_and_invalid_addresses_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "relay.toml"
     path.write_text(example_config())
     assert load_config(path, {"listen": "[::]:0"}).listen == "[::]:0"
@@ -29,7 +29,7 @@ def test_flags_win_and_addresses_are_checked(tmp_path: Path) -> None:
         load_config(path, {"listen": "gate"})
 
 
-def test_a_file_of_another_program_is_told(tmp_path: Path) -> None:
+def test_host_program_names_a_relay_configuration_as_such(tmp_path: Path) -> None:
     path = tmp_path / "relay.toml"
     path.write_text(example_config())
     with pytest.raises(ConfigurationError, match="the configuration of a relay"):

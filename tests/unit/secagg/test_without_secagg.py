@@ -1,4 +1,4 @@
-"""A coordinator and a host that lack secure aggregation refuse what needs it, and do the rest."""
+"""A coordinator and a host without the secure-aggregation package."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ def _without(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_a_run_that_needs_secure_sums_is_refused_before_it_starts(
+def test_run_that_needs_secure_sums_is_refused_without_the_package(
     run_file: str, message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         draw_up(run_file, source="run file")
 
 
-async def test_a_run_with_open_updates_starts_without_secure_sums(tmp_path: Path) -> None:
+async def test_run_with_open_updates_starts_without_the_secagg_package(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'store.sqlite3'}") as store:
         small = await small_run(tmp_path, store, TOTALS)
     assert small.run.services.sums is None
     assert small.run.selecting.eligibility.label_sums.totals is None
 
 
-def test_a_host_whose_owner_demands_masks_does_not_start() -> None:
+def test_host_that_requires_masked_updates_does_not_start_without_the_package() -> None:
     check_masks(DisclosurePolicy())
     with pytest.raises(ConfigurationError, match=r'updates = "masked" in .*; install all of potl'):
         check_masks(DisclosurePolicy(updates="masked"))
 
 
-async def test_a_host_refuses_to_take_part_in_sums(tmp_path: Path) -> None:
+async def test_host_without_the_secagg_package_refuses_secure_sums(tmp_path: Path) -> None:
     policy = DisclosurePolicy()
     sums = open_participant(policy, None, None, PrivacyBudget(tmp_path, policy))
 
@@ -86,7 +86,9 @@ async def test_a_host_refuses_to_take_part_in_sums(tmp_path: Path) -> None:
     sums.close("i")
 
 
-def test_a_client_with_records_of_sums_has_no_known_budget(tmp_path: Path) -> None:
+def test_spent_budget_of_a_client_with_sum_records_is_unknown_without_the_package(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "sums").mkdir()
     (tmp_path / "sums" / "a.jsonl").write_text('{"client": "a"}\n')
     budget = PrivacyBudget(tmp_path, DisclosurePolicy())
@@ -98,7 +100,7 @@ def test_a_client_with_records_of_sums_has_no_known_budget(tmp_path: Path) -> No
         Records(tmp_path, DisclosurePolicy()).values()
 
 
-def test_a_package_that_an_image_lacks_is_not_present(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_whose_package_is_missing_is_not_present(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert plugins.is_present(plugins.UPDATE_PATHS, "masked")
     assert not plugins.is_present(plugins.UPDATE_PATHS, "sealed")

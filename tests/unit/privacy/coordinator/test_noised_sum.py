@@ -1,4 +1,4 @@
-"""The sum of clipped updates with noise: equal to plain numpy's, with noise that a test draws."""
+"""The sum of clipped updates with noise, compared with plain numpy."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def moves(updates: list[Arrays], model: Arrays) -> list[NDArray[np.float64]]:
     return found
 
 
-def test_without_noise_the_sum_is_of_updates_clipped_over_all_parameters_together() -> None:
+def test_sum_without_noise_equals_updates_clipped_by_their_global_norm() -> None:
     model, updates = arrays(0), [arrays(1, 0.01), arrays(2, 3.0), arrays(3, 1.0)]
     clip, differences = 40.0, moves(updates, model)
     scales = [min(1.0, clip / float(np.linalg.norm(each))) for each in differences]
@@ -84,13 +84,13 @@ def test_without_noise_the_sum_is_of_updates_clipped_over_all_parameters_togethe
     assert np.allclose(total.mean()(0, 1018), expected, rtol=1e-12, atol=1e-15)
 
 
-def test_one_update_moves_the_sum_by_the_clip_and_not_more() -> None:
+def test_one_update_changes_the_sum_by_at_most_the_clip() -> None:
     model, hostile = arrays(0), arrays(1, 1e20)
     alone = summed([hostile], model, clip=0.5, clients=8, normals=no_noise)
     assert 8 * np.linalg.norm(alone.mean()(0, 1018)) == pytest.approx(0.5)
 
 
-def test_a_missing_client_adds_nothing_and_the_divisor_stays() -> None:
+def test_missing_client_adds_nothing_and_keeps_the_divisor() -> None:
     model, updates = arrays(0), [arrays(1), arrays(2)]
     both = summed(updates, model, clip=1.0, clients=2, normals=no_noise)
     one = summed(updates[:1], model, clip=1.0, clients=2, normals=no_noise)
@@ -99,7 +99,7 @@ def test_a_missing_client_adds_nothing_and_the_divisor_stays() -> None:
     assert np.allclose(both.mean()(0, 1018), together, atol=1e-15)
 
 
-def test_buffers_keep_the_coordinators_values() -> None:
+def test_buffers_keep_the_values_of_the_coordinator() -> None:
     model = arrays(0)
     total = summed([arrays(1)], model, clip=1.0, clients=1, normals=system_normals)
     found = total.mean()(0, 1018)
@@ -107,7 +107,7 @@ def test_buffers_keep_the_coordinators_values() -> None:
     assert found[:1000].all()
 
 
-def test_noise_has_the_clip_times_the_multiplier_in_the_sum() -> None:
+def test_noise_in_the_sum_has_deviation_clip_times_multiplier() -> None:
     drawn: list[int] = []
     generator = np.random.default_rng(5)
 
@@ -126,7 +126,7 @@ def test_noise_has_the_clip_times_the_multiplier_in_the_sum() -> None:
     assert abs(np.mean(noise)) < 5 * 2.0 * clip / math.sqrt(200_000)
 
 
-def test_no_normal_of_the_system_repeats_and_their_moments_are_right() -> None:
+def test_system_normals_are_distinct_and_have_the_correct_moments() -> None:
     found = system_normals(200_001)
     assert found.shape == (200_001,)
     assert len(np.unique(found)) == found.size
@@ -150,7 +150,7 @@ ADAPTED = PrivateUpdates(
 )
 
 
-def test_sum_and_count_together_lose_what_the_ledger_charges() -> None:
+def test_privacy_loss_of_sum_and_count_equals_the_ledger_charge() -> None:
     of_sum = GaussianSteps(noise_multiplier=noise_of_sum(ADAPTED, 2.0))
     # The count's deviation is 2/(2·√0.2), and a client changes it by 1/2.
     of_count = GaussianSteps(noise_multiplier=2.0 / math.sqrt(0.2))
@@ -161,21 +161,23 @@ def test_sum_and_count_together_lose_what_the_ledger_charges() -> None:
 @pytest.mark.parametrize(
     ("scales", "change"), [([0.001] * 4, math.exp(-0.1)), ([9.0] * 4, math.exp(0.1))]
 )
-def test_the_bound_follows_the_quantile(scales: list[float], change: float) -> None:
+def test_adaptive_clip_follows_the_quantile_of_update_norms(
+    scales: list[float], change: float
+) -> None:
     model = {name: 0 * each for name, each in arrays(0).items()}
     updates = [arrays(number, scale) for number, scale in enumerate(scales)]
     total = summed(updates, model, clip=1.0, clients=4, normals=no_noise)
     assert next_clip(total, ADAPTED, 2.0) == pytest.approx(change)
 
 
-def test_the_count_has_its_noise() -> None:
+def test_count_of_updates_within_the_clip_has_noise() -> None:
     total = summed([arrays(1)], arrays(0), clip=1.0, clients=10, normals=lambda n: np.ones(n))
     deviation = 2.0 / (2 * math.sqrt(0.2))
     noisy = 0.5 + (-0.5 + deviation) / 10
     assert next_clip(total, ADAPTED, 2.0) == pytest.approx(math.exp(-0.2 * (noisy - 0.5)))
 
 
-def test_the_bound_is_kept_beside_the_strategys_state() -> None:
+def test_adaptive_clip_is_stored_beside_the_strategy_state() -> None:
     state = State(scalars={"momentum": 3}, arrays={})
     kept = with_clip(state, 0.7)
     assert clip_of(state, ADAPTED) == 1.0

@@ -1,4 +1,4 @@
-"""The coordinator's ledger: durable, never less than was used, and a limit that is met exactly."""
+"""The coordinator's ledger: durable, never below the loss, with an exact limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ledger_file(folder: Path) -> Path:
     return folder / "privacy" / "r.jsonl"
 
 
-def test_charges_are_there_after_a_restart(tmp_path: Path) -> None:
+def test_round_ledger_keeps_its_charges_after_a_restart(tmp_path: Path) -> None:
     ledger = RoundLedger(tmp_path, "r")
     ledger.charge(sum_of(1, "a", "b"))
     ledger.charge(sum_of(2, "b"))
@@ -40,7 +40,7 @@ def test_charges_are_there_after_a_restart(tmp_path: Path) -> None:
     assert ledger_file(tmp_path).stat().st_mode & 0o077 == 0
 
 
-def test_spent_epsilon_is_that_of_the_clients_sums(tmp_path: Path) -> None:
+def test_spent_epsilon_of_a_client_covers_the_sums_it_took_part_in(tmp_path: Path) -> None:
     assert spent_by_client(tmp_path, "r", 1e-5) == {}
     ledger = RoundLedger(tmp_path, "r")
     ledger.charge(sum_of(1, "a", "b"))
@@ -50,7 +50,7 @@ def test_spent_epsilon_is_that_of_the_clients_sums(tmp_path: Path) -> None:
     assert found["b"] == epsilon_spent(rdp_of(GaussianSteps(noise_multiplier=4.0, steps=2)), 1e-5)
 
 
-def test_pretraining_counts_as_part_of_its_run(tmp_path: Path) -> None:
+def test_privacy_loss_of_pretraining_counts_for_its_run(tmp_path: Path) -> None:
     RoundLedger(tmp_path, "pre-r").charge(sum_of(1, "a"))
     ledger = RoundLedger(tmp_path, "r")
     ledger.charge(sum_of(1, "a", "b"))
@@ -60,7 +60,7 @@ def test_pretraining_counts_as_part_of_its_run(tmp_path: Path) -> None:
     assert ledger.rounds() == (sum_of(1, "a", "b"),)
 
 
-def test_an_incomplete_line_had_no_effect_and_is_overwritten(tmp_path: Path) -> None:
+def test_truncated_ledger_line_is_ignored_and_overwritten(tmp_path: Path) -> None:
     RoundLedger(tmp_path, "r").charge(sum_of(1, "a"))
     with ledger_file(tmp_path).open("ab") as file:
         file.write(b'{"round":2,"attempt":1,"clients":["a","b","c"')
@@ -70,7 +70,7 @@ def test_an_incomplete_line_had_no_effect_and_is_overwritten(tmp_path: Path) -> 
     assert RoundLedger(tmp_path, "r").rounds() == (sum_of(1, "a"), sum_of(2, "b"))
 
 
-def test_a_first_line_cut_off_is_written_again(tmp_path: Path) -> None:
+def test_truncated_first_ledger_line_is_written_again(tmp_path: Path) -> None:
     ledger_file(tmp_path).parent.mkdir()
     ledger_file(tmp_path).write_bytes(b'{"ru')
     RoundLedger(tmp_path, "r").charge(sum_of(1, "a"))
@@ -78,14 +78,16 @@ def test_a_first_line_cut_off_is_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{}\n", '{"run": "other"}\n', '{"run": "r"}\nnonsense\n'])
-def test_a_damaged_ledger_is_an_error_and_not_an_empty_one(tmp_path: Path, content: str) -> None:
+def test_damaged_round_ledger_is_refused_and_not_treated_as_empty(
+    tmp_path: Path, content: str
+) -> None:
     ledger_file(tmp_path).parent.mkdir()
     ledger_file(tmp_path).write_text(content)
     with pytest.raises(StorageError, match="not a valid privacy ledger"):
         RoundLedger(tmp_path, "r").charge(sum_of(1, "a"))
 
 
-def test_a_full_disk_charges_nothing(tmp_path: Path) -> None:
+def test_round_ledger_that_can_not_be_written_raises_storage_error(tmp_path: Path) -> None:
     ledger = RoundLedger(tmp_path, "r")
     (tmp_path / "privacy").write_text("a file where the folder should be")
     with pytest.raises(StorageError, match="can't"):
@@ -94,7 +96,9 @@ def test_a_full_disk_charges_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trainings", [1, 2, 7, 30])
 @pytest.mark.parametrize("epsilon", [0.5, 3.0, 20.0])
-def test_a_solved_noise_admits_just_the_trainings_it_is_for(epsilon: float, trainings: int) -> None:
+def test_computed_noise_admits_exactly_the_planned_trainings(
+    epsilon: float, trainings: int
+) -> None:
     settings = PrivateUpdates(
         unit="client", noise="coordinator", epsilon=epsilon, trainings=trainings
     )

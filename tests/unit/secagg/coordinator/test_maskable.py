@@ -76,7 +76,7 @@ MASKED = "secure_aggregation = true\n"
         ("", "[masking]\nbits = 16\n", "32.*64"),
     ],
 )
-def test_runs_that_masks_make_impossible_are_refused_with_the_reason(
+def test_settings_incompatible_with_masked_updates_are_refused_with_the_reason(
     top: str, tables: str, message: str
 ) -> None:
     if not message.startswith(("greater", "32")):
@@ -89,12 +89,12 @@ def test_runs_that_masks_make_impossible_are_refused_with_the_reason(
     "strategy",
     ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fednova"],
 )
-def test_strategies_that_average_go_with_masks(strategy: str) -> None:
+def test_strategies_that_average_are_accepted_with_masked_updates(strategy: str) -> None:
     plan = draw_up(f'{MASKED}{TASK}[strategy]\nname = "{strategy}"\n', source="run file")
     assert plan.rules.policy.needed(9) == 6, "below the quorum of a sum there is none"
 
 
-def test_clients_that_count_alike_weigh_1() -> None:
+def test_weight_bound_of_equally_weighted_clients_is_1() -> None:
     bounds = []
     for text in ("", 'weighting = "equal"\n'):
         plan = draw_up(MASKED + text + TASK, source="run file")
@@ -102,13 +102,13 @@ def test_clients_that_count_alike_weigh_1() -> None:
     assert bounds == [10_000, 1]
 
 
-def test_a_masked_round_is_tried_as_often_as_a_sum() -> None:
+def test_masked_round_has_at_most_as_many_attempts_as_a_sum() -> None:
     text = "[round]\nattempts = 7\n"
     assert draw_up(TASK + text, source="run file").rules.policy.attempts == 7
     assert draw_up(MASKED + TASK + text, source="run file").rules.policy.attempts == 3
 
 
-def test_a_selector_that_is_told_what_it_would_have_looked_for_goes_with_masks() -> None:
+def test_hics_fl_with_reported_entropies_is_accepted_with_masked_updates() -> None:
     table = '[selector]\nname = "hics-fl"\n'
     with pytest.raises(ConfigurationError, match="hics-fl needs each update's output-move"):
         draw_up(MASKED + TASK + table, source="run file")

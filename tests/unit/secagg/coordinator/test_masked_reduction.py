@@ -1,4 +1,4 @@
-"""Masked files summed and unmasked block by block, against the arithmetic in the open."""
+"""Masked files summed and unmasked block by block, compared with sums of open updates."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def bound(run: Filed, names: list[str]) -> float:
 
 @pytest.mark.parametrize("bits", [32, 64])
 @pytest.mark.parametrize("lost", ["", "b"])
-def test_the_mean_is_that_of_the_survivors_within_the_bound(
+def test_unmasked_mean_equals_that_of_the_survivors_within_the_error_bound(
     tmp_path: Path, bits: int, lost: str
 ) -> None:
     run = session(tmp_path, bits=bits).until(Stage.UPLOAD)
@@ -160,7 +160,7 @@ def test_the_mean_is_that_of_the_survivors_within_the_bound(
         assert np.abs(flat(arrays) - expected).max() <= 2**-24
 
 
-def test_differences_keep_their_digits_beside_large_weights(tmp_path: Path) -> None:
+def test_small_deltas_keep_their_precision_beside_large_weights(tmp_path: Path) -> None:
     run = session(tmp_path, bits=64).finish()
     assert isinstance(run, Filed)
     seen: dict[str, Any] = {}
@@ -177,7 +177,7 @@ def test_differences_keep_their_digits_beside_large_weights(tmp_path: Path) -> N
     assert (off <= 2**-24 * np.abs(flat(seen)) + 1e-12).all()
 
 
-def test_fednova_normalises_each_update_but_no_buffers(tmp_path: Path) -> None:
+def test_fednova_normalises_masked_updates_except_buffers(tmp_path: Path) -> None:
     strategy = FedNova()
     run = session(tmp_path, bits=64, strategy=strategy).finish()
     assert isinstance(run, Filed)
@@ -193,7 +193,7 @@ def test_fednova_normalises_each_update_but_no_buffers(tmp_path: Path) -> None:
     assert np.abs(flat(arrays) - expected).max() < 1e-6
 
 
-def test_control_variates_are_summed_as_they_are(tmp_path: Path) -> None:
+def test_masked_control_variates_are_summed_unweighted(tmp_path: Path) -> None:
     strategy = Scaffold(weights="samples")
     run = session(tmp_path, bits=64, strategy=strategy).finish()
     assert isinstance(run, Filed)
@@ -203,7 +203,7 @@ def test_control_variates_are_summed_as_they_are(tmp_path: Path) -> None:
     assert np.abs(flat(sums) - np.sum(clipped, axis=0)).max() < 1e-6
 
 
-def test_what_a_strategy_remembers_needs_no_file(tmp_path: Path) -> None:
+def test_strategy_state_after_a_masked_round_is_in_memory(tmp_path: Path) -> None:
     run = session(tmp_path).finish()
     assert isinstance(run, Filed)
 
@@ -218,7 +218,7 @@ def test_what_a_strategy_remembers_needs_no_file(tmp_path: Path) -> None:
     assert all(array.flags.owndata for array in state.arrays.values())
 
 
-def test_what_trainings_were_like_is_known_together_only(tmp_path: Path) -> None:
+def test_training_metrics_of_a_masked_round_are_known_only_as_sums(tmp_path: Path) -> None:
     run = session(tmp_path).finish()
     assert isinstance(run, Filed)
     unmasking = run.session.unmasking
@@ -235,7 +235,7 @@ def test_what_trainings_were_like_is_known_together_only(tmp_path: Path) -> None
         pass
 
 
-def test_strategies_that_tell_clients_apart_are_found_out(tmp_path: Path) -> None:
+def test_strategy_that_distinguishes_clients_is_refused_in_a_masked_round(tmp_path: Path) -> None:
     run = session(tmp_path).finish()
     assert isinstance(run, Filed)
 
@@ -251,7 +251,7 @@ def test_strategies_that_tell_clients_apart_are_found_out(tmp_path: Path) -> Non
         moved(run, CoordinateMedian())
 
 
-def test_update_that_is_not_finite_goes_in_as_zeros_and_is_counted(tmp_path: Path) -> None:
+def test_non_finite_update_is_summed_as_zeros_and_counted(tmp_path: Path) -> None:
     run = session(tmp_path)
     run.updates["c"][BLOCK_ELEMENTS + 5] = np.inf
     run.finish()
@@ -273,7 +273,7 @@ def test_update_that_is_not_finite_goes_in_as_zeros_and_is_counted(tmp_path: Pat
         )
 
 
-def test_sum_of_failed_trainings_only_moves_no_model(tmp_path: Path) -> None:
+def test_masked_sum_of_only_failed_trainings_is_refused(tmp_path: Path) -> None:
     run = session(tmp_path)
     for update in run.updates.values():
         update[0] = np.nan
@@ -283,7 +283,7 @@ def test_sum_of_failed_trainings_only_moves_no_model(tmp_path: Path) -> None:
         moved(run, FedAvg())
 
 
-def test_files_of_another_form_are_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_a_masked_update_is_refused(tmp_path: Path) -> None:
     run = session(tmp_path).until(Stage.UPLOAD)
     assert isinstance(run, Filed)
     write_tensors(tmp_path / "other.safetensors", MODEL, layout=LAYOUT)

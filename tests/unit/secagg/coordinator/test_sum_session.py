@@ -62,7 +62,7 @@ def keep(store: Store, inputs: str, each: SetCertificate) -> None:
     store.keep_certificate(inputs, each.session_id, each.model_dump_json())
 
 
-async def test_ten_thousand_sums_leave_invitations_as_small(tmp_path: Path) -> None:
+async def test_invitation_size_is_independent_of_the_number_of_earlier_sums(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite3"
     with Store.open(f"sqlite:///{path}") as store:
         before = await invitation(store, terms())
@@ -89,7 +89,7 @@ async def test_ten_thousand_sums_leave_invitations_as_small(tmp_path: Path) -> N
         assert await invitation(store, terms(kind=SumKind.STEPWISE)) == before
 
 
-async def test_certificates_are_of_the_same_inputs_and_of_some_of_the_clients(
+async def test_invitation_contains_only_certificates_of_the_same_inputs_and_clients(
     tmp_path: Path,
 ) -> None:
     update = terms(kind=SumKind.UPDATE, model="aa")

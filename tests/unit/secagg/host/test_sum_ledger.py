@@ -30,7 +30,7 @@ def kept(folder: Path) -> list[Upload]:
     return SumLedger(folder).of("a").uploads
 
 
-def test_entries_are_added_to_what_is_there(tmp_path: Path) -> None:
+def test_sum_ledger_entries_are_appended_after_a_restart(tmp_path: Path) -> None:
     filled(tmp_path, 2)
     again = SumLedger(tmp_path)
     again.keep("a", [upload(2), upload(3)])
@@ -41,7 +41,7 @@ def test_entries_are_added_to_what_is_there(tmp_path: Path) -> None:
     assert SumLedger(tmp_path).of("c").entries == ()
 
 
-def test_a_line_that_was_never_finished_was_never_acted_upon(tmp_path: Path) -> None:
+def test_truncated_sum_ledger_line_is_ignored(tmp_path: Path) -> None:
     filled(tmp_path, 3)
     path = tmp_path / "a.jsonl"
     whole = path.read_bytes()
@@ -54,7 +54,7 @@ def test_a_line_that_was_never_finished_was_never_acted_upon(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("change", ["nothing", "first", "middle", "other", "text"])
-def test_a_damaged_ledger_stops_all_sums(tmp_path: Path, change: str) -> None:
+def test_damaged_sum_ledger_stops_all_sums(tmp_path: Path, change: str) -> None:
     filled(tmp_path, 3)
     path = tmp_path / "a.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -70,7 +70,7 @@ def test_a_damaged_ledger_stops_all_sums(tmp_path: Path, change: str) -> None:
         SumLedger(tmp_path).of("a")
 
 
-def test_what_could_not_be_written_was_not_given(
+def test_sum_ledger_entry_that_can_not_be_written_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = filled(tmp_path, 1)

@@ -53,13 +53,13 @@ def all_outcomes(clients: int) -> Counter[str]:
     return outcomes
 
 
-def test_all_7776_patterns_of_losses_among_five_give_the_exact_sum_or_none() -> None:
+def test_all_7776_loss_patterns_of_five_clients_give_the_exact_sum_or_none() -> None:
     assert all_outcomes(5) == {"exact": 1 + 5 * 5, "aborted": 7_750}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_all_46656_patterns_of_losses_among_six_give_the_exact_sum_or_none() -> None:
+def test_all_46656_loss_patterns_of_six_clients_give_the_exact_sum_or_none() -> None:
     assert all_outcomes(6) == {"exact": 406, "aborted": 46_250}
 
 
@@ -73,7 +73,9 @@ def test_all_46656_patterns_of_losses_among_six_give_the_exact_sum_or_none() -> 
         (Stage.REVEAL, Rule.TOO_FEW, 4),
     ],
 )
-def test_an_abort_says_where_how_many_and_who(stage: Stage, rule: Rule, need: int) -> None:
+def test_abort_names_the_stage_the_count_and_the_missing_clients(
+    stage: Stage, rule: Rule, need: int
+) -> None:
     run = Federation(clients=6).run().until(stage)
     run.answer(["a", "b", "c"])
     aborted = run.session.aborted
@@ -85,7 +87,7 @@ def test_an_abort_says_where_how_many_and_who(stage: Stage, rule: Rule, need: in
     assert all(run.sessions[name].over for name in "abc" if name in run.sessions)
 
 
-def test_those_left_behind_are_told_to_forget() -> None:
+def test_client_that_missed_a_stage_receives_an_abort() -> None:
     run = Federation(clients=6).run().until(Stage.UPLOAD)
     run.answer(["a", "b", "c", "d", "e"])
     [message] = run.pending["f"]
@@ -95,7 +97,7 @@ def test_those_left_behind_are_told_to_forget() -> None:
     assert run.finish().is_exact()
 
 
-def test_a_dropped_client_is_not_in_the_sum_even_if_its_vector_comes_late() -> None:
+def test_dropped_client_is_not_in_the_sum_even_if_its_vector_arrives_late() -> None:
     run = Federation(clients=6).run().until(Stage.UPLOAD)
     late = run.next("f")
     run.answer(["a", "b", "c", "d", "e"])
@@ -109,7 +111,7 @@ def test_a_dropped_client_is_not_in_the_sum_even_if_its_vector_comes_late() -> N
     assert run.is_exact()
 
 
-def test_hosts_count_not_clients() -> None:
+def test_threshold_counts_hosts_and_not_clients() -> None:
     # Eight clients, but an attacker on one host controls five of them.
     shared = dict.fromkeys("abcde", "big")
     federation = Federation(clients=8, hosts_of=shared)

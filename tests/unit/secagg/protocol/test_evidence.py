@@ -82,7 +82,7 @@ def channel_keys(run: Run) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("victims", ["a", "d", "abcde"])
-def test_whoever_seals_garbage_is_proven_to_and_alone(victims: str) -> None:
+def test_only_the_client_that_sealed_invalid_shares_is_convicted(victims: str) -> None:
     run = sabotaged(victims=victims)
     run.answer(closing=False)
     run.answer(closing=False)
@@ -99,7 +99,7 @@ def test_whoever_seals_garbage_is_proven_to_and_alone(victims: str) -> None:
     assert found == aborted.conviction
 
 
-def test_those_who_accuse_have_not_uploaded_and_the_others_are_told_to_forget() -> None:
+def test_accusers_do_not_upload_and_all_sessions_end() -> None:
     run = sabotaged(victims="ab")
     run.answer(closing=False)
     assert sorted(run.uploads) == ["c", "d", "e", "f"]
@@ -109,7 +109,7 @@ def test_those_who_accuse_have_not_uploaded_and_the_others_are_told_to_forget() 
     assert run.sessions["a"].masking is None
 
 
-def test_shares_that_are_no_numbers_of_the_field_are_garbage() -> None:
+def test_client_that_seals_shares_outside_the_field_is_convicted() -> None:
     """Their holder could not give them out, and would be taken for a liar."""
     run = Federation(clients=6).run().until(Stage.SHARE)
     step = run.tell("f", run.pending["f"][0])
@@ -123,7 +123,7 @@ def test_shares_that_are_no_numbers_of_the_field_are_garbage() -> None:
     assert run.session.aborted.conviction == Conviction("f", "a")
 
 
-def test_an_accuser_that_lies_is_left_out_alone() -> None:
+def test_only_the_client_with_a_false_accusation_is_excluded() -> None:
     run = Federation(clients=6).run().until(Stage.SHARE)
     run.answer(closing=False)
     # Everybody's keys are those of `Shared` now, but the sessions have not heard the delivery.
@@ -153,7 +153,7 @@ def test_an_accuser_that_lies_is_left_out_alone() -> None:
         {"accused": "z"},
     ],
 )
-def test_evidence_that_shows_nothing_convicts_nobody(changes: dict[str, Any]) -> None:
+def test_invalid_evidence_convicts_no_client(changes: dict[str, Any]) -> None:
     run = Federation(clients=6).run().until(Stage.SHARE)
     sabotage(run, "f", {"a": bytes(82)})
     run.answer(list("abcde"), closing=False)
@@ -170,7 +170,7 @@ def test_evidence_that_shows_nothing_convicts_nobody(changes: dict[str, Any]) ->
     assert run.session.aborted.conviction == Conviction("f", "a")
 
 
-def test_a_proof_made_for_one_pair_says_nothing_of_another() -> None:
+def test_proof_of_one_pair_is_refused_for_another_pair() -> None:
     run = Federation(clients=6).run().until(Stage.SHARE)
     sabotage(run, "f", {"a": bytes(82)})
     run.answer(list("abcde"), closing=False)
@@ -182,7 +182,7 @@ def test_a_proof_made_for_one_pair_says_nothing_of_another() -> None:
     assert [each.rule for each in run.rejected] == [Rule.EVIDENCE]
 
 
-def test_nobody_accuses_after_its_upload_or_out_of_turn() -> None:
+def test_accusation_after_the_upload_or_out_of_turn_is_refused() -> None:
     run = sabotaged()
     run.answer(list("bcde"), closing=False)
     for accuser, accused, rule in (
@@ -217,7 +217,7 @@ def test_nobody_accuses_after_its_upload_or_out_of_turn() -> None:
     assert [each.rule for each in vouched.rejected] == [Rule.STAGE]
 
 
-def test_an_accusation_that_is_repeated_has_one_answer() -> None:
+def test_repeated_accusation_has_one_answer() -> None:
     run = sabotaged()
     run.hear("a", accusation(run, "a", "f"))
     before = len(run.pending["a"])
@@ -227,7 +227,7 @@ def test_an_accusation_that_is_repeated_has_one_answer() -> None:
     assert [each.rule for each in run.rejected] == [Rule.DUPLICATE]
 
 
-def test_a_sender_and_its_accuser_may_be_on_one_host() -> None:
+def test_client_is_convicted_by_an_accuser_on_the_same_host() -> None:
     shared = {"a": "one", "f": "one"}
     federation = Federation(clients=6, hosts_of=shared)
     run = federation.run().until(Stage.SHARE)
@@ -239,7 +239,7 @@ def test_a_sender_and_its_accuser_may_be_on_one_host() -> None:
     assert run.session.aborted.conviction == Conviction("f", "a")
 
 
-def test_a_client_that_accuses_a_non_neighbour_is_rejected() -> None:
+def test_accusation_of_a_client_that_is_not_a_neighbour_is_refused() -> None:
     policy = ClientPolicy(
         least_hosts=5, colluding_hosts=0, circulant=True, disclosures=frozenset({"cells"})
     )
@@ -259,7 +259,7 @@ def test_a_client_that_accuses_a_non_neighbour_is_rejected() -> None:
 # A coordinator that wants evidence against the honest: it would learn what they sealed.
 
 
-def test_a_share_that_the_coordinator_changed_gives_no_evidence() -> None:
+def test_share_changed_by_the_coordinator_gives_no_evidence() -> None:
     run = Federation(clients=6).run().until(Stage.UPLOAD)
     envelope = run.next("a")
     message = decode(Delivery, envelope.payload)
@@ -287,7 +287,7 @@ def test_a_share_that_the_coordinator_changed_gives_no_evidence() -> None:
         assert answer.session.over
 
 
-def test_evidence_is_given_once_and_its_session_is_over() -> None:
+def test_evidence_is_given_once_and_ends_the_session() -> None:
     run = sabotaged(victims="a")
     run.take("a", run.tell("a", run.next("a")))
     [dispute] = run.pending["a"]
@@ -302,7 +302,7 @@ def test_evidence_is_given_once_and_its_session_is_over() -> None:
 # Readers of the record.
 
 
-def test_a_changed_verdict_is_not_evidence() -> None:
+def test_changed_verdict_is_refused() -> None:
     run = sabotaged(victims="a")
     run.answer(closing=False)
     run.answer(closing=False)
@@ -324,7 +324,7 @@ def test_a_changed_verdict_is_not_evidence() -> None:
     assert check_verdict(data, root, NOW) == Conviction("f", "a")
 
 
-def test_what_is_shown_opens_what_the_two_sealed_for_each_other_and_nothing_else() -> None:
+def test_evidence_key_opens_only_messages_between_accuser_and_accused() -> None:
     run = Federation(clients=6).run().until(Stage.SHARE)
     sabotage(run, "f", {"a": bytes(82)})
     run.answer(list("abcde"), closing=False)
@@ -364,9 +364,7 @@ def wrong_dealing(run: Run, sender: str, victims: str) -> None:
 @pytest.mark.parametrize(
     ("victims", "suspects"), [("ab", {"c"}), ("a", {"a", "c"})], ids=["two", "one"]
 )
-def test_wrong_shares_that_were_dealt_blame_their_owner_as_well(
-    victims: str, suspects: set[str]
-) -> None:
+def test_client_that_dealt_wrong_shares_is_a_suspect(victims: str, suspects: set[str]) -> None:
     run = Federation(clients=6).run().until(Stage.SHARE)
     wrong_dealing(run, "c", victims)
     run.answer(list("abdef"))
@@ -375,7 +373,7 @@ def test_wrong_shares_that_were_dealt_blame_their_owner_as_well(
     assert set(run.session.unmasking.suspects) == suspects
 
 
-def test_wrong_shares_for_everybody_leave_no_sum_and_name_their_owner() -> None:
+def test_wrong_shares_for_all_clients_abort_the_sum_and_name_their_owner() -> None:
     run = Federation(clients=6).run().until(Stage.SHARE)
     wrong_dealing(run, "c", "abdef")
     run.answer(list("abdef"))
@@ -385,13 +383,13 @@ def test_wrong_shares_for_everybody_leave_no_sum_and_name_their_owner() -> None:
     assert run.session.aborted.suspects == ("c",)
 
 
-def test_masks_are_had_where_all_shares_open() -> None:
+def test_masking_starts_after_all_shares_were_opened() -> None:
     run = Federation(clients=6).run().until(Stage.UPLOAD)
     assert isinstance(run.tell("a", run.next("a")).session.state, Masking)
     assert not isinstance(run.session.state, Sharing)
 
 
-def test_channel_keys_of_accusers_would_unmask_the_others() -> None:
+def test_channel_keys_of_accusers_would_unmask_other_clients() -> None:
     """The reason for a proof: each channel key opens a share of both secrets of all clients."""
     run = Federation(clients=10).run().until(Stage.SHARE)
     header, colluders, accusers = run.header, "hij", "abcd"

@@ -1,4 +1,4 @@
-"""A coordinator that lies, and clients that do: refused by the party that sees it, by its rule."""
+"""Lying coordinators and clients are refused by the other party, naming the rule."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_headers_weaker_than_the_policy_are_refused(changes: dict[str, Any], rul
     assert step.session.over
 
 
-def test_a_session_is_not_used_twice() -> None:
+def test_session_id_that_was_used_before_is_refused() -> None:
     run = run_at(Stage.ADVERTISE)
     step = client.begin(
         run.federation.parties["a"],
@@ -143,7 +143,7 @@ def test_a_session_is_not_used_twice() -> None:
     assert step.refusal.rule is Rule.SESSION
 
 
-def test_a_cipher_that_is_not_allowed_is_refused() -> None:
+def test_cipher_that_the_policy_does_not_allow_is_refused() -> None:
     policy = ClientPolicy(
         ciphers=frozenset({StreamCipher.CHACHA20}), disclosures=frozenset({"cells"})
     )
@@ -229,7 +229,7 @@ def test_forged_rosters_are_refused(edit: Edit, rule: Rule) -> None:
     assert refusal(run, changed(envelope, encode(forged))) is rule
 
 
-def test_a_key_of_low_order_is_refused() -> None:
+def test_roster_with_a_key_of_low_order_is_refused() -> None:
     run = run_at(Stage.SHARE)
     envelope = run.next("a")
     message = decode(RosterMessage, envelope.payload)
@@ -264,7 +264,7 @@ def delivery(run: Run, name: str = "a") -> tuple[Envelope, Delivery]:
     return envelope, decode(Delivery, envelope.payload)
 
 
-def test_flipped_swapped_and_missing_ciphertexts_are_refused() -> None:
+def test_changed_swapped_or_missing_ciphertexts_are_refused() -> None:
     run = run_at(Stage.UPLOAD)
     envelope, message = delivery(run)
     first, second, *rest = message.shares
@@ -287,7 +287,7 @@ def test_flipped_swapped_and_missing_ciphertexts_are_refused() -> None:
     assert refusal(run, changed(envelope, encode(without))) is Rule.SET
 
 
-def test_clients_that_were_shown_different_sharers_never_consent_to_one_sum() -> None:
+def test_clients_with_different_sharer_sets_never_consent_to_one_sum() -> None:
     run = run_at(Stage.UPLOAD)
     envelope, message = delivery(run, "f")
     split = replace(message, sharers=("b", "c", "d", "e", "f"), shares=message.shares[1:])
@@ -301,7 +301,7 @@ def test_clients_that_were_shown_different_sharers_never_consent_to_one_sum() ->
 # Consent and certificate.
 
 
-def test_a_client_consents_once() -> None:
+def test_client_consents_to_only_one_survivor_set() -> None:
     run = run_at(Stage.CONSENT)
     [first] = run.pending["a"]
     step = run.tell("a", first)
@@ -325,7 +325,7 @@ def test_a_client_consents_once() -> None:
         ("abcdee", Rule.DUPLICATE),
     ],
 )
-def test_bad_sets_of_survivors_are_refused(clients: str, rule: Rule) -> None:
+def test_invalid_survivor_sets_are_refused(clients: str, rule: Rule) -> None:
     run = run_at(Stage.CONSENT)
     envelope = run.next("a")
     message = Survivors(run.header.session_id, tuple(clients))
@@ -337,7 +337,7 @@ def certificate(run: Run, name: str = "a") -> tuple[Envelope, list[Endorsement]]
     return envelope, list(decode(Certificate, envelope.payload).endorsements)
 
 
-def test_certificates_need_a_quorum_of_distinct_consents_to_the_same_set() -> None:
+def test_certificate_without_a_quorum_of_distinct_consents_is_refused() -> None:
     run = run_at(Stage.REVEAL)
     envelope, given = certificate(run)
     assert len(given) == run.header.quorum == 4
@@ -365,7 +365,7 @@ def test_a_certificate_for_another_set_is_refused() -> None:
     assert refusal(victim, envelope) is Rule.SIGNATURE
 
 
-def test_there_is_no_second_unmasking() -> None:
+def test_second_unmasking_of_a_session_is_refused() -> None:
     run = run_at(Stage.REVEAL)
     [envelope] = run.pending["a"]
     step = run.tell("a", envelope)
@@ -381,7 +381,7 @@ def test_there_is_no_second_unmasking() -> None:
 
 
 @pytest.mark.parametrize("stage", [each for each in Stage if each is not Stage.ADVERTISE])
-def test_messages_of_other_sessions_and_stages_end_the_session(stage: Stage) -> None:
+def test_message_of_another_session_or_stage_ends_the_session(stage: Stage) -> None:
     run = run_at(stage)
     [envelope] = run.pending["a"]
     other = run.federation.run(run.federation.header(session_id=bytes(16))).until(stage)
@@ -396,7 +396,7 @@ def test_messages_of_other_sessions_and_stages_end_the_session(stage: Stage) -> 
     )
 
 
-def test_a_session_that_has_expired_answers_nothing() -> None:
+def test_expired_session_is_refused() -> None:
     run = run_at(Stage.REVEAL)
     [envelope] = run.pending["a"]
     late = replace(run.situation("a"), now=NOW + timedelta(seconds=600))
@@ -408,7 +408,7 @@ def test_a_session_that_has_expired_answers_nothing() -> None:
 # Clients that lie, at the coordinator.
 
 
-def test_a_member_of_another_host_is_refused_by_the_coordinator() -> None:
+def test_coordinator_refuses_a_message_of_a_client_of_another_host() -> None:
     run = run_at(Stage.ADVERTISE)
     genuine = run.tell("f", run.pending["f"][0]).replies[0]
     advert = decode(Advert, genuine.payload)
@@ -430,7 +430,7 @@ def test_a_member_of_another_host_is_refused_by_the_coordinator() -> None:
 
 
 @pytest.mark.parametrize("key", ["mask_key", "channel_key"])
-def test_a_client_with_a_key_of_low_order_is_refused_alone(key: str) -> None:
+def test_only_the_client_with_a_key_of_low_order_is_excluded(key: str) -> None:
     run = run_at(Stage.ADVERTISE)
     run.answer(list("abcde"), closing=False)
     genuine = Federation(clients=6).run()
@@ -443,7 +443,7 @@ def test_a_client_with_a_key_of_low_order_is_refused_alone(key: str) -> None:
     assert run.finish().is_exact()
 
 
-def test_a_client_that_copies_anothers_key_is_refused_alone() -> None:
+def test_only_the_client_that_copies_a_key_is_excluded() -> None:
     run = run_at(Stage.ADVERTISE)
     run.answer(list("abcde"), closing=False)
     theirs = run.sessions["b"].said[0]
@@ -454,7 +454,7 @@ def test_a_client_that_copies_anothers_key_is_refused_alone() -> None:
     assert run.finish().is_exact()
 
 
-def test_a_vector_that_is_not_the_one_vouched_for_is_refused() -> None:
+def test_vector_other_than_the_signed_one_is_refused() -> None:
     run = run_at(Stage.UPLOAD)
     step = run.tell("a", run.next("a"))
     vouched = client.uploaded(step.session, bytes(32)).replies[0]
@@ -466,7 +466,7 @@ def test_a_vector_that_is_not_the_one_vouched_for_is_refused() -> None:
         client.uploaded(run.sessions["b"], bytes(32))
 
 
-def test_shares_for_other_than_the_neighbours_are_refused() -> None:
+def test_shares_for_clients_other_than_the_neighbours_are_refused() -> None:
     run = run_at(Stage.SHARE)
     [reply] = run.tell("a", run.next("a")).replies
     message = decode(Shares, reply.payload)
@@ -494,7 +494,7 @@ def corrupt(run: Run, liars: str, owners: str) -> None:
 
 
 @pytest.mark.parametrize("liars", ["a", "b", "f", "ab", "af"])
-def test_wrong_shares_do_no_harm_while_enough_are_right(liars: str) -> None:
+def test_sum_is_exact_despite_wrong_shares_if_enough_are_correct(liars: str) -> None:
     run = run_at(Stage.REVEAL)
     corrupt(run, liars, "abcdef")
     assert run.is_exact()
@@ -505,7 +505,7 @@ def test_wrong_shares_do_no_harm_while_enough_are_right(liars: str) -> None:
     assert unmasking.suspects or liars == "f"
 
 
-def test_too_many_wrong_shares_end_in_an_abort_that_names_suspects() -> None:
+def test_too_many_wrong_shares_abort_the_sum_and_name_suspects() -> None:
     run = run_at(Stage.REVEAL)
     corrupt(run, "abc", "d")
     aborted = run.session.aborted
@@ -514,7 +514,7 @@ def test_too_many_wrong_shares_end_in_an_abort_that_names_suspects() -> None:
     assert "d" in aborted.suspects
 
 
-def test_shares_of_the_wrong_secret_or_form_are_refused_by_the_coordinator() -> None:
+def test_coordinator_refuses_shares_of_the_wrong_secret_or_form() -> None:
     run = run_at(Stage.REVEAL)
     [reply] = run.tell("a", run.next("a")).replies
     message = decode(Reveal, reply.payload)
@@ -532,7 +532,7 @@ def test_shares_of_the_wrong_secret_or_form_are_refused_by_the_coordinator() -> 
     assert rejection(run, "b", reply) is Rule.SIGNATURE
 
 
-def test_refusals_are_signed_and_kept() -> None:
+def test_refusal_of_a_client_is_signed_and_recorded() -> None:
     run = run_at(Stage.SHARE)
     envelope = run.next("a")
     step = run.tell("a", replace(envelope, payload=b"?"))
@@ -544,7 +544,7 @@ def test_refusals_are_signed_and_kept() -> None:
 
 
 @pytest.mark.parametrize("kind", [Header, Advert, RosterMessage, Reveal])
-def test_nonsense_is_malformed(kind: type[Any]) -> None:
+def test_undecodable_bytes_are_refused_as_malformed(kind: type[Any]) -> None:
     for data in (b"\xff", b"\x08", b"\x0a\x05ab", bytes(40), b"\x12\x04\xff\xff\xff\xff"):
         with pytest.raises(BrokenRuleError) as refused:
             decode(kind, data)

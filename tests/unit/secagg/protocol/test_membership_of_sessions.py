@@ -1,4 +1,4 @@
-"""Sessions are of the membership in force, and end where a member is revoked."""
+"""Sessions use the membership in force, and end if a member is revoked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def begun(**changes: Any) -> Run:
     ],
     ids=["older", "newer", "another"],
 )
-def test_a_session_of_another_membership_is_refused(changes: Any, words: str) -> None:
+def test_session_of_another_membership_is_refused(changes: Any, words: str) -> None:
     run = begun(**changes)
     step = run.tell("a", run.next("a"))
     assert step.refusal is not None
@@ -37,7 +37,7 @@ def test_a_session_of_another_membership_is_refused(changes: Any, words: str) ->
     assert words in step.refusal.detail
 
 
-def test_a_client_with_another_key_than_its_record_names_says_so_itself() -> None:
+def test_client_whose_key_differs_from_its_member_record_refuses() -> None:
     run = begun()
     party = replace(run.federation.parties["a"], key=member_key("another"))
     expected = run.federation.expected(run.header)
@@ -47,7 +47,7 @@ def test_a_client_with_another_key_than_its_record_names_says_so_itself() -> Non
 
 
 @pytest.mark.parametrize("stage", [Stage.SHARE, Stage.CONSENT, Stage.REVEAL])
-def test_nobody_goes_on_with_a_member_that_was_revoked_meanwhile(
+def test_client_refuses_to_continue_with_a_member_revoked_meanwhile(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = begun().until(stage)
@@ -61,7 +61,7 @@ def test_nobody_goes_on_with_a_member_that_was_revoked_meanwhile(
     assert step.entries == ()
 
 
-def test_a_revoked_member_that_left_in_time_keeps_nobody_from_going_on() -> None:
+def test_session_continues_if_the_revoked_member_left_before() -> None:
     run = begun().until(Stage.UPLOAD)
     run.answer(list("abcde"))
     asked = run.next("a")

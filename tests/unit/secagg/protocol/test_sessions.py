@@ -1,4 +1,4 @@
-"""Whole sessions of other kinds, and the package by itself."""
+"""Whole sessions of other kinds, and the imports of the package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from potluck.secagg.protocol.wire.messages import Stage
 FOLDER = Path(potluck.secagg.protocol.__file__).parent
 
 
-def test_the_package_needs_little_of_potluck() -> None:
+def test_protocol_package_imports_only_listed_modules() -> None:
     outside = set()
     for module in FOLDER.rglob("*.py"):
         for node in ast.walk(ast.parse(module.read_text())):
@@ -38,7 +38,7 @@ def test_the_package_needs_little_of_potluck() -> None:
     }
 
 
-def test_the_package_has_no_clock_network_or_randomness_of_its_own() -> None:
+def test_protocol_package_uses_no_clock_network_or_own_randomness() -> None:
     banned = {"time", "random", "secrets", "os", "socket", "asyncio", "threading", "grpc"}
     imported = set()
     for module in FOLDER.rglob("*.py"):
@@ -52,13 +52,13 @@ def test_the_package_has_no_clock_network_or_randomness_of_its_own() -> None:
     assert imported & banned == set()
 
 
-def test_chacha20_masks_a_session_as_well() -> None:
+def test_session_with_chacha20_gives_the_exact_sum() -> None:
     federation = Federation(clients=6)
     run = federation.run(federation.header(cipher=StreamCipher.CHACHA20)).finish()
     assert run.is_exact()
 
 
-def test_a_ring_of_neighbours_gives_the_sum() -> None:
+def test_session_over_a_neighbour_ring_gives_the_exact_sum() -> None:
     # Without colluding hosts, a ring is safe for few clients; that suffices to drive the machines.
     policy = ClientPolicy(
         least_hosts=5, colluding_hosts=0, circulant=True, disclosures=frozenset({"cells"})
@@ -84,7 +84,7 @@ def test_a_ring_of_neighbours_gives_the_sum() -> None:
 
 
 @pytest.mark.parametrize("dropped", ["", "f"])
-def test_slices_of_the_sum_are_unmasked_in_any_order_and_thread(dropped: str) -> None:
+def test_sum_slices_are_unmasked_in_any_order_and_thread(dropped: str) -> None:
     federation = Federation(clients=6, purpose=Purpose.UPDATE)
     body = replace(BODY, length=300_001)
     run = federation.run(federation.header(lanes=(body, HEAD))).until(Stage.UPLOAD)
@@ -100,7 +100,7 @@ def test_slices_of_the_sum_are_unmasked_in_any_order_and_thread(dropped: str) ->
     assert np.array_equal(words, run.true_sum(unmasking.survivors)["body"])
 
 
-def test_a_noisy_sum_is_the_sum_with_noise() -> None:
+def test_noisy_sum_equals_the_sum_plus_the_noise_shares() -> None:
     federation = Federation(clients=6)
     noise = Noise(epsilon=0.5, sensitivity=2, contributors=3)
     counts = {name: [index * 10 + k for k in range(5)] for index, name in enumerate("abcdef")}
@@ -119,7 +119,7 @@ def test_a_noisy_sum_is_the_sum_with_noise() -> None:
     assert all(float(ledger.spent) == 0.5 for ledger in run.ledgers.values())
 
 
-def test_many_clients_on_few_hosts_need_most_of_them() -> None:
+def test_session_of_20_clients_on_five_hosts_completes_without_one_host() -> None:
     # One of five hosts may collude: its four clients count.
     hosts = {f"{chr(97 + index)}": f"h{index % 5}" for index in range(20)}
     federation = Federation(clients=20, hosts_of=hosts)

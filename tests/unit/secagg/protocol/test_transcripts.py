@@ -89,13 +89,13 @@ def check_flips(step: int) -> int:
     return count
 
 
-def test_changed_bits_end_in_refusals() -> None:
+def test_sampled_changed_bits_in_messages_are_refused() -> None:
     assert check_flips(step=47) > 500
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_any_changed_bit_ends_in_a_refusal() -> None:
+def test_every_changed_bit_in_messages_is_refused() -> None:
     assert check_flips(step=1) > 25_000
 
 
@@ -246,11 +246,11 @@ TestCoordinator = Coordinator.TestCase
 TestCoordinator.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
 
 
-def test_a_pair_of_shares_can_only_be_taken_or_packed() -> None:
+def test_share_pair_has_only_the_methods_take_and_packed() -> None:
     assert [name for name in vars(SharePair) if not name.startswith("_")] == ["take", "packed"]
 
 
-def test_what_colluders_see_depends_on_the_sum_alone() -> None:
+def test_view_of_colluders_depends_only_on_the_sum() -> None:
     """Two assignments with one sum over the two honest clients of six: what is seen is alike.
 
     The masked vectors of the honest are compared, and exactly so their sum, which is the rest of
@@ -275,7 +275,7 @@ def test_what_colluders_see_depends_on_the_sum_alone() -> None:
     assert np.array_equal(one.total()["counts"], other.total()["counts"])
 
 
-def test_no_message_holds_an_input() -> None:
+def test_no_message_contains_an_input() -> None:
     """Counts are canaries of 40 bits; none is in any message, ledger or masked vector."""
     generator = random.Random(11)
     canaries = {name: [generator.randrange(2**39, 2**40) for _ in range(5)] for name in "abcdef"}
@@ -314,7 +314,7 @@ def varint(value: int) -> bytes:
     return bytes(groups)
 
 
-def test_masks_follow_from_the_set_of_sharers() -> None:
+def test_masks_depend_on_the_set_of_sharers() -> None:
     """The same keys mask differently for another set: two sets never share a mask."""
     run = Federation(clients=6).run().until(Stage.UPLOAD)
     [envelope] = run.pending["a"]
@@ -330,5 +330,5 @@ def test_masks_follow_from_the_set_of_sharers() -> None:
     assert len(digests) == 4
 
 
-def test_the_rules_are_known_to_both_sides() -> None:
+def test_every_rule_is_parsed_from_its_name() -> None:
     assert all(Rule(str(each)) is each for each in Rule)

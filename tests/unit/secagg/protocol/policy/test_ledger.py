@@ -45,7 +45,7 @@ def again(run: Run, **changes: Any) -> Run:
     return run.federation.run(replace(header, **changes), ledgers=dict(run.ledgers))
 
 
-def test_noise_is_paid_for_before_anything_is_sent() -> None:
+def test_privacy_budget_is_charged_before_a_noisy_sum_is_sent() -> None:
     federation = Federation(clients=6)
     noise = Noise(epsilon=0.4, sensitivity=2, contributors=3)
     ledgers = {name: Ledger(epsilon_budget=1.0) for name in federation.names}
@@ -59,7 +59,7 @@ def test_noise_is_paid_for_before_anything_is_sent() -> None:
     assert {refusal.rule for refusal in third.refusals.values()} == {Rule.BUDGET}
 
 
-def test_entries_survive_their_json() -> None:
+def test_ledger_entries_are_restored_from_json() -> None:
     run = finished(again(finished(Federation(clients=6).run())))
     ledger = run.ledgers["a"]
     assert {type(each).__name__ for each in ledger.entries} == {"Upload", "SumRelease", "Settled"}
@@ -69,7 +69,7 @@ def test_entries_survive_their_json() -> None:
     assert Ledger.model_validate_json(ledger.model_dump_json()) == ledger
 
 
-def test_what_a_client_disclosed_and_the_coordinator_learned_agree() -> None:
+def test_client_release_agrees_with_the_coordinator_record() -> None:
     run = finished(Federation(clients=6).run())
     [release] = run.ledgers["a"].releases
     record = session_record(run.session, NOW)
@@ -87,7 +87,7 @@ def test_what_a_client_disclosed_and_the_coordinator_learned_agree() -> None:
     assert (record.outcome, record.stage, record.have, record.need) == ("aborted", "consent", 1, 4)
 
 
-def test_a_sum_is_retried_twice_with_another_session() -> None:
+def test_sum_is_retried_at_most_twice_in_new_sessions() -> None:
     header = Federation(clients=6).header()
     generator = random.Random(1)
     for attempt in (2, 3):
@@ -98,7 +98,7 @@ def test_a_sum_is_retried_twice_with_another_session() -> None:
         coordinator.retry_header(header, random=generator.randbytes, issued_at=7)
 
 
-def test_a_cohort_that_is_too_small_is_not_invited() -> None:
+def test_cohort_on_too_few_hosts_is_not_invited() -> None:
     federation = Federation(clients=3)
     with pytest.raises(ConfigurationError, match="3 clients on 3 hosts"):
         federation.run(federation.header(least_hosts=5))
@@ -116,7 +116,7 @@ def test_a_cohort_that_is_too_small_is_not_invited() -> None:
     size=st.integers(1, 9),
     coin=st.binary(min_size=32, max_size=32),
 )
-def test_cells_part_all_clients_and_keep_hosts_together(
+def test_cells_partition_all_clients_without_splitting_hosts(
     clients: int, hosts: int, size: int, coin: bytes
 ) -> None:
     host_of = {f"c{index}": f"h{index % hosts}" for index in range(clients)}
@@ -130,7 +130,7 @@ def test_cells_part_all_clients_and_keep_hosts_together(
     assert all(one.isdisjoint(other) for one, other in combinations(owners, 2))
 
 
-def test_cells_follow_from_the_coin_alone() -> None:
+def test_cells_depend_only_on_the_public_coin() -> None:
     hosts = own(HUNDRED)
     coin = public_coin("f", HUNDRED, "2026-05-04")
     assert coin == public_coin("f", reversed(HUNDRED), "2026-05-04")

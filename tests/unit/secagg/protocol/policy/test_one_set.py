@@ -1,4 +1,4 @@
-"""An input goes without noise into one set: over sessions of one coordinator that lies."""
+"""An input without noise is released in only one set, over sessions of a lying coordinator."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def cut_off(run: Run, name: str) -> Run:
 
 
 @pytest.mark.parametrize("purpose", [Purpose.HISTOGRAM, Purpose.UPDATE])
-def test_the_identical_set_is_summed_again_and_no_other(purpose: Purpose) -> None:
+def test_input_is_summed_again_only_over_the_identical_set(purpose: Purpose) -> None:
     first = sessions(ALL, purpose=purpose).finish()
     assert sessions(ALL, first, purpose=purpose).finish().is_exact()
     for names in ("abcde", "abcdefg"):
@@ -91,7 +91,7 @@ def test_the_identical_set_is_summed_again_and_no_other(purpose: Purpose) -> Non
         assert set(other.refusals) == set(names) & set(ALL)
 
 
-def test_a_faked_abort_and_a_retry_without_bob_are_refused() -> None:
+def test_retry_after_a_faked_abort_without_one_client_is_refused() -> None:
     first = sessions(ALL).finish()
     retry = sessions(ALL, first, attempt=2).until(Stage.UPLOAD)
     retry.answer(list("abcde"))
@@ -101,13 +101,13 @@ def test_a_faked_abort_and_a_retry_without_bob_are_refused() -> None:
     assert retry.session.aborted is not None
 
 
-def test_who_is_in_a_total_is_in_no_cell_and_the_other_way_round() -> None:
+def test_input_of_a_total_is_refused_in_a_cell_and_vice_versa() -> None:
     for first, second in (("total", "cells"), ("cells", "total")):
         before = sessions(ALL, disclosure=first).finish()
         assert rules(sessions("abcde", before, disclosure=second).finish()) == {Rule.RELEASED}
 
 
-def test_a_set_needs_no_consent_of_those_who_are_in_another() -> None:
+def test_clients_released_in_another_set_do_not_prevent_a_sum() -> None:
     """So they do not upload where others could make a quorum without them."""
     first = sessions("abcde").finish()
     many = sessions("abcdeghijklmnopq", first).finish()
@@ -116,7 +116,7 @@ def test_a_set_needs_no_consent_of_those_who_are_in_another() -> None:
     assert not set("abcde") & set(many.total_clients())
 
 
-def test_another_set_may_be_summed_for_another_model_or_with_noise() -> None:
+def test_different_set_is_summed_for_another_model_or_with_noise() -> None:
     first = sessions(ALL, purpose=Purpose.UPDATE).finish()
     other = sessions("abcde", first, purpose=Purpose.UPDATE, model_digest=bytes([1] * 32))
     assert other.finish().refusals == {}
@@ -126,13 +126,13 @@ def test_another_set_may_be_summed_for_another_model_or_with_noise() -> None:
     assert sessions("abcde", first, noise=noise).finish().refusals == {}
 
 
-def test_an_owner_may_give_the_rule_up() -> None:
+def test_different_set_is_summed_if_the_owner_disables_the_rule() -> None:
     policy = replace(POLICY, one_set=False)
     first = sessions(ALL, purpose=Purpose.UPDATE, policy=policy).finish()
     assert sessions("abcde", first, purpose=Purpose.UPDATE, policy=policy).finish().is_exact()
 
 
-def test_unprotected_sums_are_had_as_often_as_asked_and_count_against_others() -> None:
+def test_unprotected_sums_are_repeatable_and_exclude_protected_ones() -> None:
     first = sessions(ALL, disclosure="protocol").finish()
     again = sessions("abcde", first, disclosure="protocol").finish()
     assert again.is_exact()
@@ -143,7 +143,7 @@ def test_unprotected_sums_are_had_as_often_as_asked_and_count_against_others() -
 # Uploads whose set is not known.
 
 
-def test_who_uploaded_and_was_not_asked_refuses_until_it_knows() -> None:
+def test_client_cut_off_after_its_upload_refuses_other_sets() -> None:
     first = cut_off(sessions(ALL), "f")
     for names in ("fghij", "bcdef"):
         other = sessions(names, first).finish()
@@ -151,7 +151,7 @@ def test_who_uploaded_and_was_not_asked_refuses_until_it_knows() -> None:
         assert "may have been completed" in other.refusals["f"].detail
 
 
-def test_a_certificate_says_which_set_it_was() -> None:
+def test_certificate_tells_a_cut_off_client_the_released_set() -> None:
     first = cut_off(sessions(ALL), "f")
     certificate = first.session.certificate
     assert certificate is not None
@@ -163,7 +163,7 @@ def test_a_certificate_says_which_set_it_was() -> None:
     assert "f" in other.refusals
 
 
-def test_a_certificate_of_another_set_settles_that_one_is_in_none() -> None:
+def test_certificate_without_a_client_settles_that_it_was_in_no_sum() -> None:
     first = sessions(ALL).until(Stage.UPLOAD)
     first.take("f", first.tell("f", first.pending["f"][0]))  # its vector comes too late
     first.pending["f"] = []
@@ -191,7 +191,7 @@ def test_a_certificate_of_another_set_settles_that_one_is_in_none() -> None:
         ({"signatures": {}}, Rule.RELEASED),
     ],
 )
-def test_forged_certificates_settle_nothing(forge: dict[str, Any], rule: Rule) -> None:
+def test_forged_certificate_is_refused(forge: dict[str, Any], rule: Rule) -> None:
     first = cut_off(sessions(ALL), "f")
     certificate = first.session.certificate
     assert certificate is not None
@@ -202,7 +202,7 @@ def test_forged_certificates_settle_nothing(forge: dict[str, Any], rule: Rule) -
     assert step.refusal.rule is rule
 
 
-def test_a_retry_after_losses_goes_on_by_itself() -> None:
+def test_retry_after_client_losses_completes_without_certificates() -> None:
     first = sessions(ALL).until(Stage.CONSENT)
     first.answer(list("ab"))
     assert first.session.aborted is not None
@@ -212,14 +212,14 @@ def test_a_retry_after_losses_goes_on_by_itself() -> None:
     assert retry.refusals == {}
 
 
-def test_fewer_than_a_quorum_that_renounce_are_not_enough() -> None:
+def test_retry_is_refused_if_fewer_than_a_quorum_renounced_the_first_sum() -> None:
     first = sessions(ALL).until(Stage.CONSENT)  # four consents would complete it
     retry = sessions("abcghi", first).finish()
     assert set(retry.refusals) == set("abc")
     assert retry.session.over
 
 
-def test_a_client_that_renounced_a_session_gives_no_shares_in_it() -> None:
+def test_client_that_renounced_a_session_reveals_no_shares_in_it() -> None:
     first = sessions(ALL).until(Stage.REVEAL)
     second = sessions("abcde", first)
     second.answer()
@@ -229,7 +229,7 @@ def test_a_client_that_renounced_a_session_gives_no_shares_in_it() -> None:
     assert second.finish().is_exact()
 
 
-def test_another_runs_sum_under_way_is_not_ended() -> None:
+def test_unfinished_sum_of_another_run_is_not_ended() -> None:
     first = sessions(ALL, purpose=Purpose.UPDATE).until(Stage.CONSENT)
     other = sessions(ALL, first, purpose=Purpose.UPDATE, run="run-2").finish()
     assert rules(other) == {Rule.RELEASED}
@@ -237,7 +237,7 @@ def test_another_runs_sum_under_way_is_not_ended() -> None:
     assert first.finish().is_exact()
 
 
-def test_adverts_list_where_shares_were_given() -> None:
+def test_advert_lists_the_sessions_in_which_shares_were_revealed() -> None:
     first = sessions(ALL).finish()
     second = sessions(ALL, first).until(Stage.SHARE)
     roster = decode(RosterMessage, second.pending["a"][0].payload)
@@ -245,7 +245,7 @@ def test_adverts_list_where_shares_were_given() -> None:
     assert listed == {(first.header.session_id,)}
 
 
-def test_what_another_session_released_meanwhile_counts_at_the_reveal() -> None:
+def test_reveal_is_refused_after_a_release_in_another_session() -> None:
     run = sessions(ALL).until(Stage.REVEAL)
     other = sessions(ALL)
     other.until(Stage.UPLOAD).answer(list("abcde"))
@@ -342,7 +342,7 @@ def unmaskable(run: Run) -> frozenset[str]:
 
 @given(st.lists(plans, min_size=2, max_size=5))
 @settings(max_examples=40, deadline=None)
-def test_no_honest_input_comes_into_two_sets(history: list[Plan]) -> None:
+def test_no_honest_input_is_released_in_two_sets(history: list[Plan]) -> None:
     """Whomever a coordinator that lies invites and cuts off, in any order, with one colluder."""
     sets: dict[str, set[frozenset[str]]] = defaultdict(set)
     for run in played(history):

@@ -51,7 +51,7 @@ LEDGER = Ledger(
         (header("run-2"), expected(3, epoch=2), {}, ""),
     ],
 )
-def test_sum_beyond_the_owners_limits_is_refused(
+def test_masked_round_beyond_the_limits_of_the_owner_is_refused(
     made: Header, of: Expectation, policy: dict[str, Any], message: str
 ) -> None:
     rules = ClientPolicy(**policy)

@@ -1,4 +1,4 @@
-"""Proofs of what two keys agree on: right for all keys, and of nothing else."""
+"""Proofs of the secret that two keys agree on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def proof_of(one: bytes, other: bytes, context: bytes = b"c") -> AgreementProof:
 
 @settings(max_examples=25, deadline=None)
 @given(one=KEYS, other=KEYS)
-def test_what_is_proven_is_what_x25519_agrees_on(one: bytes, other: bytes) -> None:
+def test_proven_secret_equals_the_x25519_agreement(one: bytes, other: bytes) -> None:
     private = X25519PrivateKey.from_private_bytes(one)
     wanted = private.exchange(X25519PublicKey.from_public_bytes(public_bytes(other)))
     found = proven_agreement(proof_of(one, other), public_bytes(one), public_bytes(other), b"c")
@@ -44,7 +44,7 @@ def of_two_points(proof: AgreementProof) -> bytes:
     return ((P - y) | (1 - sign) << 255).to_bytes(32, "little")
 
 
-def test_a_proof_that_was_changed_does_not_hold() -> None:
+def test_changed_agreement_proof_is_refused() -> None:
     one, other, third = (bytes([number]) * 32 for number in (1, 2, 3))
     proof = proof_of(one, other)
     mine, theirs, another = map(public_bytes, (one, other, third))

@@ -1,4 +1,4 @@
-"""Masks: the exact keystream, seekable, and nothing to be told from random bytes."""
+"""Masks: exact, seekable keystreams, indistinguishable from random bytes."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ KEY = bytes(range(32))
 COUNTING = [Mask(hashlib.sha256(bytes([index])).digest(), index % 2 == 1) for index in range(10)]
 
 
-def test_the_keystream_is_the_published_one() -> None:
+def test_aes_keystream_equals_the_published_vector() -> None:
     words = np.zeros(4, "<u4")
     add_masks(words, [Mask(KEY)])
     assert [f"{word:08x}" for word in words] == ["b60090f2", "d09f492a", "6a9af3a9", "80772edd"]
 
 
-def test_chacha20_is_that_of_rfc_8439() -> None:
+def test_chacha20_keystream_equals_rfc_8439() -> None:
     # The keystream for key and nonce of zeros: RFC 8439, appendix A.1, test vector 1.
     words = np.zeros(4, "<u4")
     add_masks(words, [Mask(bytes(32))], cipher=StreamCipher.CHACHA20)
     assert words.tobytes().hex() == "76b8e0ada0f13d90405d6ae55386bd28"
 
 
-def test_a_pairs_seed_is_the_published_one() -> None:
+def test_pair_seed_equals_the_published_vector() -> None:
     secret = agree(X25519PrivateKey.from_private_bytes(KEY), public_bytes(bytes(range(32, 64))))
     assert secret.hex() == "9663aa1da97e848a914a436d04163dfbb89178f107f1b5b77ed3854203382854"
     salt = hashlib.sha256(b"session").digest()
@@ -59,7 +59,7 @@ def test_a_pairs_seed_is_the_published_one() -> None:
     assert derive(secret, salt, info).hex() == expected
 
 
-def test_seeds_differ_by_lane_set_and_use() -> None:
+def test_mask_seeds_differ_by_lane_set_and_use() -> None:
     salts = [hashlib.sha256(text).digest() for text in (b"one", b"two")]
     seeds = {pair_seed(KEY, salt, 1, 2, lane) for salt in salts for lane in ("body", "head")}
     seeds |= {self_seed(KEY, salt, 1, lane) for salt in salts for lane in ("body", "head")}
@@ -67,7 +67,7 @@ def test_seeds_differ_by_lane_set_and_use() -> None:
 
 
 @pytest.mark.parametrize("point", [0, 1, 2**255 - 19 - 1])
-def test_points_of_low_order_are_refused(point: int) -> None:
+def test_public_keys_of_low_order_are_refused(point: int) -> None:
     with pytest.raises(BrokenRuleError) as refused:
         agree(X25519PrivateKey.from_private_bytes(KEY), point.to_bytes(32, "little"))
     assert refused.value.rule is Rule.KEY
@@ -80,7 +80,7 @@ def test_points_of_low_order_are_refused(point: int) -> None:
     size=st.integers(1, 3 * CHUNK_BYTES // 4),
     cuts=st.lists(st.integers(0, 3 * CHUNK_BYTES // 4), max_size=4),
 )
-def test_slices_are_masked_as_the_whole_is(
+def test_slices_masked_separately_equal_the_whole_masked_vector(
     cipher: StreamCipher, bits: int, size: int, cuts: list[int]
 ) -> None:
     whole, pieces = np.zeros((2, size), lane_dtype(bits))
@@ -94,7 +94,7 @@ def test_slices_are_masked_as_the_whole_is(
     assert not whole.any()
 
 
-def test_words_of_other_types_are_not_masked() -> None:
+def test_masking_words_of_unsupported_types_is_refused() -> None:
     with pytest.raises(ValueError, match="float32"):
         add_masks(np.zeros(3, np.float32), COUNTING)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="contiguous"):
@@ -103,7 +103,7 @@ def test_words_of_other_types_are_not_masked() -> None:
         lane_dtype(16)
 
 
-def test_seeds_are_not_printed() -> None:
+def test_mask_repr_does_not_contain_the_seed() -> None:
     assert repr(Mask(KEY)) == "Mask(negative=False)"
 
 
@@ -124,12 +124,12 @@ def test_bits_of_summed_masks_have_no_linear_recurrence(bit: int) -> None:
     assert abs(linear_complexity(bits) - 24_000) <= 20
 
 
-def test_the_complexity_of_a_mersenne_twister_is_found() -> None:
+def test_linear_complexity_detects_a_mersenne_twister() -> None:
     words = np.random.RandomState(1).randint(0, 2**32, 48_000, dtype=np.uint32)
     assert linear_complexity((words & 1).astype(np.uint8)) == 19_937
 
 
-def test_masked_zeros_and_masked_maxima_look_alike() -> None:
+def test_masked_zeros_and_masked_maxima_have_the_same_distribution() -> None:
     low, high = np.zeros(50_000, "<u4"), np.full(50_000, 2**32 - 1, "<u4")
     add_masks(low, COUNTING[:5])
     add_masks(high, COUNTING[5:])

@@ -1,4 +1,4 @@
-"""Shares, thresholds, neighbours, and the channel that shares travel in."""
+"""Shares, thresholds, neighbours, and the encrypted channel for shares."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from potluck.secagg.protocol.rules import BrokenRuleError, Rule
 SECRET = bytes(range(32))
 
 
-def test_shares_are_the_published_ones() -> None:
+def test_shares_equal_the_published_vector() -> None:
     value = int.from_bytes(SECRET, "big")
     assert sharing.evaluate(SECRET, [7, 11], [1, 2, 5]) == [value + 18, value + 58, value + 310]
 
 
-def test_the_field_is_the_least_above_all_secrets() -> None:
+def test_field_prime_is_the_smallest_above_all_secrets() -> None:
     # Fermat's test to a few bases; the number is known to be prime.
     assert all(pow(base, sharing.PRIME - 1, sharing.PRIME) == 1 for base in (2, 3, 5, 7, 11))
     for offset in range(1, 297, 2):
@@ -48,7 +48,7 @@ def test_the_field_is_the_least_above_all_secrets() -> None:
     extra=st.integers(0, 5),
     seed=st.integers(),
 )
-def test_any_threshold_of_shares_give_the_secret(
+def test_any_shares_up_to_the_threshold_reconstruct_the_secret(
     secret: bytes, threshold: int, extra: int, seed: int
 ) -> None:
     generator = random.Random(seed)
@@ -68,7 +68,7 @@ def test_any_threshold_of_shares_give_the_secret(
         assert sharing.from_bytes(sharing.to_bytes(shares[holder])) == shares[holder]
 
 
-def test_fewer_shares_fit_every_secret() -> None:
+def test_fewer_shares_than_the_threshold_are_consistent_with_every_secret() -> None:
     # Two of three shares, and any secret at all, lie on one polynomial.
     shares = sharing.share(SECRET, 3, [1, 2, 3], random.Random(1).randbytes)
     for other in (bytes(32), b"\xff" * 32):
@@ -81,7 +81,9 @@ def test_fewer_shares_fit_every_secret() -> None:
     ("secret", "threshold", "holders"),
     [(bytes(31), 1, [1]), (SECRET, 3, [1, 2]), (SECRET, 1, [1, 1]), (SECRET, 1, [0])],
 )
-def test_impossible_sharings_are_refused(secret: bytes, threshold: int, holders: list[int]) -> None:
+def test_invalid_sharing_parameters_are_refused(
+    secret: bytes, threshold: int, holders: list[int]
+) -> None:
     with pytest.raises(ValueError, match=r"bytes|holders"):
         sharing.share(secret, threshold, holders, random.Random(1).randbytes)
 
@@ -96,7 +98,7 @@ def test_shares_beyond_the_field_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("clients", "enough"), [(5, 4), (6, 4), (10, 7), (50, 34), (100, 67)])
-def test_thresholds_of_the_complete_graph(clients: int, enough: int) -> None:
+def test_complete_graph_has_the_computed_threshold(clients: int, enough: int) -> None:
     found = complete_thresholds([str(index) for index in range(clients)])
     assert (found.degree, found.threshold, found.quorum) == (0, enough, enough)
 
@@ -106,9 +108,7 @@ def test_thresholds_of_the_complete_graph(clients: int, enough: int) -> None:
     hosts=st.lists(st.integers(0, 6), min_size=1, max_size=14),
     colluding_hosts=st.integers(0, 3),
 )
-def test_two_quorums_share_an_honest_client_whoever_colludes(
-    hosts: list[int], colluding_hosts: int
-) -> None:
+def test_any_two_quorums_share_an_honest_client(hosts: list[int], colluding_hosts: int) -> None:
     names = [str(host) for host in hosts]
     quorum = complete_thresholds(names, colluding_hosts).quorum
     for bad in combinations(sorted(set(names)), min(colluding_hosts, len(set(names)))):
@@ -117,7 +117,7 @@ def test_two_quorums_share_an_honest_client_whoever_colludes(
         assert 2 * (quorum - (len(names) - honest)) > honest
 
 
-def test_colluders_are_on_the_fullest_hosts() -> None:
+def test_colluding_clients_are_counted_on_the_largest_hosts() -> None:
     assert colluding_clients(["x", "y", "y", "z", "z", "z"], 2) == 5
     assert colluding_clients(["x"], 0) == 0
     assert majority(6, 1) == 4
@@ -137,7 +137,7 @@ CIRCULANT = {
 
 
 @pytest.mark.parametrize("rates", CIRCULANT)
-def test_thresholds_of_the_circulant_graph(rates: tuple[float, float]) -> None:
+def test_circulant_graph_has_the_smallest_safe_threshold(rates: tuple[float, float]) -> None:
     for clients, expected in CIRCULANT[rates].items():
         colluding, dropping = (int(rate * clients) for rate in rates)
         found = circulant_thresholds(clients, colluding, dropping)
@@ -155,7 +155,9 @@ def test_few_clients_have_no_circulant_graph() -> None:
 @given(
     clients=st.integers(2, 40), half=st.integers(0, 25), seed=st.binary(min_size=32, max_size=32)
 )
-def test_neighbours_are_mutual_and_as_many_as_asked(clients: int, half: int, seed: bytes) -> None:
+def test_neighbours_are_mutual_and_of_the_requested_number(
+    clients: int, half: int, seed: bytes
+) -> None:
     names = [f"c{index}" for index in range(clients)]
     found = neighbours(names, 2 * half, seed)
     for name, others in found.items():
@@ -164,7 +166,7 @@ def test_neighbours_are_mutual_and_as_many_as_asked(clients: int, half: int, see
         assert len(others) == (2 * half if 0 < 2 * half < clients - 1 else clients - 1)
 
 
-def test_nobody_chooses_the_ring() -> None:
+def test_neighbour_ring_depends_only_on_seed_and_names() -> None:
     names = [f"c{index}" for index in range(40)]
     assert neighbours(names, 4, bytes(32)) != neighbours(names, 4, bytes([1] * 32))
     assert neighbours(names, 4, bytes(32)) == neighbours(names[::-1], 4, bytes(32))
@@ -173,7 +175,7 @@ def test_nobody_chooses_the_ring() -> None:
 PAIR = SharePair(bytes(33), bytes([0, *[1] * 32]))
 
 
-def test_a_sealed_pair_opens_for_its_direction_and_roster_only() -> None:
+def test_sealed_share_pair_opens_only_for_its_direction_and_roster() -> None:
     sealed = seal_pair(PAIR, SECRET, bytes(32), 1, 2)
     assert open_pair(sealed, SECRET, bytes(32), 1, 2) == PAIR
     for other in (
@@ -187,12 +189,12 @@ def test_a_sealed_pair_opens_for_its_direction_and_roster_only() -> None:
         assert refused.value.rule is Rule.SHARE
 
 
-def test_a_pair_gives_one_share() -> None:
+def test_share_pair_reveals_one_of_its_two_shares() -> None:
     assert PAIR.take(survived=True) == PAIR.seed_share
     assert PAIR.take(survived=False) == PAIR.mask_key_share
 
 
-def test_secrets_are_not_printed() -> None:
+def test_reprs_of_keys_and_shares_contain_no_secrets() -> None:
     keys = SessionKeys.from_random(bytes(96))
     assert "00" not in repr(keys) + repr(PAIR)
     with pytest.raises(ValueError, match="96"):

@@ -1,4 +1,4 @@
-"""Numbers as words: sums that can't wrap, and say what the plain sums say."""
+"""Numbers encoded as words: their sums can't overflow and equal plain sums."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def encoded(lane: Lane, clients: int, values: np.ndarray[Any, Any], weight: int)
         max_size=8,
     )
 )
-def test_sums_of_counts_are_exact(counts: list[list[int]]) -> None:
+def test_sums_of_encoded_counts_are_exact(counts: list[list[int]]) -> None:
     words = np.sum([encode_counts(each, COUNTS) for each in counts], axis=0, dtype="<u8")
     assert decode_counts(words).tolist() == [sum(column) for column in zip(*counts, strict=True)]
 
 
-def test_counts_with_noise_may_be_negative() -> None:
+def test_encoded_counts_with_noise_may_be_negative() -> None:
     words = encode_counts([0, 1, 2, 3, 4], COUNTS, noise=[-3, 0, 5, -1, 0])
     assert decode_counts(words).tolist() == [-3, 1, 7, 2, 4]
 
 
-def test_the_largest_counts_of_the_most_clients_do_not_wrap() -> None:
+def test_sum_of_the_largest_counts_of_the_maximum_of_clients_does_not_overflow() -> None:
     words = encode_counts([2**40] * 5, COUNTS)
     total = words * np.uint64(2**16)
     assert decode_counts(total).tolist() == [2**56] * 5
@@ -78,7 +78,7 @@ def test_counts_out_of_bounds_are_refused(counts: list[int]) -> None:
 @pytest.mark.parametrize("lane", [BODY, BODY_64, VALIDATION])
 @pytest.mark.parametrize("clients", [1, 2, 3, 5, 100, 4097, 2**16])
 @pytest.mark.parametrize("clip", [0.25, 0.1, 1e-30, 1e30, 3.0])
-def test_sums_of_extremes_do_not_wrap(lane: Lane, clients: int, clip: float) -> None:
+def test_sums_of_extreme_values_do_not_overflow(lane: Lane, clients: int, clip: float) -> None:
     lane = replace(lane, clip=clip)
     if lane.scale and clients * clip * lane.scale > 2**62:
         with pytest.raises(BrokenRuleError) as refused:
@@ -106,7 +106,7 @@ def test_sums_of_extremes_do_not_wrap(lane: Lane, clients: int, clip: float) -> 
     clip=st.floats(2.0**-9, 2.0**9),
     scale=st.floats(2.0**-9, 2.0**60),
 )
-def test_a_lane_that_passes_can_not_wrap(
+def test_accepted_lane_can_not_overflow(
     lane: Lane, clients: int, clip: float, scale: float
 ) -> None:
     lane, wraps = replace(lane, clip=clip, scale=scale), True
@@ -121,7 +121,9 @@ def test_a_lane_that_passes_can_not_wrap(
 @pytest.mark.parametrize(
     ("lane", "clients", "bound"), [(BODY, 10, 1e-7), (BODY, 1000, 1e-5), (VALIDATION, 10, 1e-10)]
 )
-def test_means_are_those_of_plain_averaging(lane: Lane, clients: int, bound: float) -> None:
+def test_decoded_mean_equals_the_plain_weighted_mean(
+    lane: Lane, clients: int, bound: float
+) -> None:
     generator = np.random.Generator(np.random.PCG64(1))
     updates = generator.normal(0, 0.05, (clients, 4000)).astype(np.float32).clip(-0.25, 0.25)
     weights = generator.integers(1, 1000, clients)
@@ -143,7 +145,7 @@ def test_means_are_those_of_plain_averaging(lane: Lane, clients: int, bound: flo
     assert np.abs(mean - plain).max() <= 0.51 * clients * unit
 
 
-def test_weights_beyond_the_bound_count_as_the_bound() -> None:
+def test_weights_above_the_bound_are_lowered_to_it() -> None:
     agreed = header()
     assert np.array_equal(
         encoded(BODY, 6, np.array([0.1]), 5000), encoded(BODY, 6, np.array([0.1]), 1000)
@@ -169,7 +171,7 @@ def test_updates_that_are_not_finite_are_refused(bad: float) -> None:
         encode_head(header(), 6, weight=1, metrics=[bad], clipped=0)
 
 
-def test_updates_of_the_wrong_form_are_refused() -> None:
+def test_updates_of_wrong_length_or_metrics_are_refused() -> None:
     encoder = BodyEncoder(header(), BODY, 6, 10)
     with pytest.raises(BrokenRuleError, match="length"):
         encoder.encode(np.zeros(3), np.zeros(4, "<u4"))
@@ -185,7 +187,7 @@ def test_updates_of_the_wrong_form_are_refused() -> None:
         encode_head(header(), 6, weight=1, metrics=[], clipped=0)
 
 
-def test_a_head_that_does_not_count_its_clients_is_not_believed() -> None:
+def test_sum_head_with_a_wrong_client_count_is_refused() -> None:
     agreed = header()
     head = encode_head(agreed, 6, weight=10, metrics=[0.0], clipped=0)
     with pytest.raises(BrokenRuleError) as refused:
@@ -204,7 +206,7 @@ def test_a_head_that_does_not_count_its_clients_is_not_believed() -> None:
         {"metrics": ()},
     ],
 )
-def test_heads_that_could_wrap_are_refused(changes: dict[str, Any]) -> None:
+def test_sum_head_that_could_overflow_is_refused(changes: dict[str, Any]) -> None:
     check_lane(HEAD, header(), 6)
     with pytest.raises(BrokenRuleError) as refused:
         check_lane(HEAD, header(**changes), 6)

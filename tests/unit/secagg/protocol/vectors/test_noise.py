@@ -40,13 +40,15 @@ def laplace(epsilon: float, half: int) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize(("epsilon", "contributors"), [(1.0, 1), (1.0, 3), (0.5, 7), (2.0, 34)])
-def test_shares_convolve_to_discrete_laplace(epsilon: float, contributors: int) -> None:
+def test_sum_of_noise_shares_is_discrete_laplace(epsilon: float, contributors: int) -> None:
     total = convolved(probabilities(epsilon, contributors), contributors)
     assert np.abs(total - laplace(epsilon, total.size // 2)).max() <= 1e-14
 
 
 @pytest.mark.parametrize("fraction", [(9, 1.10), (5, 1.68)])
-def test_fewer_honest_shares_weaken_it_gradually(fraction: tuple[int, float]) -> None:
+def test_fewer_honest_noise_shares_weaken_the_privacy_gradually(
+    fraction: tuple[int, float],
+) -> None:
     honest, expected = fraction
     total = convolved(probabilities(1.0, 10), honest)
     middle = total[total.size // 2 - 25 : total.size // 2 + 26]
@@ -55,13 +57,13 @@ def test_fewer_honest_shares_weaken_it_gradually(fraction: tuple[int, float]) ->
     assert realised == pytest.approx(expected, abs=0.02)
 
 
-def test_more_honest_shares_only_add_noise() -> None:
+def test_more_honest_noise_shares_never_weaken_the_privacy() -> None:
     total = convolved(probabilities(1.0, 4), 6)
     middle = total[total.size // 2 - 25 : total.size // 2 + 26]
     assert np.abs(np.log(middle[1:] / middle[:-1])).max() <= 1.0
 
 
-def test_samples_are_discrete_laplace() -> None:
+def test_sampled_noise_sums_follow_the_discrete_laplace_distribution() -> None:
     generator = random.Random(5)
     noise = Noise(epsilon=1.0, sensitivity=1, contributors=4)
     samples = np.sum([noise_share(noise, 100_000, generator.randbytes) for _ in range(4)], axis=0)
@@ -74,7 +76,7 @@ def test_samples_are_discrete_laplace() -> None:
 
 
 @pytest.mark.slow
-def test_a_million_samples_are_discrete_laplace() -> None:
+def test_a_million_sampled_noise_sums_follow_the_discrete_laplace_distribution() -> None:
     generator = random.Random(6)
     noise = Noise(epsilon=0.5, sensitivity=1, contributors=3)
     samples = np.sum([noise_share(noise, 10**6, generator.randbytes) for _ in range(3)], axis=0)
@@ -87,7 +89,7 @@ def test_a_million_samples_are_discrete_laplace() -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-def test_neighbouring_histograms_can_not_be_told_apart_better_than_claimed(lost: int) -> None:
+def test_neighbouring_noisy_histograms_are_distinguishable_at_most_as_claimed(lost: int) -> None:
     # Six clients, of whom four are certain: with two lost the noise is exactly that of ε.
     generator = random.Random(7)
     noise = Noise(epsilon=1.0, sensitivity=1, contributors=4)
@@ -99,11 +101,11 @@ def test_neighbouring_histograms_can_not_be_told_apart_better_than_claimed(lost:
         assert math.log((1 - without) / (1 - with_record)) <= 1.0 + 0.05
 
 
-def test_replacing_a_record_costs_twice_the_noise() -> None:
+def test_replace_adjacency_needs_twice_the_noise() -> None:
     assert share_table(1.0, 2, 3).cumulative == share_table(0.5, 1, 3).cumulative
 
 
-def test_a_table_ends_where_nothing_is_left() -> None:
+def test_noise_table_covers_the_whole_probability() -> None:
     for epsilon, contributors in [(1.0, 3), (0.01, 50), (20.0, 2)]:
         cumulative = share_table(epsilon, 1, contributors).cumulative
         assert list(cumulative) == sorted(cumulative)
@@ -116,13 +118,13 @@ def test_a_table_ends_where_nothing_is_left() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 1e-12])
-def test_noise_for_hardly_any_loss_is_refused(epsilon: float) -> None:
+def test_noise_for_a_very_small_epsilon_is_refused(epsilon: float) -> None:
     with pytest.raises(BrokenRuleError) as refused:
         share_table(epsilon, 1, 3)
     assert refused.value.rule is Rule.POLICY
 
 
-def test_shares_come_from_the_randomness_given() -> None:
+def test_noise_shares_depend_only_on_the_given_randomness() -> None:
     noise = Noise(epsilon=0.3, sensitivity=1, contributors=2)
     draws: list[Any] = [noise_share(noise, 5, random.Random(1).randbytes) for _ in range(2)]
     assert draws[0] == draws[1]
