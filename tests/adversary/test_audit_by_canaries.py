@@ -84,29 +84,29 @@ def least_epsilon(correct: int, guesses: int, *, canaries: int, delta: float) ->
 
 
 @pytest.mark.parametrize("guesses", [20, 100, 500])
-def test_bound_of_correct_guesses_alone_is_the_closed_form(guesses: int) -> None:
+def test_epsilon_bound_of_only_correct_guesses_equals_the_closed_form(guesses: int) -> None:
     found = least_epsilon(guesses, guesses, canaries=1000, delta=0.0)
     success = ERROR ** (1 / guesses)  # success ** guesses == ERROR
     assert found == pytest.approx(math.log(success / (1 - success)), abs=1e-5)
 
 
-def test_bound_of_half_correct_guesses_is_zero() -> None:
+def test_epsilon_bound_of_half_correct_guesses_is_zero() -> None:
     assert least_epsilon(250, 500, canaries=1000, delta=0.0) == 0.0
 
 
-def test_bound_adds_the_share_of_delta() -> None:
+def test_guess_probability_includes_the_delta_term() -> None:
     # 3 of 4 guesses at ε = 0: W has the probabilities 1, 4, 6, 4, 1 sixteenths. The maximum of
     # P[3 - i ≤ W < 3] / i is at i = 1: 6/16; then 10/32 and 11/48.
     found = chance_of(3, 4, 0.0, canaries=7, delta=0.01)
     assert found == pytest.approx(5 / 16 + 2 * 7 * 0.01 * 6 / 16, abs=1e-12)
 
 
-def test_bound_falls_with_a_larger_delta() -> None:
+def test_epsilon_bound_falls_with_a_larger_delta() -> None:
     found = [least_epsilon(480, 500, canaries=1000, delta=each) for each in (0.0, 1e-10, 1e-8)]
     assert found[0] >= found[1] > found[2] > 0
 
 
-def test_bound_of_randomised_response_is_its_epsilon() -> None:
+def test_epsilon_bound_of_randomised_response_is_close_to_its_epsilon() -> None:
     """The theorem is tight for answers that are true with probability e^ε / (e^ε + 1)."""
     answers, epsilon = 100_000, 1.5
     success = 1 / (1 + math.exp(-epsilon))
@@ -220,14 +220,14 @@ def instruction(round_: int) -> rpc.Instruction:
     )
 
 
-def test_an_audit_of_trainings_with_noise_finds_less_than_is_claimed(tmp_path: Path) -> None:
+def test_audit_of_trainings_with_noise_finds_less_than_the_claimed_epsilon(tmp_path: Path) -> None:
     claimed, found = audited(tmp_path, lambda granted: granted)
     assert 0.99 * CLAIMED < claimed <= CLAIMED
     # By the theorem, this fails with probability 1e-6 at most if the claim is true.
     assert found < claimed
 
 
-def test_an_audit_of_trainings_without_noise_finds_more_than_is_claimed(tmp_path: Path) -> None:
+def test_audit_of_trainings_without_noise_refutes_the_claimed_epsilon(tmp_path: Path) -> None:
     """The ledger is charged as before; the loop gets no noise to add."""
     claimed, found = audited(tmp_path, lambda granted: replace(granted, noise_multiplier=1e-9))
     # 474 correct guesses of 500 refute ε = 2. The auditor is wrong only if a canary that is among

@@ -41,21 +41,21 @@ def told_progress(scene: Scene) -> set[float]:
     } - {0.0}
 
 
-async def test_masked_rounds_leave_no_loss_speed_or_progress(scene: Scene) -> None:
+async def test_masked_round_reveals_no_loss_speed_or_progress_of_a_client(scene: Scene) -> None:
     row = await scene.federation.finished("secure_aggregation = true\n" + ROUND)
     assert row.state is RunState.FINISHED, row.reason
     assert not told_by_metrics(scene)
     assert not told_progress(scene)
 
 
-async def test_open_rounds_show_them(scene: Scene) -> None:
+async def test_open_round_shows_loss_speed_and_progress_of_clients(scene: Scene) -> None:
     """So that the test above looks at the right place."""
     row = await scene.federation.finished(ROUND)
     assert row.state is RunState.FINISHED, row.reason
     assert told_by_metrics(scene)
 
 
-async def test_what_is_told_with_an_open_update_is_in_its_clients_log(scene: Scene) -> None:
+async def test_values_sent_with_an_open_update_are_in_the_log_of_the_client(scene: Scene) -> None:
     row = await scene.federation.finished(ROUND)
     [committed] = await scene.federation.coordinator.store.call(
         lambda store: store.rounds(row.run_id)
@@ -72,7 +72,7 @@ async def test_what_is_told_with_an_open_update_is_in_its_clients_log(scene: Sce
         assert 0 < sent["report"]["seconds"] <= report.seconds
 
 
-async def test_of_masked_rounds_the_ledger_of_sums_says_all(scene: Scene) -> None:
+async def test_masked_rounds_are_recorded_only_in_the_sum_ledger(scene: Scene) -> None:
     row = await scene.federation.finished("secure_aggregation = true\n" + ROUND)
     assert row.state is RunState.FINISHED, row.reason
     for client in scene.federation.members.names:

@@ -33,7 +33,7 @@ def cells(members: Members, least: int) -> list[tuple[str, ...]]:
     return cells_of_members(hosts, members.tls.name, data_epoch=1, least_hosts=least)
 
 
-def test_sizes_of_choice_would_give_single_hosts_away() -> None:
+def test_cells_of_freely_chosen_sizes_would_isolate_a_host() -> None:
     """If clients drew cells by the header: cuts after 7 and after 8 of 35 hosts isolate a host."""
     hosts = {f"client-{number}": f"host-{number}" for number in range(MANY)}
     cuts = set()
@@ -44,7 +44,9 @@ def test_sizes_of_choice_would_give_single_hosts_away() -> None:
     assert min(after - before for before, after in pairwise(sorted(cuts))) == 1
 
 
-async def test_a_header_does_not_choose_the_cells(members: Members, tmp_path: Path) -> None:
+async def test_header_does_not_change_the_cells_of_clients(
+    members: Members, tmp_path: Path
+) -> None:
     [everybody] = cells(members, 8)
     assert len(everybody) == CLIENTS
     async with attacked(members, tmp_path, disclosure=EXACT) as scene:

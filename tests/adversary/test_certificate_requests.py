@@ -31,7 +31,7 @@ def host() -> Identity:
     return Identity(federation="test", role=Role.HOST, name="lab-b", claims=claims)
 
 
-def test_request_exchanged_after_its_fingerprint_was_shown_changes_nothing(
+def test_request_replaced_after_its_fingerprint_was_shown_is_not_signed(
     folder: Path, tmp_path: Path
 ) -> None:
     _, request, shown = make_request(tmp_path / "host", host())
@@ -66,7 +66,7 @@ def test_request_exchanged_after_its_fingerprint_was_shown_changes_nothing(
         ),
     ],
 )
-def test_request_for_an_extension_is_refused_before_the_question(
+def test_request_with_an_extension_is_refused_before_the_confirmation(
     folder: Path, tmp_path: Path, extension: x509.ExtensionType, reason: str
 ) -> None:
     key, path, _ = make_request(tmp_path / "host", host())

@@ -128,7 +128,7 @@ async def refused(scene: Scene, script: Script, run_file: str = MASKED) -> list[
     return [row.reason, *(message.answer.failure.message for _, message in scene.liar.said)]
 
 
-async def test_an_honest_round_passes_through_the_proxy(scene: Scene) -> None:
+async def test_honest_masked_round_succeeds_through_the_attack_proxy(scene: Scene) -> None:
     row = await scene.federation.finished(MASKED)
     assert row.state is RunState.FINISHED, row.reason
 
@@ -145,7 +145,9 @@ def spaced(work: rpc.Train) -> None:
         pytest.param(merged(companions=["client-1", "client-2"]), id="companions"),
     ],
 )
-async def test_a_change_that_no_update_depends_on_changes_nothing(scene: Scene, edit: Edit) -> None:
+async def test_changed_instruction_field_that_no_update_depends_on_is_harmless(
+    scene: Scene, edit: Edit
+) -> None:
     scene.liar.script = OthersTold(edit)
     row = await scene.federation.finished(MASKED)
     assert row.state is RunState.FINISHED, row.reason
@@ -180,7 +182,7 @@ async def test_a_change_that_no_update_depends_on_changes_nothing(scene: Scene, 
         pytest.param(merged(before_upload={"kind": "loss"}), "'loss'", id="question"),
     ],
 )
-async def test_other_instructions_for_all_but_one_client_give_no_sum(
+async def test_different_instructions_for_all_clients_except_one_give_no_sum(
     scene: Scene, edit: Edit, why: str
 ) -> None:
     assert any(why in text for text in await refused(scene, OthersTold(edit)))
@@ -203,7 +205,7 @@ async def test_clients_bound_to_different_trainings_form_no_sum(scene: Scene) ->
         ),
     ],
 )
-async def test_other_noise_for_all_but_one_client_gives_no_sum_and_charges_no_client(
+async def test_different_noise_for_all_clients_except_one_gives_no_sum_and_no_charge(
     scene: Scene, edit: Edit, why: str
 ) -> None:
     private = f'{MASKED}\n[privacy]\nunit = "client"\nnoise_multiplier = 4.0\n'

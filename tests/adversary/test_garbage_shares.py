@@ -146,7 +146,7 @@ def check_convicted(
 
 
 @pytest.mark.parametrize("victims", [OTHERS[:1], OTHERS], ids=["for one", "for all"])
-async def test_a_sum_is_had_without_who_sealed_garbage_and_with_all_others(
+async def test_sum_excludes_only_the_client_that_sealed_invalid_shares(
     scene: Scene, victims: list[str]
 ) -> None:
     scene.liar.script = Garbage(scene, SENDER, victims)
@@ -160,7 +160,7 @@ async def test_a_sum_is_had_without_who_sealed_garbage_and_with_all_others(
     assert released.convicted == {}
 
 
-async def test_a_masked_round_succeeds_without_the_sender_of_garbage_shares(scene: Scene) -> None:
+async def test_masked_round_succeeds_without_the_sender_of_invalid_shares(scene: Scene) -> None:
     sender, victims = OTHERS[0], OTHERS[1:3]
     scene.liar.script = Garbage(scene, sender, victims)
     row = await scene.federation.coordinator.start_run(MASKED)
@@ -177,7 +177,7 @@ async def test_a_masked_round_succeeds_without_the_sender_of_garbage_shares(scen
     assert sorted(released.clients) == [*OTHERS[1:], SENDER]  # and the attempt did not count
 
 
-async def test_who_accuses_without_reason_is_left_out_alone(scene: Scene) -> None:
+async def test_sum_excludes_only_the_client_with_a_false_accusation(scene: Scene) -> None:
     scene.liar.script = Slander(scene, "client-0")
     outcome = await scene.federation.sum(epsilon=0.1)
     assert outcome.total is not None, outcome.explain()
@@ -187,7 +187,7 @@ async def test_who_accuses_without_reason_is_left_out_alone(scene: Scene) -> Non
     assert record.verdict == ""
 
 
-async def test_a_coordinator_that_damages_shares_is_shown_nothing(scene: Scene) -> None:
+async def test_coordinator_that_damages_shares_receives_no_evidence(scene: Scene) -> None:
     scene.liar.script = Damaging()
     outcome = await scene.federation.sum(epsilon=0.1)
     assert outcome.record.refusals == {"client-0": Rule.SHARE}

@@ -28,7 +28,7 @@ async def asked(host: str, port: int, tls: ssl.SSLContext | None = None) -> byte
         writer.close()
 
 
-async def test_a_port_is_on_no_interface_but_loopback() -> None:
+async def test_metrics_port_listens_only_on_loopback_by_default() -> None:
     async with monitoring("0", INSTRUMENTS) as address:
         port = int(address.rpartition(":")[2])
         assert b"potluck_build_info" in await asked("127.0.0.1", port)
@@ -39,7 +39,7 @@ async def test_a_port_is_on_no_interface_but_loopback() -> None:
         assert b"potluck_build_info" in await asked(ANOTHER_INTERFACE, port), "asked for"
 
 
-async def test_without_a_certificate_nothing_is_said(tmp_path: Path) -> None:
+async def test_metrics_request_without_a_certificate_gets_no_answer(tmp_path: Path) -> None:
     parties = make_federation(tmp_path, hosts={})
     tls = MetricsTls(**parties.coordinator.model_dump(), scrapers=("operator",))
     without = ssl.create_default_context(cafile=tls.authority)

@@ -116,7 +116,7 @@ async def seen(scene: Scene, model: Mapping[str, NDArray[Any]], data: Path) -> S
     return Seen(row.state, members, frozenset(said))
 
 
-async def test_model_that_overflows_on_one_record_does_not_show_who_has_it(
+async def test_model_that_overflows_on_one_record_does_not_reveal_its_client(
     members: Members, tmp_path: Path
 ) -> None:
     """It found the records of six of six clients while a failed training was an answer."""

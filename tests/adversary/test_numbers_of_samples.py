@@ -35,7 +35,7 @@ class Paced(Script):
         return [message]
 
 
-async def test_samples_that_are_not_told_are_not_told_as_seconds(
+async def test_undisclosed_sample_counts_are_not_revealed_by_simulated_seconds(
     members: Members, tmp_path: Path
 ) -> None:
     async with attacked(members, tmp_path, disclosure={"weighting": "equal"}) as scene:
@@ -71,7 +71,7 @@ class Headers(Script):
         return [frame]
 
 
-async def test_what_goes_with_updates_is_alike_whoever_has_more_samples(
+async def test_values_sent_with_updates_are_independent_of_the_sample_count(
     members: Members, tmp_path: Path
 ) -> None:
     """Steps, seconds, the normaliser, progress: none of it follows the number of samples."""
@@ -99,7 +99,7 @@ async def test_what_goes_with_updates_is_alike_whoever_has_more_samples(
         pytest.param("scaffold", "tells the number of steps; set training.steps", id="scaffold"),
     ],
 )
-async def test_strategies_that_need_the_steps_are_refused(
+async def test_strategies_that_need_step_counts_are_refused_by_hosts(
     members: Members, tmp_path: Path, strategy: str, why: str
 ) -> None:
     async with attacked(members, tmp_path, disclosure=SAMPLES_UNTOLD) as scene:

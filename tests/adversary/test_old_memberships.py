@@ -126,7 +126,7 @@ def refusals(outcome: SumOutcome) -> dict[str, str]:
     return dict(outcome.record.refusals)
 
 
-async def test_honest_news_of_members_pass_through_the_proxy(dependent: Scene) -> None:
+async def test_honest_membership_change_passes_through_the_attack_proxy(dependent: Scene) -> None:
     root, names = dependent.federation.members.root, dependent.federation.members.names
     renew_members(root, names, soon=ENDS_SOON)
     await send(dependent)
@@ -134,7 +134,7 @@ async def test_honest_news_of_members_pass_through_the_proxy(dependent: Scene) -
     assert outcome.total is not None, outcome.explain()
 
 
-async def test_an_old_membership_is_not_played_again(dependent: Scene) -> None:
+async def test_replayed_old_membership_is_refused(dependent: Scene) -> None:
     """The old membership contains a revoked member whose key the coordinator has."""
     federation = dependent.federation
     before = in_force(federation.members)
@@ -147,7 +147,7 @@ async def test_an_old_membership_is_not_played_again(dependent: Scene) -> None:
     assert not any(map(federation.has_released, others))
 
 
-async def test_two_groups_are_not_shown_two_memberships(dependent: Scene) -> None:
+async def test_sum_over_two_groups_with_different_memberships_is_refused(dependent: Scene) -> None:
     """One group has the newest, the other is left in the dark: no sum has both in it."""
     federation = dependent.federation
     before = in_force(federation.members)
@@ -257,7 +257,7 @@ def changed(members: Members) -> bytes:
     ],
     ids=["ten years", "foreign", "unsigned", "changed"],
 )
-async def test_what_the_root_would_not_sign_is_taken_by_nobody(
+async def test_membership_not_signed_by_the_root_is_refused_by_all_hosts(
     dependent: Scene, make: Callable[[Members], bytes], why: str
 ) -> None:
     federation = dependent.federation

@@ -115,7 +115,7 @@ class TwoViews:
         )
 
 
-def test_more_colluders_than_assumed_with_the_coordinator_see_single_vectors() -> None:
+def test_more_colluders_than_assumed_unmask_a_single_client() -> None:
     """Four of ten hosts, where three are assumed to collude."""
     attack = TwoViews(colluders="ghij")
     found = attack.unmasked(VICTIM)
@@ -124,13 +124,13 @@ def test_more_colluders_than_assumed_with_the_coordinator_see_single_vectors() -
 
 
 @pytest.mark.parametrize("colluders", ["hij", "j", ""])
-def test_as_many_colluders_as_assumed_unmask_no_client(colluders: str) -> None:
+def test_assumed_number_of_colluders_unmasks_no_client(colluders: str) -> None:
     attack = TwoViews(colluders=colluders)
     assert Rule.TOO_FEW in attack.refusals  # two quorums would share an honest client
     assert all(attack.unmasked(name) is None for name in CLIENTS if name not in colluders)
 
 
-def test_a_coordinator_that_holds_the_federation_root_makes_up_all_members_but_one() -> None:
+def test_coordinator_with_the_federation_root_unmasks_a_client_among_fake_members() -> None:
     """Its own members' inputs are known to it, so that the sum is about the one that is real."""
     run: Run = Federation(clients=6).run().finish()  # b to f are of its making
     assert run.is_exact()

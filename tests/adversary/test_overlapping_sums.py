@@ -76,7 +76,7 @@ async def test_sums_of_two_halves_and_all_do_not_reveal_the_remaining_client(cro
 @pytest.mark.parametrize(
     "kinds", [(SumKind.TOTAL, SumKind.CELLS), (SumKind.CELLS, SumKind.TOTAL)], ids=str
 )
-async def test_who_is_in_a_total_is_in_no_cell_and_the_other_way_round(
+async def test_client_in_a_total_refuses_a_cell_and_vice_versa(
     crowd: Scene, kinds: tuple[SumKind, SumKind]
 ) -> None:
     federation, (first, second) = crowd.federation, kinds
@@ -114,7 +114,7 @@ async def silenced(scene: Scene, victim: str, clients: list[str]) -> SumOutcome:
     return outcome
 
 
-async def test_who_uploaded_and_was_not_asked_goes_into_no_other_sum(crowd: Scene) -> None:
+async def test_client_cut_off_after_its_upload_joins_no_other_sum(crowd: Scene) -> None:
     federation, victim = crowd.federation, NAMES[5]
     await silenced(crowd, victim, NAMES[:6])
     other = await federation.sum(NAMES[5:])
@@ -122,7 +122,9 @@ async def test_who_uploaded_and_was_not_asked_goes_into_no_other_sum(crowd: Scen
     assert any("may have been completed" in why for why in told(crowd, victim))
 
 
-async def test_it_goes_into_the_same_sum_when_it_is_shown_the_certificate(crowd: Scene) -> None:
+async def test_cut_off_client_joins_the_same_sum_after_receiving_the_certificate(
+    crowd: Scene,
+) -> None:
     federation, victim = crowd.federation, NAMES[5]
     first = await silenced(crowd, victim, NAMES[:6])
     again = await federation.sum(NAMES[:6])
@@ -145,7 +147,7 @@ class TwoSets(Script):
         return [message]
 
 
-async def test_two_groups_that_are_shown_two_sets_release_neither(crowd: Scene) -> None:
+async def test_two_groups_with_different_survivor_sets_release_no_sum(crowd: Scene) -> None:
     crowd.liar.script = TwoSets()
     outcome = await crowd.federation.sum(NAMES)
     assert outcome.total is None

@@ -119,7 +119,7 @@ def labels(*, held_out: bool = False) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["loss", "gradient-norm"])
-async def test_ten_questions_give_a_histogram_away_so_none_is_answered(
+async def test_questions_that_would_reveal_a_label_histogram_are_refused_by_default(
     scene: Scene, tmp_path: Path, kind: str
 ) -> None:
     answers = await asked_for(scene, tmp_path, kind)
@@ -129,7 +129,7 @@ async def test_ten_questions_give_a_histogram_away_so_none_is_answered(
     assert not sent(scene, Outgoing.ANSWER)
 
 
-async def test_who_allows_questions_gives_the_histogram_away(
+async def test_client_that_allows_loss_questions_reveals_its_label_histogram(
     members: Members, tmp_path: Path
 ) -> None:
     """So that the test above refuses what matters; the threat model says it."""
@@ -144,7 +144,9 @@ async def test_who_allows_questions_gives_the_histogram_away(
     assert np.rint(shares * sum(truth)).tolist() == truth
 
 
-async def test_gradient_norms_give_it_away_as_well(members: Members, tmp_path: Path) -> None:
+async def test_client_that_allows_gradient_norms_reveals_its_label_histogram(
+    members: Members, tmp_path: Path
+) -> None:
     """Only the last bias has a gradient, which is the class named less the shares s of the classes:
     ‖e − s‖² = 1 − 2 s_c + ‖s‖², and these add up to 8 + 10 ‖s‖²."""
     async with attacked(members, tmp_path, disclosure=ALLOWED) as scene:
@@ -155,13 +157,15 @@ async def test_gradient_norms_give_it_away_as_well(members: Members, tmp_path: P
     assert np.rint(shares * sum(truth)).tolist() == truth
 
 
-async def test_held_out_samples_are_not_counted(scene: Scene, tmp_path: Path) -> None:
+async def test_evaluation_counts_of_held_out_samples_are_refused_by_default(
+    scene: Scene, tmp_path: Path
+) -> None:
     answer = await asked_to_evaluate(scene, tmp_path)
     assert answer.failure.reason == "DISCLOSURE_REFUSED"
     assert "`held_out_counts` is false" in answer.failure.message
 
 
-async def test_who_allows_counts_of_held_out_samples_gives_them_away(
+async def test_client_that_allows_held_out_counts_reveals_its_held_out_labels(
     members: Members, tmp_path: Path
 ) -> None:
     async with attacked(members, tmp_path, disclosure=ALLOWED) as scene:
@@ -181,7 +185,7 @@ async def test_who_allows_counts_of_held_out_samples_gives_them_away(
         pytest.param("held_out = 0.2", "`held_out_counts` is false", id="held-out counts"),
     ],
 )
-async def test_a_run_that_wants_more_than_clients_allow_does_not_begin(
+async def test_run_that_requests_more_than_clients_allow_does_not_start(
     scene: Scene, wants: str, key: str
 ) -> None:
     task = f'name = "digits", clients = {CLIENTS}'

@@ -480,7 +480,7 @@ UNASKED = [
         pytest.param(UNASKED, 7, 1, id="uploaded and not asked"),
     ],
 )
-def test_the_solver_finds_what_clients_without_a_ledger_give_away(
+def test_solver_finds_inputs_revealed_by_clients_without_a_ledger(
     plans: Sequence[Plan], clients: int, colluders: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check(played(plans, clients, colluders))
@@ -493,21 +493,21 @@ def test_the_solver_finds_what_clients_without_a_ledger_give_away(
 
 
 @pytest.mark.parametrize("members", [1, 2, 3])
-def test_a_new_membership_makes_no_new_input(members: int) -> None:
+def test_new_membership_does_not_allow_a_second_sum_of_the_same_training(members: int) -> None:
     """The same training, once members were lost, came or have other keys."""
     world = played([Plan(update=1, away=frozenset("e")), Plan(update=1, members=members)], 7, 1)
     assert world.sums == 1
     check(world)
 
 
-def test_sums_go_on_with_new_members() -> None:
+def test_sums_of_new_trainings_continue_with_new_members() -> None:
     history = [Plan(update=members, members=members) for members in range(len(MEMBERSHIPS))]
     world = played(history, 7, 1)
     assert world.sums == len(history)
     check(world)
 
 
-def test_sums_that_are_allowed_are_had() -> None:
+def test_permitted_sums_are_completed() -> None:
     world = played([Plan(), Plan(), Plan(update=1, away=frozenset("a")), Plan(update=2)], 7, 1)
     assert world.sums == 4
     check(world)
@@ -527,7 +527,7 @@ SECOND_RUNS = {
 @pytest.mark.parametrize("second", SECOND_RUNS.values(), ids=SECOND_RUNS.keys())
 @pytest.mark.parametrize("model", [0, 1], ids=["the same model", "a model beside it"])
 @pytest.mark.parametrize("runs", [1, 2])
-def test_second_run_over_the_same_data_gives_a_client_away_only_if_owners_allow_it(
+def test_second_run_over_the_same_data_reveals_a_client_only_if_owners_allow_it(
     second: Plan, model: int, runs: int
 ) -> None:
     """The same model is refused all the same: a vector goes into one set, unchanged."""
@@ -543,7 +543,7 @@ def test_second_run_over_the_same_data_gives_a_client_away_only_if_owners_allow_
 
 @pytest.mark.parametrize("rounds", [1, 2])
 @pytest.mark.parametrize("away", ["", "f"], ids=["the same clients", "one client less"])
-def test_rounds_whose_model_stands_still_give_a_client_away_only_by_other_cohorts(
+def test_rounds_with_an_unchanged_model_reveal_a_client_only_by_different_cohorts(
     rounds: int, away: str
 ) -> None:
     """An operator may choose steps so small that all models of a run are alike."""
@@ -597,7 +597,9 @@ plans = st.builds(
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(history=st.lists(plans, min_size=2, max_size=4))
-def test_no_history_gives_few_clients_away(history: list[Plan], colluders: int) -> None:
+def test_no_history_of_sums_reveals_fewer_clients_than_the_minimum(
+    history: list[Plan], colluders: int
+) -> None:
     check(played(history, 7, colluders))
 
 
@@ -626,7 +628,7 @@ runs = st.builds(
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(history=st.lists(runs, min_size=3, max_size=6))
-def test_no_runs_within_the_limits_give_few_clients_away(
+def test_no_runs_within_the_limits_reveal_fewer_clients_than_the_minimum(
     history: list[Plan], colluders: int
 ) -> None:
     check(played(history, 7, colluders))

@@ -116,7 +116,9 @@ async def test_second_run_over_the_same_data_is_refused_by_default(scene: Scene)
     assert "masked_runs" in second.reason
 
 
-async def test_owners_may_give_that_up(members: Members, tmp_path: Path) -> None:
+async def test_second_run_over_fewer_clients_is_summed_if_owners_allow_it(
+    members: Members, tmp_path: Path
+) -> None:
     policy = {"sets_per_model": "any", "masked_runs": 2}
     async with attacked(members, tmp_path, disclosure=policy) as scene:
         for count in (CLIENTS, CLIENTS - 1):

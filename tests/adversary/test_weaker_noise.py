@@ -7,7 +7,9 @@ from adversary.conftest import Scene
 from potluck.secagg.protocol import Rule
 
 
-async def test_noise_for_other_neighbours_than_the_owners_is_refused(scene: Scene) -> None:
+async def test_noise_for_a_different_adjacency_than_that_of_the_owner_is_refused(
+    scene: Scene,
+) -> None:
     """Noise for samples that come or go is half of what hides that one was exchanged."""
     outcome = await scene.federation.sum(epsilon=1.0, sensitivity=1)
     assert outcome.total is None
@@ -15,7 +17,7 @@ async def test_noise_for_other_neighbours_than_the_owners_is_refused(scene: Scen
     assert not any(map(scene.federation.has_released, scene.federation.members.names))
 
 
-async def test_noise_as_the_owner_requires_is_summed_and_remembered(scene: Scene) -> None:
+async def test_sum_with_the_required_noise_is_released_and_recorded(scene: Scene) -> None:
     outcome = await scene.federation.sum(epsilon=1.0, sensitivity=2)
     assert outcome.total is not None
     for client in scene.federation.members.names:

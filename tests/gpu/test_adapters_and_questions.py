@@ -33,7 +33,7 @@ def blobs(samples: int = 600) -> Examples:
 
 @pytest.mark.parametrize("question", [Loss(), GradientNorm(), SoftLabel()])
 @pytest.mark.parametrize("stay", [False, True], ids=["samples here", "samples there"])
-def test_a_question_is_answered_as_on_a_processor(
+def test_question_answer_on_the_device_equals_that_on_the_cpu(
     device: str, question: Question, stay: bool
 ) -> None:
     torch.manual_seed(0)
@@ -80,7 +80,7 @@ class Line(lightning.LightningModule):  # type: ignore[misc]  # its library is n
 
 
 @pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
-def test_lightning_trains_on_the_device_that_the_host_has(device: str) -> None:
+def test_lightning_trains_on_the_device_of_the_host(device: str) -> None:
     data = blobs(64)
     loader = DataLoader(TensorDataset(data.inputs, data.labels.float()), batch_size=8)
 

@@ -75,7 +75,7 @@ def weights(training: Classification) -> Tensor:
     return torch.cat([each.detach().cpu().flatten() for each in training.loaded.model.parameters()])
 
 
-def test_clients_come_out_as_if_trained_one_by_one_on_a_processor(
+def test_batched_training_on_the_device_equals_separate_trainings_on_the_cpu(
     device: str, tmp_path: Path
 ) -> None:
     write_tensors(tmp_path / "model", state_arrays(Noise().model()))

@@ -8,7 +8,7 @@ from potluck.deploy.local.demo_files import DemoOptions, reserved_port, write_de
 from potluck.deploy.local.local_federation import LocalFederation
 
 
-async def test_two_hosts_share_a_device(device: str, tmp_path: Path) -> None:
+async def test_two_hosts_train_on_one_shared_device(device: str, tmp_path: Path) -> None:
     options = DemoOptions(
         task="digits",
         selector="uniform",

@@ -47,7 +47,7 @@ def model_of(task: Task) -> nn.Module:
     return found
 
 
-def test_a_device_is_found_and_one_that_is_not_there_is_refused(device: str) -> None:
+def test_existing_device_is_found_and_a_missing_one_refused(device: str) -> None:
     assert resolve_device(device) == device
     with pytest.raises(ConfigurationError, match=r"device cuda:99 is not there; this machine has"):
         resolve_device("cuda:99")
@@ -55,14 +55,14 @@ def test_a_device_is_found_and_one_that_is_not_there_is_refused(device: str) -> 
         assert resolve_device("auto") == "cuda:0"
 
 
-def test_the_doctor_names_the_device(device: str) -> None:
+def test_doctor_names_the_device(device: str) -> None:
     found = diagnosed(device)
     assert found.verdict is Verdict.OK
     name = "as configured" if device == "cpu" else torch.cuda.get_device_name(device)
     assert name in found.found
 
 
-def test_a_model_measures_as_on_a_processor(device: str) -> None:
+def test_evaluation_on_the_device_equals_that_on_the_cpu(device: str) -> None:
     task = Digits(clients=6)
     examples = task.evaluation_data(None)
     assert examples is not None
@@ -75,7 +75,7 @@ def test_a_model_measures_as_on_a_processor(device: str) -> None:
     assert found.means()["accuracy"] == pytest.approx(expected.means()["accuracy"], abs=0.01)
 
 
-def test_a_triplet_is_estimated_as_on_a_processor(device: str) -> None:
+def test_triplet_estimate_on_the_device_equals_that_on_the_cpu(device: str) -> None:
     task = ColoredDigits()
     data = task.client_data(ClientId("client-2"), None).train
     settings = TripletSettings(bias_steps=5, attribute_steps=50, learning_rate=0.1)
@@ -130,9 +130,7 @@ class Drawn(Task):
         return None
 
 
-def test_a_trainer_of_ones_own_has_the_device_and_seeded_generators(
-    device: str, tmp_path: Path
-) -> None:
+def test_custom_trainer_gets_the_device_and_seeded_generators(device: str, tmp_path: Path) -> None:
     loaded = LoadedTask("drawn", Drawn(), device, None)
     write_tensors(tmp_path / "model", state_arrays(nn.Linear(3, 2)))
     files = TrainingFiles(
@@ -191,7 +189,7 @@ def printed(program: str, *arguments: str) -> list[str]:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
 
-def test_deterministic_training_gives_the_same_bits(device: str) -> None:
+def test_deterministic_training_on_the_device_is_reproducible(device: str) -> None:
     runs = [printed(DETERMINISTIC, device) for _ in range(1 if device == "cpu" else 2)]
     assert len({digest for run in runs for digest in run}) == 1
 
@@ -214,7 +212,7 @@ def nvmlDeviceGetUtilizationRates(device): return SimpleNamespace(gpu=50)
 """
 
 
-def test_a_gpus_figures_are_the_drivers(device: str, tmp_path: Path) -> None:
+def test_gpu_metrics_equal_those_of_the_driver(device: str, tmp_path: Path) -> None:
     """Without a GPU they are those of a driver that stands in for it."""
     size = 8 << 30
     if device == "cpu":

@@ -78,7 +78,9 @@ def distance(one: Arrays, other: Arrays) -> float:
     return float(np.sqrt(apart / sum(float((array**2).sum()) for array in other.values())))
 
 
-def test_an_update_is_what_a_processor_makes_up_to_rounding(device: str, tmp_path: Path) -> None:
+def test_update_on_the_device_equals_that_on_the_cpu_up_to_rounding(
+    device: str, tmp_path: Path
+) -> None:
     found = updated(on(device), tmp_path / "there", "client-1")
     expected = updated(on("cpu"), tmp_path / "here", "client-1")
     assert {array.dtype for array in found.values()} == {np.dtype(np.float32)}
@@ -86,7 +88,9 @@ def test_an_update_is_what_a_processor_makes_up_to_rounding(device: str, tmp_pat
     assert distance(updated(on("cpu"), tmp_path / "other", "client-2"), expected) > 1e-2
 
 
-def test_bfloat16_is_for_gpus_and_leaves_weights_float32(device: str, tmp_path: Path) -> None:
+def test_bfloat16_training_takes_effect_only_on_a_gpu_and_keeps_float32_weights(
+    device: str, tmp_path: Path
+) -> None:
     training = on(device)
     exact = updated(training, tmp_path / "exact", "client-1")
     found = updated(training, tmp_path / "fast", "client-1", precision="bfloat16")
@@ -97,7 +101,7 @@ def test_bfloat16_is_for_gpus_and_leaves_weights_float32(device: str, tmp_path: 
         assert 0 < distance(found, exact) < 0.1
 
 
-def test_clients_train_side_by_side_as_they_do_one_after_the_other(
+def test_clients_trained_in_parallel_have_the_weights_of_sequential_trainings(
     devices: tuple[str, str], tmp_path: Path
 ) -> None:
     clients = ["client-0", "client-1", "client-2", "client-3"]
@@ -153,7 +157,7 @@ def generator_state(device: str) -> Tensor:
     return torch.cuda.get_rng_state(device)
 
 
-def test_dropout_draws_from_the_seed_and_leaves_the_generator_alone(device: str) -> None:
+def test_dropout_on_the_device_depends_on_the_seed_and_restores_the_generator(device: str) -> None:
     before = generator_state(device)
     first = trained(device, dropout=0.5)
     torch.manual_seed(1)  # as the network's making leaves it
@@ -181,7 +185,7 @@ def test_dropout_draws_from_the_seed_and_leaves_the_generator_alone(device: str)
         ("symmetric-cross-entropy", {}),
     ],
 )
-def test_every_objective_has_what_it_needs_on_the_device(
+def test_every_objective_trains_on_the_device_as_on_the_cpu(
     device: str, name: str, options: Mapping[str, float]
 ) -> None:
     found = trained(device, create(Objective, name, dict(options)))
@@ -189,7 +193,7 @@ def test_every_objective_has_what_it_needs_on_the_device(
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_every_optimiser_steps_on_the_device(device: str, optimizer: str) -> None:
+def test_every_optimizer_trains_on_the_device_as_on_the_cpu(device: str, optimizer: str) -> None:
     found = trained(device, optimizer=optimizer, learning_rate=0.01, gradient_clip=1.0)
     alike = trained("cpu", optimizer=optimizer, learning_rate=0.01, gradient_clip=1.0)
     assert distance(found, alike) <= 1e-3
@@ -220,7 +224,7 @@ def hungry(device: str) -> Hungry:
     return Hungry(free // 12, free)
 
 
-def test_batches_that_do_not_fit_are_halved(device: str) -> None:
+def test_batches_too_large_for_the_device_are_halved(device: str) -> None:
     objective, model = hungry(device), network()
     begin = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
@@ -237,7 +241,7 @@ def test_batches_that_do_not_fit_are_halved(device: str) -> None:
         within_memory(attempt, LocalTraining(batch_size=32))
 
 
-def test_samples_are_copied_to_a_gpu_once(device: str) -> None:
+def test_samples_are_copied_to_the_gpu_once(device: str) -> None:
     there, mine = DeviceSamples(torch.device(device)), blobs()
     first = there.of("a", mine)
     assert first.labels.device == torch.device(device)

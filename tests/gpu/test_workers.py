@@ -33,7 +33,7 @@ def processes() -> Iterator[WorkerProcesses]:
     made.close()
 
 
-async def test_as_many_processes_train_as_find_memory(
+async def test_number_of_training_processes_is_limited_by_device_memory(
     device: str, processes: WorkerProcesses, tmp_path: Path
 ) -> None:
     terms = DeviceTerms(
