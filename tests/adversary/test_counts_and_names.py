@@ -26,7 +26,7 @@ class SeveralLabels(CountedDescent):
         return [SAMPLES, SAMPLES]
 
 
-def test_label_counts_that_count_a_sample_twice_are_not_disclosed() -> None:
+def test_label_counts_with_a_sample_counted_twice_are_not_disclosed() -> None:
     honest, several = (
         OwnTraining(LoadedTask("line", CountedLine(), "cpu", None, None), trainer)
         for trainer in (CountedDescent(""), SeveralLabels(""))
@@ -39,7 +39,7 @@ def test_label_counts_that_count_a_sample_twice_are_not_disclosed() -> None:
 @pytest.mark.parametrize(
     "name", [f"[a]({EVIL})", f"![a]({EVIL}/pixel.png)", f"`a` <img src={EVIL}>"]
 )
-def test_name_in_a_card_is_neither_link_nor_image(name: str) -> None:
+def test_run_name_in_a_model_card_is_neither_link_nor_image(name: str) -> None:
     text = f"""
         rounds = 1
         task = {{name = "digits"}}

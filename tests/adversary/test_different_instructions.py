@@ -188,7 +188,7 @@ async def test_different_instructions_for_all_clients_except_one_give_no_sum(
     assert any(why in text for text in await refused(scene, OthersTold(edit)))
 
 
-async def test_clients_bound_to_different_trainings_form_no_sum(scene: Scene) -> None:
+async def test_clients_with_different_training_digests_form_no_sum(scene: Scene) -> None:
     await refused(scene, OthersTold(still, headers=True))
 
 

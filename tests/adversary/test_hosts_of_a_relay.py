@@ -15,7 +15,7 @@ def summed(update_id: str, client: str) -> rpc.Instruction:
     return instruction
 
 
-def test_host_ends_only_the_wait_for_its_own_updates() -> None:
+def test_host_behind_a_relay_can_end_only_the_wait_for_its_own_updates() -> None:
     expected = ExpectedUpdates(lambda: 0.0, lambda _: None, lambda _: None)
     expected.see(summed("run/1/1/a", "a"), "host-0")
     expected.answered("run/1/1/a", "host-1")

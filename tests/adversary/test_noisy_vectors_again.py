@@ -109,7 +109,7 @@ def charges(scene: Scene) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()[1:]]
 
 
-async def test_vector_sent_again_over_a_broken_connection_is_the_same_and_costs_nothing(
+async def test_vector_sent_again_after_a_disconnect_is_identical_and_not_charged(
     scene: Scene, drawn: list[NDArray[np.int64]]
 ) -> None:
     scene.liar.script = script = BrokenConnection()

@@ -281,7 +281,7 @@ async def test_membership_not_signed_by_the_root_is_refused_by_all_hosts(
     assert kept(dependent, "host-0") == before
 
 
-async def test_a_newer_membership_can_be_held_back(dependent: Scene) -> None:
+async def test_coordinator_can_withhold_a_newer_membership(dependent: Scene) -> None:
     """Out of scope: hosts that know the coordinator alone. The operator's own file prevents it."""
     federation = dependent.federation
     before = in_force(federation.members)

@@ -90,7 +90,7 @@ class Spaced(Script):
         pytest.param({"metric_bound": 1e5}, False, id="a bound on metrics"),
     ],
 )
-async def test_updates_of_one_model_are_summed_over_one_set_as_one_vector(
+async def test_updates_of_one_model_are_summed_over_only_one_set_of_clients(
     many_runs: Scene, changes: dict[str, Any], same: bool
 ) -> None:
     scene = many_runs

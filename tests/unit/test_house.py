@@ -179,7 +179,7 @@ def test_folder_created_by_the_four_terminals_tutorial_is_git_ignored() -> None:
     assert f"/{folder}/" in (HOUSE / ".gitignore").read_text().splitlines()
 
 
-def test_every_package_is_typed() -> None:
+def test_every_package_has_a_py_typed_marker() -> None:
     assert [folder.name for folder in packages() if not (folder / "py.typed").is_file()] == []
     assert {folder.name for folder in packages()} == {*MAY_IMPORT, "experiments"}
 

@@ -145,7 +145,7 @@ def test_cell_digest_depends_only_on_settings_that_affect_the_result() -> None:
     assert digest() != digest(disclosure={"epsilon": 0.5})
 
 
-def test_a_new_plugin_drops_the_options_of_the_old_one() -> None:
+def test_replaced_plugin_name_removes_the_options_of_the_previous_plugin() -> None:
     table = {"selector": {"name": "fedentopt", "buffer": 7}}
     put(table, "selector.name", "uniform")
     assert table == {"selector": {"name": "uniform"}}

@@ -46,7 +46,7 @@ def test_plugin_name_or_table_is_unchanged() -> None:
     assert session.write(Path("not-made")) == ""
 
 
-def test_an_installed_class_or_object_has_its_installed_name() -> None:
+def test_installed_plugin_class_or_object_keeps_its_installed_name() -> None:
     session = SessionPlugins()
     assert session.table(TASKS, Digits) == {"name": "digits"}
     assert session.table(TASKS, Digits(clients=6, alpha=0.5)) == {"name": "digits", "clients": 6}

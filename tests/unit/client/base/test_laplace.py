@@ -186,7 +186,7 @@ def test_measured_privacy_loss_of_neighbouring_histograms_is_at_most_epsilon(
     assert max(losses) > 0.9 * epsilon
 
 
-def test_replace_needs_twice_the_noise() -> None:
+def test_replace_adjacency_has_twice_the_sensitivity_of_add_remove() -> None:
     assert (sensitivity("add-remove"), sensitivity("replace")) == (1, 2)
 
 
@@ -219,6 +219,6 @@ def test_a_negative_count_is_refused() -> None:
         noisy_counts([3, -1], epsilon=1, adjacency="replace", randomness=random.Random(0))
 
 
-def test_an_unknown_adjacency_is_refused_with_the_choices() -> None:
+def test_unknown_adjacency_is_refused_listing_the_valid_ones() -> None:
     with pytest.raises(ConfigurationError, match="there are: add-remove, replace"):
         sensitivity("remove")  # type: ignore[arg-type]  # the mistake under test

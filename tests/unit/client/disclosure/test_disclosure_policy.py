@@ -250,7 +250,7 @@ def test_ledger_restores_releases_and_sums_their_privacy_loss(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"client": "b", "releases": []}'])
-def test_a_damaged_ledger_stops_all_disclosures(tmp_path: Path, content: str) -> None:
+def test_damaged_release_ledger_stops_all_disclosures(tmp_path: Path, content: str) -> None:
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(StorageError, match="backup"):
         ReleaseLedger(tmp_path).of("a")

@@ -38,12 +38,12 @@ traces = st.dictionaries(
 
 
 @given(traces)
-def test_a_written_trace_reads_as_the_same_trace(trace: AvailabilityTrace) -> None:
+def test_written_trace_is_read_back_unchanged(trace: AvailabilityTrace) -> None:
     assert parse_trace(trace_text(trace.spans), source="t.csv") == trace
 
 
 @given(traces, st.integers(0, 200).map(lambda k: k / 4))
-def test_the_speed_repeats_and_is_that_of_the_row_around_a_time(
+def test_trace_speed_is_that_of_the_row_at_a_time_and_repeats_by_period(
     trace: AvailabilityTrace, at: float
 ) -> None:
     for client, own in trace.spans.items():
@@ -54,7 +54,7 @@ def test_the_speed_repeats_and_is_that_of_the_row_around_a_time(
 
 
 @given(traces, st.integers(0, 100).map(lambda k: k / 4), st.integers(1, 3))
-def test_the_next_time_is_the_first_with_enough_clients(
+def test_next_time_of_a_trace_is_the_first_with_enough_available_clients(
     trace: AvailabilityTrace, at: float, count: int
 ) -> None:
     """The grid has steps of half a second, so looking at each quarter misses nothing."""
@@ -69,7 +69,7 @@ def test_the_next_time_is_the_first_with_enough_clients(
 
 
 @given(traces, st.integers(0, 60).map(lambda k: k / 4), st.integers(1, 120))
-def test_a_client_stays_while_all_moments_are_in_its_rows(
+def test_client_stays_available_only_if_its_rows_cover_the_whole_duration(
     trace: AvailabilityTrace, at: float, quarters: int
 ) -> None:
     for client in trace.spans:
@@ -77,7 +77,7 @@ def test_a_client_stays_while_all_moments_are_in_its_rows(
         assert trace.stays(client, at, quarters / 4) == there
 
 
-def test_states_are_speeds_of_one_and_zero() -> None:
+def test_trace_states_available_and_unavailable_are_speeds_1_and_0() -> None:
     text = "client,start,end,state\na,0,10,available\na,10,20,unavailable\nb,5,20,available\n"
     trace = parse_trace(text, source="t.csv")
     assert [trace.speed("a", at) for at in (0.0, 9.5, 10.0)] == [1.0, 1.0, 0.0]
@@ -106,12 +106,12 @@ def test_states_are_speeds_of_one_and_zero() -> None:
         ("client,start,end,state\na,0,9,on\n", "'state' is 'on'; write available or unavailable"),
     ],
 )
-def test_a_wrong_trace_is_refused_with_line_value_and_remedy(text: str, error: str) -> None:
+def test_invalid_trace_is_refused_with_line_value_and_remedy(text: str, error: str) -> None:
     with pytest.raises(ConfigurationError, match=error):
         parse_trace(text, source="t.csv")
 
 
-def test_a_trace_is_read_from_the_data_directory_and_compared_with_its_digest(
+def test_trace_from_the_data_directory_is_refused_if_its_digest_differs(
     tmp_path: Path,
 ) -> None:
     text = HEADER + "a,0,9,1\n"

@@ -142,7 +142,7 @@ def test_samples_without_a_group_count_only_for_accuracy() -> None:
     assert metrics.worst_group_accuracy is None
 
 
-def test_a_diverged_model_has_no_loss_but_an_accuracy() -> None:
+def test_evaluation_of_a_diverged_model_has_an_accuracy_and_no_loss() -> None:
     data = examples([[math.nan, 0.0], [0.0, 1.0]], [1, 1])
     counts = evaluate(Logits(), data, classes=2, groups=0, device=CPU)
     assert counts.loss_sum == math.inf

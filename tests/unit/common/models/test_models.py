@@ -50,7 +50,7 @@ def test_model_has_the_published_number_of_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18-gn", "mobilenetv2-gn"])
-def test_gradients_reach_every_parameter(name: str) -> None:
+def test_every_model_parameter_has_a_finite_gradient(name: str) -> None:
     torch.manual_seed(0)
     model = model_maker(name, {"classes": 3})()
     torch.autograd.backward(model(torch.randn(2, 3, 32, 32)).square().sum())
@@ -134,7 +134,7 @@ def test_callable_that_does_not_create_a_model_is_refused(
         model_maker(name, options, own_module)()
 
 
-def test_torchvision_is_refused_unless_the_owner_lists_it() -> None:
+def test_torchvision_model_is_refused_unless_the_owner_lists_the_module() -> None:
     with pytest.raises(PluginError, match="that this machine does not accept models from"):
         model_maker("torchvision.models:resnet18", {"weights": "DEFAULT"})
 

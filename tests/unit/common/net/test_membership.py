@@ -99,7 +99,7 @@ def test_signature_over_different_content_is_rejected(tmp_path: Path, change: An
         members.verify("a", profile(**change), MEMBER.sign(profile()), NOW)
 
 
-def test_signatures_of_strangers_and_expired_members_are_rejected(tmp_path: Path) -> None:
+def test_signatures_of_non_members_and_expired_members_are_rejected(tmp_path: Path) -> None:
     members = load_members(*write(tmp_path, signed(record())), federation="f")
     signature = MEMBER.sign(profile())
     with pytest.raises(IdentityError, match="no record in membership epoch 3"):

@@ -206,7 +206,7 @@ def test_base_file_incompatible_with_the_model_is_named_in_the_error(
         divided(made(), table(base="base.safetensors"), None)
 
 
-def test_a_pattern_that_matches_nothing_is_refused() -> None:
+def test_pattern_that_matches_no_tensor_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"no tensor's name matches 'heads\.\*'"):
         divided(made(), table(trainable=["head.*", "heads.*"]), None)
 
@@ -288,7 +288,7 @@ def test_some_tensors_of_a_model_of_named_arrays_can_be_kept() -> None:
         ),
     ],
 )
-def test_a_part_that_clients_can_not_keep_is_rejected_with_a_reason(
+def test_keep_pattern_that_clients_can_not_use_is_refused_with_the_reason(
     values: dict[str, object], why: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=why):

@@ -57,7 +57,7 @@ def test_a_host_that_never_trained_with_noise_has_no_finding(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("ledger")
-def test_clients_near_the_limit_are_named_with_a_warning(tmp_path: Path) -> None:
+def test_clients_near_the_privacy_limit_are_a_warning(tmp_path: Path) -> None:
     [found] = findings(tmp_path, training_epsilon=20)
     assert found.verdict is Verdict.OK
     [found] = findings(tmp_path, training_epsilon=5.5)

@@ -46,7 +46,7 @@ def available(trace: AvailabilityTrace) -> dict[str, list[tuple[float, float]]]:
     )
 )
 @settings(max_examples=50)
-def test_a_generated_trace_is_reproducible_and_reads_back(of: Diurnal) -> None:
+def test_generated_trace_is_reproducible_and_read_back_unchanged(of: Diurnal) -> None:
     trace = diurnal_trace(of)
     assert diurnal_trace(of) == trace
     assert trace.period == of.days * DAY
@@ -54,12 +54,12 @@ def test_a_generated_trace_is_reproducible_and_reads_back(of: Diurnal) -> None:
         assert parse_trace(trace_text(trace.spans), source="t.csv") == trace
 
 
-def test_a_client_is_the_same_in_a_larger_population() -> None:
+def test_generated_trace_of_a_client_is_independent_of_the_population_size() -> None:
     few, many = (diurnal_trace(Diurnal(clients=clients, zones=4)) for clients in (3, 30))
     assert {client: many.spans[client] for client in few.spans} == few.spans
 
 
-def test_nights_begin_around_ten_in_the_evening_of_the_time_zone() -> None:
+def test_generated_nights_start_at_ten_in_the_evening_of_the_time_zone() -> None:
     trace = diurnal_trace(Diurnal(clients=400, days=2, spread=0.0, zones=2, skipped=0.0))
     hours = {span.start % DAY / 3600 for own in trace.spans.values() for span in own if span.speed}
     assert hours == {22.0, 10.0}
@@ -95,7 +95,7 @@ def test_fedscale_capacities_become_samples_per_second() -> None:
     finish=st.integers(1, 50),
     at=st.integers(0, 99),
 )
-def test_a_converted_client_is_available_as_in_the_entry(
+def test_converted_client_is_available_as_in_its_fedscale_entry(
     begins: list[int], lengths: list[int], finish: int, at: int
 ) -> None:
     ends = [begin + length for begin, length in zip(begins, lengths, strict=False)]
@@ -115,12 +115,12 @@ def test_a_converted_client_is_available_as_in_the_entry(
         ([1, 2], "has None as 'finish_time'"),
     ],
 )
-def test_a_wrong_fedscale_entry_is_refused(entry: object, error: str) -> None:
+def test_invalid_fedscale_entry_is_refused(entry: object, error: str) -> None:
     with pytest.raises(ConfigurationError, match=f"the trace: 5 (has )?{error}"):
         fedscale_trace({5: entry}, clients=1)
 
 
-def test_a_pickle_that_could_run_code_is_refused(tmp_path: Path) -> None:
+def test_fedscale_pickle_that_could_execute_code_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(pickle.dumps({1: Path("/")}))
     with pytest.raises(ConfigurationError, match=r"not a pickle of plain dicts.*pathlib"):
@@ -135,7 +135,7 @@ def test_a_pickle_that_could_run_code_is_refused(tmp_path: Path) -> None:
         read_devices(tmp_path / "none")
 
 
-def test_commands_write_traces_and_print_their_digest(tmp_path: Path) -> None:
+def test_trace_commands_write_traces_and_print_their_digest(tmp_path: Path) -> None:
     source, target = tmp_path / "behave", tmp_path / "data" / "t.csv"
     source.write_bytes(pickle.dumps({1: NIGHT}))
     run = CliRunner()

@@ -354,7 +354,7 @@ def test_certificate_without_a_quorum_of_distinct_consents_is_refused() -> None:
     assert refused([*given[:3], replace(given[3], signature=forged)]) is Rule.SIGNATURE
 
 
-def test_a_certificate_for_another_set_is_refused() -> None:
+def test_certificate_for_another_survivor_set_is_refused() -> None:
     # Set substitution: five consents to the whole set, shown to one who consented to a smaller one.
     run = run_at(Stage.CONSENT)
     victim = run.fork()

@@ -75,7 +75,7 @@ def test_late_update_is_its_delta_added_to_the_current_model(
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_deviations_are_squared_distances_from_the_mean(
+def test_deviations_of_late_updates_are_squared_distances_from_the_mean(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(late_updates, "BLOCK_ELEMENTS", 100)

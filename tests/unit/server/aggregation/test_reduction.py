@@ -132,7 +132,7 @@ def test_reductions_of_small_vectors_equal_values_computed_by_hand(tmp_path: Pat
     assert reduced(Reduction.TRIMMED_MEAN, trim=0.0) == [27.25, 0, 0.5]
 
 
-def test_an_outlier_moves_the_clipped_mean_by_no_more_than_the_clip(tmp_path: Path) -> None:
+def test_outlier_changes_the_clipped_mean_by_at_most_the_clip(tmp_path: Path) -> None:
     vectors = np.array([[0, 0, 0], [3e4, 0, 4e4]], np.float32)
     model = stored(tmp_path / "model", arrays_of(np.zeros(3)))
     updates = files(tmp_path, vectors)

@@ -178,7 +178,9 @@ def test_passes_per_client_are_refused_with_a_fixed_number_of_steps() -> None:
         ("[training]\nmomentum = 1.0\n", "'momentum': must be less than 1"),
     ],
 )
-def test_incompatible_parts_are_refused_before_the_run(text: str, message: str) -> None:
+def test_incompatible_plugins_and_settings_are_refused_before_the_run(
+    text: str, message: str
+) -> None:
     with pytest.raises((ConfigurationError, PluginError), match=message):
         draw_up(TASK + text, source="run file")
 

@@ -208,7 +208,7 @@ def test_run_with_noise_at_the_coordinator_sends_no_noise_settings_to_hosts() ->
         ({"strategy": "fedconcat"}, "fedconcat"),
     ],
 )
-def test_private_runs_refuse_settings_that_use_numbers_without_noise(
+def test_settings_that_use_values_without_noise_are_refused_in_private_runs(
     changes: dict[str, str], words: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):

@@ -18,7 +18,7 @@ def clock() -> TraceClock:
     return TraceClock(trace=parse_trace(TRACE, source="t.csv"), deadline=50.0)
 
 
-def test_an_attempt_begins_when_enough_clients_are_available() -> None:
+def test_attempt_on_a_trace_clock_starts_when_enough_clients_are_available() -> None:
     time = clock()
     assert time.begin("abc", 1, failed=0) == ["a"]
     assert time.begin("abc", 2, failed=0) == ["a", "b"]
@@ -27,7 +27,7 @@ def test_an_attempt_begins_when_enough_clients_are_available() -> None:
     assert [time.arrival("b", seconds) for seconds in (10.0, 10.5)] == [10.0, math.inf]
 
 
-def test_a_commit_and_a_failed_attempt_take_time() -> None:
+def test_commits_and_failed_attempts_advance_the_trace_clock() -> None:
     time = clock()
     time.begin("abc", 1, failed=0)
     time.commit(time.seconds(12.0))
@@ -37,14 +37,14 @@ def test_a_commit_and_a_failed_attempt_take_time() -> None:
     assert time.begun == 112.0
 
 
-def test_clients_without_a_row_and_numbers_never_reached_are_refused() -> None:
+def test_client_missing_from_the_trace_or_unreachable_client_count_is_refused() -> None:
     with pytest.raises(RunError, match="has no row of x, and of 1 other clients of the run; add"):
         clock().begin(["a", "x", "y"], 1, failed=0)
     with pytest.raises(RunError, match=r"at no time .* are 4 of the 3 clients available; lower"):
         clock().begin("abc", 4, failed=0)
 
 
-def test_the_clock_of_a_run_file_follows_a_trace_if_both_are_set(tmp_path: Path) -> None:
+def test_run_has_a_trace_clock_only_if_the_clock_is_enabled_with_a_trace(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(TRACE)
     on = VirtualClock(enabled=True, trace="t.csv", deadline_seconds=50)
     assert trace_clock(on, tmp_path) == clock()
@@ -52,7 +52,7 @@ def test_the_clock_of_a_run_file_follows_a_trace_if_both_are_set(tmp_path: Path)
     assert trace_clock(on.without_trace(), tmp_path) is None
 
 
-def test_a_trace_needs_a_deadline_and_no_late_updates() -> None:
+def test_trace_without_a_deadline_or_with_late_updates_is_refused() -> None:
     text = '[task]\nname = "digits"\n[virtual_clock]\nenabled = true\ntrace = "t.csv"\n'
     with pytest.raises(ConfigurationError, match="trace needs deadline_seconds"):
         draw_up(text, source="test")

@@ -69,7 +69,7 @@ def test_dc_real_minimises_the_distance_to_the_labels_of_the_federation() -> Non
     assert best == pytest.approx(min(distances))
 
 
-def test_a_secure_sum_replaces_the_sum_of_the_profiles() -> None:
+def test_dc_real_uses_a_secure_label_sum_instead_of_the_sum_of_profiles() -> None:
     known = labelled([[1, 0], [9, 0], [0, 9]])
     assert starting_with(0, DcReal(added=1), known, 2).rows[1] in (1, 2)
     totals = Population(
@@ -97,7 +97,7 @@ def test_dc_draws_one_client_uniformly_for_a_small_cohort(selector: Selector) ->
     assert selection.reasons.count("drawn uniformly") == 1
 
 
-def test_early_stop_leaves_the_cohort_smaller() -> None:
+def test_early_stop_selects_a_smaller_cohort_without_improvement() -> None:
     """Equal clients are already as near as possible: no client is added."""
     federation = labelled([[3, 3]] * 20)
     assert len(next(rounds(DcBalanced(stop_early=True), federation, 15, 1)).rows) == 10

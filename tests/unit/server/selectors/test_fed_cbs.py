@@ -72,7 +72,7 @@ def chain(
     return found
 
 
-def test_the_imbalance_of_the_papers_example() -> None:
+def test_class_imbalance_equals_the_example_of_the_paper() -> None:
     pool = Pool(np.array(FIGURE, dtype=np.float64))
     with passes(4) as run:
         assert pool.imbalances(run) == pytest.approx([0, 1 / 30, 1 / 6, 1 / 6])
@@ -85,7 +85,7 @@ def test_the_imbalance_of_the_papers_example() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(hnp.arrays(np.float64, (7, 4), elements=st.integers(1, 60)), st.permutations(range(7)))
-def test_imbalances_are_those_of_the_definition(counts: Floats, order: list[int]) -> None:
+def test_class_imbalances_equal_their_definition(counts: Floats, order: list[int]) -> None:
     pool = Pool(counts)
     for size in (2, 3):
         pool.take(order[size])
@@ -97,7 +97,9 @@ def test_imbalances_are_those_of_the_definition(counts: Floats, order: list[int]
 
 
 @pytest.mark.parametrize(("number", "selections"), [(1, [0, 0, 0, 0]), (20, [9, 0, 2, 30])])
-def test_cohorts_have_the_probabilities_of_the_paper(number: int, selections: list[int]) -> None:
+def test_fed_cbs_draws_cohorts_with_the_probabilities_of_the_paper(
+    number: int, selections: list[int]
+) -> None:
     """Within four and a half deviations of 1500 draws, for all 24 ordered cohorts."""
     given_table, draws = labelled(UNEVEN), 1500
     expected = chain(UNEVEN, 3, number=number, selections=selections)
@@ -115,7 +117,7 @@ def test_cohorts_have_the_probabilities_of_the_paper(number: int, selections: li
         assert abs(drawn[cohort] - draws * chance) < 4.5 * deviation + 1, cohort
 
 
-def test_cohorts_have_more_even_labels_than_random_ones() -> None:
+def test_fed_cbs_cohorts_have_more_even_labels_than_random_ones() -> None:
     generator = np.random.default_rng(3)
     owns = np.stack([generator.permutation([30, 30, 1, 0, 0, 0, 0, 0, 0, 0]) for _ in range(60)])
     federation = labelled(owns.tolist())
@@ -127,7 +129,7 @@ def test_cohorts_have_more_even_labels_than_random_ones() -> None:
     assert mean(FedCBS()) < 0.5 * mean(create(Selector, "uniform", {}))
 
 
-def test_a_client_selected_often_is_rarely_the_first() -> None:
+def test_fed_cbs_rarely_selects_an_often_selected_client_first() -> None:
     same = labelled([[4, 1]] * 4)
     state = State(arrays={"selections": np.array([400, 400, 0, 400])})
     first = Counter(
@@ -137,7 +139,7 @@ def test_a_client_selected_often_is_rarely_the_first() -> None:
     assert first[2] > 120
 
 
-def test_clients_without_samples_or_profile_come_last() -> None:
+def test_fed_cbs_selects_clients_without_samples_or_profile_last() -> None:
     table = [[0.0, 0.0], [3.0, 4.0], [math.nan, math.nan], [-5.0, -2.0], [4.0, 3.0]]
     federation = population(5, classes=2, label_counts=table)
     for seed in range(10):
@@ -151,6 +153,6 @@ def test_clients_without_samples_or_profile_come_last() -> None:
 @pytest.mark.parametrize(
     "options", [{"exploration": -1}, {"power": 0}, {"power": 11}, {"exploration": "much"}]
 )
-def test_options_are_checked(options: dict[str, object]) -> None:
+def test_fed_cbs_option_out_of_range_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
         create(Selector, "fed-cbs", options)

@@ -74,7 +74,7 @@ def test_class_imbalanced_clients_of_waterbirds_are_selected_in_most_rounds(
     assert np.mean([{0, 1, 2} <= rows for rows in chosen]) == pytest.approx(share, abs=0.03)
 
 
-def test_rotation_by_round_starts_from_sc_then_ci_then_ai() -> None:
+def test_rotation_by_round_weights_first_by_sc_then_ci_then_ai() -> None:
     reasons = [s.reasons for s in rounds(FedDiverse(), table_6("spawrious-gsc"), 9, 4)]
     starts = [{reason for reason in each if reason.endswith("weighted")} for each in reasons]
     assert starts == [{"sc-weighted"}, {"ci-weighted"}, {"ai-weighted"}, {"sc-weighted"}]

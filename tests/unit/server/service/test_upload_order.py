@@ -87,7 +87,7 @@ async def test_upload_stream_of_another_file_of_the_update_is_not_ended() -> Non
     second.task.cancel()
 
 
-async def test_a_cancelled_stream_is_not_reported_as_overtaken() -> None:
+async def test_cancelled_upload_stream_is_not_reported_as_replaced() -> None:
     stream = Stream(UploadOrder(), 1)
     await stream.receiving.wait()
     stream.task.cancel()

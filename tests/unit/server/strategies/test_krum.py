@@ -52,7 +52,7 @@ def drawn(clients: int, size: int, seed: int) -> dict[str, tuple[float, ...]]:
 # The definitions ---------------------------------------------------------------------------------
 
 
-def test_krum_by_hand(tmp_path: Path) -> None:
+def test_krum_equals_values_computed_by_hand(tmp_path: Path) -> None:
     """n = 5, f = 1: two neighbours count."""
     sent = {"a": (0.0,), "b": (1.0,), "c": (2.5,), "d": (3.0,), "e": (9.0,)}
     assert [round(score, 9) for score, _ in scored(sent, 1)] == [2.5, 3.25, 4.25, 7.25, 78.25]
@@ -62,7 +62,7 @@ def test_krum_by_hand(tmp_path: Path) -> None:
     assert model_after("multi-krum", sent, tmp_path, hostile=0.2) == [1.625]
 
 
-def test_bulyan_by_hand(tmp_path: Path) -> None:
+def test_bulyan_equals_values_computed_by_hand(tmp_path: Path) -> None:
     """n = 7, f = 1: Krum selects five clients, and three of their values are averaged."""
     sent = {"a": 0.0, "b": 1.0, "c": 2.0, "d": 4.0, "e": 5.0, "f": 7.0, "g": 99.0}
     points = {client: (w,) for client, w in sent.items()}
@@ -77,7 +77,7 @@ def test_bulyan_by_hand(tmp_path: Path) -> None:
 
 @with_files
 @given(clients=st.integers(1, 12), share=st.floats(0, 0.49), seed=st.integers(0, 2**32))
-def test_krum_agrees_with_a_second_implementation(
+def test_krum_equals_a_second_implementation(
     tmp_path: Path, clients: int, share: float, seed: int
 ) -> None:
     sent = drawn(clients, 3, seed)
@@ -91,7 +91,7 @@ def test_krum_agrees_with_a_second_implementation(
 
 @with_files
 @given(clients=st.integers(1, 15), share=st.floats(0, 0.24), seed=st.integers(0, 2**32))
-def test_bulyan_agrees_with_a_second_implementation(
+def test_bulyan_equals_a_second_implementation(
     tmp_path: Path, clients: int, share: float, seed: int
 ) -> None:
     sent = drawn(clients, 3, seed)
@@ -119,7 +119,7 @@ def test_bulyan_agrees_with_a_second_implementation(
     together=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-def test_with_attackers_far_away_krum_uses_an_honest_update(
+def test_krum_with_distant_attackers_selects_an_honest_update(
     tmp_path: Path, hostile: int, size: float, together: bool, seed: int
 ) -> None:
     """f attackers of n = 2f + 3, anywhere far away, also all at one place."""
@@ -137,7 +137,7 @@ def test_with_attackers_far_away_krum_uses_an_honest_update(
 
 @with_files
 @given(hostile=st.integers(1, 3), size=st.floats(-1e30, 1e30), seed=st.integers(0, 2**32))
-def test_bulyan_stays_between_honest_values(
+def test_bulyan_result_stays_between_honest_values(
     tmp_path: Path, hostile: int, size: float, seed: int
 ) -> None:
     """n = 4f + 3: f attackers with one absurd coordinate can't move any beyond the honest ones."""
@@ -154,7 +154,7 @@ def test_bulyan_stays_between_honest_values(
 
 
 @pytest.mark.parametrize("name", ["krum", "multi-krum", "bulyan"])
-def test_the_order_of_clients_changes_no_bit(name: str, tmp_path: Path) -> None:
+def test_krum_and_bulyan_are_independent_of_client_order(name: str, tmp_path: Path) -> None:
     """Also with equal updates, whose distance is a rounding error."""
     sent = drawn(5, 3, 7)
     sent |= {"k5": sent["k2"], "k6": sent["k2"]}
@@ -165,7 +165,7 @@ def test_the_order_of_clients_changes_no_bit(name: str, tmp_path: Path) -> None:
     assert len(found) <= (1 if name != "multi-krum" else 3)  # a sum may round by its order
 
 
-def test_the_first_by_name_of_equal_scores_is_used(tmp_path: Path) -> None:
+def test_krum_breaks_equal_scores_by_client_name(tmp_path: Path) -> None:
     """Four corners of a square have equal scores."""
     corners = {"d": (1.0, 1.0), "b": (-1.0, 1.0), "c": (1.0, -1.0), "a": (-1.0, -1.0)}
     assert model_after("krum", corners, tmp_path) == [-1.0, -1.0]

@@ -28,14 +28,14 @@ def played(mifa: Mifa, rounds: list[dict[int, float]], folder: Path) -> list[flo
     return found
 
 
-def test_updates_of_absent_clients_count_again(tmp_path: Path) -> None:
+def test_mifa_reuses_the_last_updates_of_absent_clients(tmp_path: Path) -> None:
     rounds = [{0: 4.0, 1: 8.0}, {2: 4.0}, {0: -4.0}]
     # means of memory: (4 + 8)/4 = 3; (4 + 8 + 4)/4 = 4; (−4 + 8 + 4)/4 = 2
     assert played(Mifa(), rounds, tmp_path) == [3.0, 7.0, 9.0]
     assert played(Mifa(learning_rate=0.5), rounds, tmp_path) == [1.5, 3.5, 4.5]
 
 
-def test_waiting_the_model_moves_once_all_clients_have_sent(tmp_path: Path) -> None:
+def test_mifa_with_wait_changes_the_model_only_after_all_clients_have_sent(tmp_path: Path) -> None:
     rounds = [{0: 4.0, 1: 8.0}, {0: 2.0}, {2: 4.0, 3: 6.0}, {3: 2.0}]
     assert played(Mifa(wait=True), rounds, tmp_path) == [0.0, 0.0, 5.0, 9.0]
 
@@ -44,7 +44,9 @@ def test_waiting_the_model_moves_once_all_clients_have_sent(tmp_path: Path) -> N
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32), wait=st.booleans())
-def test_mifa_agrees_with_a_table_of_updates(tmp_path: Path, seed: int, wait: bool) -> None:
+def test_mifa_equals_a_mean_over_a_table_of_last_updates(
+    tmp_path: Path, seed: int, wait: bool
+) -> None:
     generator = np.random.default_rng(seed)
     rounds, expected, w = [], [], 0.0
     table: dict[int, float] = {}
@@ -59,7 +61,7 @@ def test_mifa_agrees_with_a_table_of_updates(tmp_path: Path, seed: int, wait: bo
     assert played(Mifa(wait=wait), rounds, tmp_path) == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_learning_rate_that_falls_is_remarked() -> None:
+def test_mifa_with_a_decaying_learning_rate_gives_a_remark() -> None:
     steady, falling = LocalTraining(), LocalTraining(learning_rate_decay=0.9)
     assert Mifa().review(steady, Weighting.EXACT) == ()
     [remark] = Mifa().review(falling, Weighting.EXACT)

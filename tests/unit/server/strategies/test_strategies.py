@@ -253,7 +253,7 @@ def wide(value: float, steps: int, running: float) -> Arrays:
 
 
 @every
-def test_integers_are_copied_and_running_statistics_averaged(name: str, tmp_path: Path) -> None:
+def test_strategies_copy_integers_and_average_running_statistics(name: str, tmp_path: Path) -> None:
     played = Rounds(strategy(name), wide(0, 0, 1.0), tmp_path, buffers=["running_var"])
     for number in range(1, 4):
         updates = [wide(0.1, 7 * number, 2.0), wide(0.3, 9 * number, 4.0)]
@@ -408,7 +408,7 @@ def test_fedbio_without_validation_samples_is_refused() -> None:
         strategy("fedbio").review(LocalTraining(), Weighting.EXACT)
 
 
-def test_fedbio_averages_the_model_and_its_direction_by_samples(tmp_path: Path) -> None:
+def test_fedbio_averages_model_and_direction_weighted_by_samples(tmp_path: Path) -> None:
     played = Rounds(strategy("fedbio"), vector(0.0), tmp_path)
     down = played.strategy.broadcast(played.state)
     assert {name: tensors["w"].tolist() for name, tensors in down.items()} == {"direction": [0.0]}

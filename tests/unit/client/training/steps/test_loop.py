@@ -143,7 +143,7 @@ def test_training_does_not_change_the_global_generator_of_torch() -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_training_learns_real_digits() -> None:
+def test_training_on_digits_reduces_the_loss() -> None:
     task = Digits(clients=1)
     data = task.client_data(ClientId("client-0"), None).train
     torch.manual_seed(0)
@@ -173,7 +173,7 @@ def test_training_learns_real_digits() -> None:
         ({"steps": 3, "batch_size": 16, "epochs": 7}, 3),
     ],
 )
-def test_local_work_is_counted_in_epochs_or_steps(settings: dict[str, Any], steps: int) -> None:
+def test_local_work_is_limited_by_epochs_or_steps(settings: dict[str, Any], steps: int) -> None:
     counted = CountingCrossEntropy()
     result = run(network(), objective=counted, **settings)
     assert result.steps == steps == len(counted.sizes)

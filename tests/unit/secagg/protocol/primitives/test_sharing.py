@@ -147,7 +147,7 @@ def test_circulant_graph_has_the_smallest_safe_threshold(rates: tuple[float, flo
         assert not circulant_is_safe(clients, colluding, found.degree, found.degree // 2)
 
 
-def test_few_clients_have_no_circulant_graph() -> None:
+def test_no_circulant_graph_exists_for_few_clients() -> None:
     assert circulant_thresholds(10, 3, 1) is None
 
 

@@ -155,7 +155,7 @@ def test_weights_above_the_bound_are_lowered_to_it() -> None:
     assert (said.weight, said.metrics, said.clipped) == (1000, {"accuracy": 1.0}, 3)
 
 
-def test_clipped_values_are_counted() -> None:
+def test_clipped_values_of_an_update_are_counted() -> None:
     encoder = BodyEncoder(header(), BODY, 6, 10)
     out = np.empty(4, "<u4")
     encoder.encode(np.array([0.25, 0.26, -3.0, 0.0], np.float32), out)
