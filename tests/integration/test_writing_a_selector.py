@@ -94,6 +94,22 @@ def test_the_package_on_the_page_installs_and_selects(
     assert lines[2]["cohort"] == ["b", "d"]
 
 
+def test_a_class_that_no_client_has_is_not_the_rarest(
+    installed_package: Path, tmp_path: Path
+) -> None:
+    """The profiles and the result are those of the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    [example] = re.findall(r"^```json\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    [shown] = re.findall(r"^round  client  why\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    profiles = tmp_path / "profiles.json"
+    profiles.write_text(example)
+    options = ("--rounds", "3", "--clients-per-round", "2", "-o", "rest=1")
+    finished = select(installed_package, profiles, *options)
+    assert finished.returncode == 0, finished.stderr
+    lines = [line.rstrip() for line in finished.stdout.splitlines()]
+    assert lines[1:] == shown.splitlines()
+
+
 def test_its_options_are_checked(installed_package: Path, profiles: Path) -> None:
     refused = select(installed_package, profiles, "--clients-per-round", "2", "-o", "rest=-1")
     assert refused.returncode == 1
