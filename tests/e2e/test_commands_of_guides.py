@@ -42,6 +42,7 @@ ELSEWHERE = {
     "pip install ./brightness-signal": "tests/integration/test_writing_a_signal.py",
     "pip install ./circle-task": "tests/integration/test_writing_a_task.py",
     "pip install ./fair-strategy": "tests/integration/test_writing_a_strategy.py",
+    "pip install ./readings-task": "tests/integration/test_writing_a_trainer.py",
     "pip install ./rare-first-selector": "tests/integration/test_writing_a_selector.py",
     "potluck select --selector rare-first": "tests/integration/test_writing_a_selector.py",
     "potluck data prepare mnist": "tests/unit/experiments/data_sets/test_data_sets.py",
