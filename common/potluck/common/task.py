@@ -126,6 +126,10 @@ class Task(Plugin):
         """
         return None
 
+    def public_labels(self, data: Path | None) -> Tensor | None:  # noqa: ARG002  for subclasses
+        """Return the labels of `public_data`, n, int64, in the same order; None if it has none."""
+        return None
+
     def data_files(self) -> tuple[str, ...] | None:
         """Return the names of the files and folders that the task reads in a data directory.
 

@@ -199,7 +199,8 @@ class ServerTraining:
     the network's tensors with such a copy, or with those of an update. updates: the round's updates
     in client order, each read separately. inputs: n × …, the task's public data. seed: seed of this
     round's training, in [0, 2^63); it also seeds torch's global generator. round: number of the
-    round, from 1. progress: function to call regularly with the completed share, in [0, 1].
+    round, from 1. progress: function to call regularly with the completed share, in [0, 1]. labels:
+    n, int64, the labels of `inputs`; None unless the strategy declares `needs_labels`.
     """
 
     network: nn.Module
@@ -210,6 +211,7 @@ class ServerTraining:
     seed: int
     round: int
     progress: Callable[[float], None]
+    labels: Tensor | None = None
 
 
 class Strategy(Plugin):
@@ -254,6 +256,8 @@ class Strategy(Plugin):
     does not stop early, and no model becomes its best model."""
     trains: bool = False
     """True if `train` continues from the model that `apply` returns."""
+    needs_labels: bool = False
+    """True if `train` needs the labels of the public data."""
 
     def review(
         self,

@@ -126,6 +126,10 @@ class Digits(LabelNoise, Task):
         """Return the inputs of the public images; None if there are none."""
         return _plain(_split_digits(self)[2]).inputs if self.public else None
 
+    def public_labels(self, data: Path | None) -> Tensor | None:  # noqa: ARG002
+        """Return the digits of the public images; None if there are none."""
+        return _plain(_split_digits(self)[2]).labels if self.public else None
+
     def _examples(self, indices: Indices) -> Examples:
         found = _plain(indices)
         return replace(found, groups=found.labels) if self.digit_groups else found
@@ -211,6 +215,11 @@ class ColoredDigits(Task):
         """Return the inputs of the public images; None if there are none."""
         _, _, public, colors = _split_colored(self)
         return _colored(public, colors).inputs if self.public else None
+
+    def public_labels(self, data: Path | None) -> Tensor | None:  # noqa: ARG002
+        """Return the digits of the public images; None if there are none."""
+        _, _, public, colors = _split_colored(self)
+        return _colored(public, colors).labels if self.public else None
 
 
 @lru_cache(maxsize=4)

@@ -42,7 +42,7 @@ from potluck.server.store import RoundRow, Store
 from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.records import NewRun, RunRow, RunState
 from potluck.server.store.store_thread import InStore
-from potluck.server.training.training_job import Workplace, public_inputs
+from potluck.server.training.training_job import Workplace, public_inputs, public_labels
 from potluck.server.watching.run_spans import RunSpans
 
 log = structlog.get_logger()
@@ -94,6 +94,7 @@ class RunsUnderWay:
         )
         if plan.strategy.trains:
             await asyncio.to_thread(public_inputs, plan, self._config.data_directory)
+            await asyncio.to_thread(public_labels, plan, self._config.data_directory)
 
     def begin(self, row: RunRow, plan: RunPlan) -> None:
         """Drive a run from its stored state."""

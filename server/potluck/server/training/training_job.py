@@ -82,12 +82,31 @@ def public_inputs(plan: RunPlan, data_directory: Path | None) -> torch.Tensor:
     if inputs is None or len(inputs) < 2:
         found = "has none" if inputs is None else f"has {len(inputs)}"
         raise ConfigurationError(
-            f"strategy {plan.run_file.strategy.name} trains on the coordinator, on public samples "
-            f"without labels, but task '{name}' {found}; set `public` of [task] to their number, "
+            f"strategy {plan.run_file.strategy.name} trains on the coordinator, on public samples, "
+            f"but task '{name}' {found}; set `public` of [task] to their number, "
             "or return some from the task's method `public_data`",
             task=name,
         )
     return inputs
+
+
+def public_labels(plan: RunPlan, data_directory: Path | None) -> torch.Tensor | None:
+    """Return the labels of the public data; None if the strategy does not need them.
+
+    Raises ConfigurationError if the task has none.
+    """
+    if not plan.strategy.needs_labels:
+        return None
+    name = plan.run_file.task.name
+    with blamed_on_task(name, PUBLIC_DATA):
+        labels = plan.task.public_labels(data_directory)
+    if labels is None:
+        raise ConfigurationError(
+            f"strategy {plan.run_file.strategy.name} needs labels of the public samples, but task "
+            f"'{name}' has none; return them from the task's method `public_labels`",
+            task=name,
+        )
+    return labels
 
 
 def carry_out(job: TrainingJob, progress: Callable[[float], None]) -> None:
@@ -115,6 +134,7 @@ def carry_out(job: TrainingJob, progress: Callable[[float], None]) -> None:
             seed=seed,
             round=job.round,
             progress=progress,
+            labels=public_labels(plan, place.data_directory),
         )
         try:
             plan.strategy.train(training)

@@ -223,6 +223,7 @@ def test_secure_aggregation_is_refused_with_strategies_that_need_single_updates(
         "krum",
         "multi-krum",
         "bulyan",
+        "fltrust",
         "mifa",
         "lora-stacking",
         "feddf",

@@ -23,7 +23,7 @@ from potluck.server.state import State
 from potluck.server.strategies.fedatt import attention
 from potluck.server.strategy import Strategy
 
-OTHERS = ("crash", "fedconcat", "rhfl-logits")
+OTHERS = ("crash", "fedconcat", "fltrust", "rhfl-logits")
 NAMES = tuple(name for name in installed(STRATEGIES) if name not in OTHERS)
 """Those that move any model; the others have tests of their own."""
 every = pytest.mark.parametrize("name", NAMES)
