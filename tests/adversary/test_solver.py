@@ -560,7 +560,9 @@ def test_rounds_with_an_unchanged_model_reveal_a_client_only_by_different_cohort
     "changed",
     [Plan(update=1, model=1, settings=3), Plan(update=1, model=1, weight_bound=700)],
 )
-def test_rounds_of_a_run_have_the_settings_of_its_first(changed: Plan) -> None:
+def test_round_with_settings_other_than_those_of_the_first_round_gives_no_sum(
+    changed: Plan,
+) -> None:
     plans = [Plan(update=1), changed]
     world = played(plans, 7, 0, runs_per_epoch=9)
     assert world.sums == 1

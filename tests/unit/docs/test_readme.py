@@ -11,7 +11,7 @@ README = (ROOT / "README.md").read_text()
 MOST_WORDS = 700
 
 
-def test_the_readme_is_short() -> None:
+def test_readme_has_at_most_the_maximum_number_of_words() -> None:
     assert len(README.split()) <= MOST_WORDS
 
 

@@ -128,7 +128,7 @@ def test_straggler_takes_1_5_times_the_median_duration_of_finished_clients() -> 
     assert stragglers(event.progress) == []
 
 
-def test_cohort_is_sent_only_if_it_changed() -> None:
+def test_web_ui_receives_a_cohort_only_if_it_changed() -> None:
     first, later = progress(1, "select").progress, progress(1, "train", member(0)).progress
     assert changed_cohort(None, first)
     assert changed_cohort(first, later)

@@ -226,7 +226,7 @@ def test_scaffold_corrects_noisy_steps_and_its_variate_is_their_mean(
     assert float(variate.std()) == pytest.approx(0.1, rel=5 / (2 * 7203) ** 0.5)
 
 
-def test_a_correction_that_reads_records_is_refused() -> None:
+def test_gradient_correction_that_reads_records_is_refused_in_private_training() -> None:
     with pytest.raises(ConfigurationError, match="FedBiOCorrection is not compatible"):
         RecordTraining().check(network(), CrossEntropy(), SETTINGS, FedBiOCorrection())
 
@@ -254,7 +254,7 @@ def test_diverged_private_training_names_the_learning_rate() -> None:
         trained(network(), replace(ALL, steps=9, noise_multiplier=1e3), settings=wild)
 
 
-def test_batch_normalisation_is_refused_with_a_remedy() -> None:
+def test_batch_normalisation_is_refused_in_private_training_with_a_remedy() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     with pytest.raises(ConfigurationError, match="group normalisation"):
         RecordTraining().check(model, CrossEntropy(), SETTINGS)
@@ -268,12 +268,12 @@ def test_batch_normalisation_is_refused_with_a_remedy() -> None:
         LocalTraining(precision="bfloat16"),
     ],
 )
-def test_settings_without_protection_are_refused(settings: LocalTraining) -> None:
+def test_settings_incompatible_with_record_noise_are_refused(settings: LocalTraining) -> None:
     with pytest.raises(ConfigurationError, match="privacy"):
         RecordTraining().check(network(), CrossEntropy(), settings)
 
 
-def test_a_loss_that_depends_on_other_records_is_refused() -> None:
+def test_objective_that_depends_on_other_records_is_refused_in_private_training() -> None:
     with pytest.raises(ConfigurationError, match="cross-entropy"):
         RecordTraining().check(network(), composed([FedLC()]), SETTINGS)
 

@@ -29,7 +29,7 @@ def test_relay_flags_override_the_file_and_invalid_addresses_are_refused(tmp_pat
         load_config(path, {"listen": "gate"})
 
 
-def test_host_program_names_a_relay_configuration_as_such(tmp_path: Path) -> None:
+def test_host_program_given_a_relay_configuration_names_it_in_the_error(tmp_path: Path) -> None:
     path = tmp_path / "relay.toml"
     path.write_text(example_config())
     with pytest.raises(ConfigurationError, match="the configuration of a relay"):

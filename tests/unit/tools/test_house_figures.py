@@ -70,7 +70,7 @@ def test_round_forms_are_classes_and_messages_with_bytes_up(
     ]
 
 
-def test_returns_of_a_walk_count_subpackages_entered_again() -> None:
+def test_walk_that_enters_a_subpackage_again_is_counted_as_a_return() -> None:
     links = {
         step: f"[`x`](../server/potluck/server/{step}.py) `do`"
         for step in ("runs/a", "runs/b", "store/c", "runs/d", "store/e", "hosts/f")

@@ -25,7 +25,7 @@ MIDNIGHT = 20_000 * DAY
         (["20:00-06:00"], 12, 12, 0.0),
     ],
 )
-def test_forecast_is_the_share_of_the_span_within_the_available_hours(
+def test_availability_forecast_is_the_share_of_the_span_within_available_hours(
     hours: list[str], begin: float, end: float, share: float
 ) -> None:
     plan = AvailabilityPlan(hours=tuple(hours))
@@ -33,7 +33,7 @@ def test_forecast_is_the_share_of_the_span_within_the_available_hours(
     assert found == pytest.approx(share)
 
 
-def test_forecast_multiplies_hours_by_the_chance_of_the_client() -> None:
+def test_availability_forecast_multiplies_hours_by_the_chance_of_the_client() -> None:
     plan = AvailabilityPlan(chance=0.5, hours=("00:00-12:00",), clients={"b": 0.2})
     span = (MIDNIGHT + 6 * HOUR, MIDNIGHT + 18 * HOUR)
     assert plan.forecast("a", *span) == pytest.approx(0.25)
@@ -47,7 +47,7 @@ def test_forecast_multiplies_hours_by_the_chance_of_the_client() -> None:
     st.integers(0, 3000),
     st.integers(1, 4000),
 )
-def test_forecast_equals_the_share_counted_minute_by_minute(
+def test_availability_forecast_equals_the_share_counted_minute_by_minute(
     spans: list[tuple[int, int]], begin: int, length: int
 ) -> None:
     """Beside a table of the day's minutes."""
@@ -66,18 +66,18 @@ def test_forecast_equals_the_share_counted_minute_by_minute(
 
 
 @given(st.floats(0, 1e300), st.floats(0, 1e300))
-def test_forecast_of_any_span_is_a_probability(begin: float, more: float) -> None:
+def test_availability_forecast_of_any_span_is_a_probability(begin: float, more: float) -> None:
     found = AvailabilityPlan(hours=("20:00-06:00",)).forecast("a", begin, begin + more)
     assert 0 <= found <= 1
 
 
 @pytest.mark.parametrize("text", ["8-9", "24:30-25:00", "08:00", "08:00-24:30", "24:00-08:00", ""])
-def test_invalid_hours_are_refused(text: str) -> None:
+def test_availability_plan_with_invalid_hours_is_refused(text: str) -> None:
     with pytest.raises(ValidationError, match="two times of day"):
         AvailabilityPlan(hours=(text,))
 
 
 @pytest.mark.parametrize("values", [{"chance": 1.1}, {"clients": {"a": -0.1}}, {"odds": 1}])
-def test_invalid_chances_are_refused(values: dict[str, object]) -> None:
+def test_availability_plan_with_invalid_chances_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         AvailabilityPlan.model_validate(values)

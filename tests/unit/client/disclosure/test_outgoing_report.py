@@ -41,7 +41,7 @@ HELD_OUT = entry(
 FAILURE = entry("failure", 1, reason="TRAINING_FAILED", message="no samples")
 
 
-def test_summary_has_one_line_per_kind_of_message_of_a_run() -> None:
+def test_outgoing_summary_has_one_line_per_kind_of_message_of_a_run() -> None:
     assert list(summary([ANSWERS[0], UPDATE, *ANSWERS[1:], FAILURE])) == [
         (
             "2026-01-02 03:04:04 UTC 3 times the answer to 'loss', with 3 models, "
@@ -61,7 +61,7 @@ def test_summary_has_one_line_per_kind_of_message_of_a_run() -> None:
     ]
 
 
-def test_report_has_one_line_per_entry() -> None:
+def test_outgoing_report_has_one_line_per_entry() -> None:
     assert [line(each) for each in (ANSWERS[1], UPDATE, HELD_OUT, FAILURE)] == [
         (
             "2026-01-02 03:04:02 UTC the answer to 'loss', with model m2, for round 2 of run r of "
@@ -86,13 +86,13 @@ def test_report_has_one_line_per_entry() -> None:
     ]
 
 
-def test_summary_separates_runs_and_questions() -> None:
+def test_outgoing_summary_separates_runs_and_questions() -> None:
     other = {**ANSWERS[0], "run": "s"}
     context = {**ANSWERS[0], "question": "context"}
     assert len(list(summary([ANSWERS[0], other, context]))) == 3
 
 
-def test_report_names_the_model_that_was_evaluated() -> None:
+def test_outgoing_report_names_the_evaluated_model() -> None:
     own = {**HELD_OUT, "subject": "its own model"}
     assert "counts on held-out samples with its own model, with model m" in line(own)
     assert len(list(summary([HELD_OUT, own, own]))) == 2

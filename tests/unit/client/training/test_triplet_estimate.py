@@ -85,7 +85,7 @@ def test_generalized_cross_entropy_objective_is_installed_with_its_option() -> N
 
 
 @pytest.mark.parametrize("q", [0, -0.3, 1.1, math.nan, "0.3"])
-def test_a_q_out_of_range_is_refused(q: Any) -> None:
+def test_generalized_cross_entropy_with_q_out_of_range_is_refused(q: Any) -> None:
     with pytest.raises(ConfigurationError, match="option 'q' is "):
         plugins.create(Objective, "generalized-cross-entropy", {"q": q})
 
@@ -384,7 +384,7 @@ def test_triplet_estimate_can_be_cancelled() -> None:
         failing(samples({(0, 0): 5, (1, 0): 5}, 2), cancelled=lambda: True)
 
 
-def test_weights_of_another_model_are_refused() -> None:
+def test_triplet_estimate_with_weights_of_another_model_is_refused() -> None:
     with pytest.raises(LayoutError):
         failing(samples({(0, 0): 5, (1, 0): 5}, 2), weights=weights_of(biased_model(3)))
 
@@ -407,7 +407,7 @@ def test_run_overrides_the_triplet_settings_recommended_by_a_task() -> None:
         triplet_settings_for(task, {"q": 2}, source="the run file")
 
 
-def test_head_has_its_own_learning_rate() -> None:
+def test_attribute_head_of_the_triplet_estimate_has_its_own_learning_rate() -> None:
     """From zero, ten steps of 0.001 only tell which part is larger; ten of 1.0 tell them apart."""
     cells = {(0, 0): 40, (0, 1): 5, (1, 1): 25, (1, 0): 12}
     accuracies = []

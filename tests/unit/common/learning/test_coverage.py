@@ -34,7 +34,7 @@ def test_metric_without_any_client_is_partial_if_clients_are_missing() -> None:
     assert coverages([], ["near"], missing=0) == {}
 
 
-def test_minimum_share_is_reached_despite_rounding_errors() -> None:
+def test_minimum_coverage_share_is_reached_despite_rounding_errors() -> None:
     found = coverages([{"near": 1}] * 7, ["near"], missing=3, least_share=0.7)
     assert not found["near"].partial
 

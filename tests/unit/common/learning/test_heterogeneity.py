@@ -147,7 +147,7 @@ def test_matrices_of_wrong_shape_or_with_negative_counts_are_refused(matrices: A
         triplets(matrices)
 
 
-def test_an_empty_federation_is_refused() -> None:
+def test_heterogeneity_of_an_empty_federation_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="at least one"):
         federated_heterogeneity(np.zeros((0, 2, 2)))
 

@@ -36,6 +36,6 @@ def test_groups_that_do_not_encode_attributes_are_refused(
         interaction_matrix(examples(labels, groups), 2, number)
 
 
-def test_labels_out_of_range_are_refused() -> None:
+def test_counting_labels_out_of_range_is_refused() -> None:
     with pytest.raises(TrainingError, match="labels"):
         label_counts(examples([0, 3]), 3)

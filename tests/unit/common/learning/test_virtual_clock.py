@@ -37,7 +37,7 @@ def test_virtual_clock_gives_the_same_duration_for_the_same_arguments(
     assert found[0] == found[1] >= 1.0
 
 
-def test_duration_depends_on_the_seed_client_and_round() -> None:
+def test_simulated_duration_depends_on_the_seed_client_and_round() -> None:
     def seconds(draw: str, *, seed: int = 0, client: str = "a", number: int = 1) -> float:
         clock = VirtualClock.model_validate({"enabled": True, "draw": draw})
         return pace(clock, seed=seed, client=client, round_number=number)
@@ -55,7 +55,7 @@ def test_virtual_clock_is_a_table_of_the_run_file() -> None:
     assert not parse_run_file('[task]\nname = "digits"\n', source="test").virtual_clock.enabled
 
 
-def test_single_clients_can_be_made_slower() -> None:
+def test_slower_setting_of_the_virtual_clock_slows_single_clients() -> None:
     def seconds(client: str, **slower: float) -> float:
         named = {name.replace("_", "-").replace("to", ":"): each for name, each in slower.items()}
         clock = VirtualClock(enabled=True, slower=named)

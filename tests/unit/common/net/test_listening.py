@@ -20,7 +20,7 @@ def test_error_about_a_port_used_by_another_process_states_that_it_is_in_use() -
         )
 
 
-def test_error_about_an_address_of_another_machine_states_that() -> None:
+def test_error_about_listening_on_an_address_of_another_machine_names_the_cause() -> None:
     assert "is not this machine's" in not_listening("192.0.2.1:7443").message
 
 

@@ -54,7 +54,9 @@ def test_error_names_the_program_that_a_wrong_file_belongs_to(kind: str) -> None
 
 
 @pytest.mark.parametrize("program", ["potluck-server", "potluck-client"])
-def test_program_that_is_given_a_run_file_names_it_as_such(program: str, tmp_path: Path) -> None:
+def test_error_of_a_program_given_a_run_file_names_it_as_a_run_file(
+    program: str, tmp_path: Path
+) -> None:
     (tmp_path / "run.toml").write_text(FILES[RUN])
     ended = run_program(program, "--config", "run.toml", folder=tmp_path)
     said = ended.stderr.decode()

@@ -76,7 +76,7 @@ def test_old_key_in_a_run_file_means_the_new_one_with_a_warning(
     ]
 
 
-def test_a_key_under_both_names_is_refused() -> None:
+def test_key_set_under_its_old_and_new_name_is_refused() -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse_run_file(f"count = 4\nclients_per_round = 5\n{TASK}", source="run.toml")
     assert caught.value.message == (
@@ -84,7 +84,7 @@ def test_a_key_under_both_names_is_refused() -> None:
     )
 
 
-def test_old_keys_in_a_text_are_renamed_above_its_first_table() -> None:
+def test_old_top_level_keys_of_a_run_file_text_are_renamed() -> None:
     text = "# few\ncount = 4  # of 9\n[selector]\nname = 'mine'\ncount = 2\n"
     with pytest.warns(OldSpellingWarning):
         found = with_current_keys(text, OLD_KEYS)

@@ -134,7 +134,9 @@ def test_base_is_loaded_from_any_supported_file_format(tmp_path: Path, form: str
     divided(made(3), same, tmp_path)
 
 
-def test_trainable_tensors_missing_from_the_base_file_are_those_of_the_task(tmp_path: Path) -> None:
+def test_trainable_tensors_missing_from_the_base_file_are_taken_from_the_task(
+    tmp_path: Path,
+) -> None:
     arrays = state_arrays(made(1))
     arrays["head.weight"] = np.zeros((9, 4), np.float32)  # for other classes
     del arrays["head.bias"]

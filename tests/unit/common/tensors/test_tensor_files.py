@@ -434,7 +434,7 @@ def test_arrays_that_do_not_match_the_layout_are_refused(tmp_path: Path) -> None
 ONE = np.ones(1, np.float32)
 
 
-def test_layout_of_some_tensors_equals_that_of_a_separate_file() -> None:
+def test_layout_of_some_tensors_is_that_of_a_file_with_only_those_tensors() -> None:
     arrays = {"q.base.weight": np.zeros((2, 3), np.float32), "count": np.array(3), "q.a": ONE}
     layout = Layout.of(arrays)
     assert layout.without(()) is layout

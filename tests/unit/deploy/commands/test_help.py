@@ -118,7 +118,7 @@ def test_command_without_an_operator_configuration_lists_the_remedies(
     assert "try `potluck demo`" in told
 
 
-def test_doctor_marks_each_line_and_ends_with_zero_without_an_error(run: Run) -> None:
+def test_doctor_marks_each_line_and_exits_with_0_without_an_error(run: Run) -> None:
     code, told = run("doctor")
     lines = told.splitlines()
     assert code == 0
@@ -130,7 +130,7 @@ def test_doctor_marks_each_line_and_ends_with_zero_without_an_error(run: Run) ->
     assert lines[-1] == "1 ok, 1 warning"
 
 
-def test_doctor_ends_with_one_after_an_error(run: Run, tmp_path: Path) -> None:
+def test_doctor_exits_with_1_after_an_error(run: Run, tmp_path: Path) -> None:
     (tmp_path / "coordinator.toml").write_text("listen = 3\n")
     code, told = run("doctor", "coordinator.toml")
     assert code == 1

@@ -76,7 +76,7 @@ def test_finding_about_a_coordinator_of_another_build_names_both_builds() -> Non
     assert found.remedy == "install the same build here"
 
 
-def test_coordinator_problems_give_the_expected_findings() -> None:
+def test_each_problem_that_a_coordinator_reports_gives_a_finding() -> None:
     assert verdicts(described(versions={**VERSIONS, "framing": 99})) == {"its version error"}
     assert verdicts(described(versions={})) == {"its version error"}
     assert verdicts(described(software_version="0.0.1")) == {"its version warning"}

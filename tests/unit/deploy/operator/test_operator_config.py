@@ -89,7 +89,7 @@ def test_example_operator_file_is_valid(tmp_path: Path) -> None:
     assert config.server_name is None
 
 
-def test_overrides_replace_and_add_and_keep_comments() -> None:
+def test_overrides_replace_or_add_values_and_keep_comments() -> None:
     text = '# why\nrounds = 3\n[task]\nname = "digits"\n'
     changed = override(
         text,
@@ -102,7 +102,7 @@ def test_overrides_replace_and_add_and_keep_comments() -> None:
     assert 'name = "my run"' in changed
 
 
-def test_a_list_of_one_table_is_overridden_like_the_table() -> None:
+def test_list_of_one_table_is_overridden_like_a_table() -> None:
     one = '[[objective]]\nname = "fedprox"\n'
     assert override(one, ["objective.mu=2"], source="run.toml") == one + "mu = 2\n"
     with pytest.raises(ConfigurationError, match="'objective' is a value, not a table"):

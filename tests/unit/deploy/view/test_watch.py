@@ -150,7 +150,7 @@ def test_json_display_prints_one_object_per_event_with_protocol_names() -> None:
     assert fourth == {"event": "connection", "connected": False, "text": "gone"}
 
 
-def test_nan_is_null_in_json() -> None:
+def test_json_display_shows_nan_as_null() -> None:
     event = committed(1, math.nan)
     line = to_line(event_values(event))
     assert json.loads(line)["loss"] is None
@@ -353,7 +353,7 @@ def test_durations_are_formatted_with_units(seconds: float, text: str) -> None:
     assert readable_seconds(seconds) == text
 
 
-def test_shares_numbers_and_counts_are_formatted() -> None:
+def test_shares_numbers_and_counts_are_formatted_for_display() -> None:
     assert [readable_share(share) for share in (0.9304, 1.0, None, math.nan)] == [
         "93.0 %",
         "100.0 %",

@@ -120,7 +120,9 @@ def invitation(run: Run, **changes: Any) -> Envelope:
         ({"noise": Noise(epsilon=0.5, sensitivity=2, contributors=3)}, Rule.BUDGET),
     ],
 )
-def test_headers_weaker_than_the_policy_are_refused(changes: dict[str, Any], rule: Rule) -> None:
+def test_session_headers_weaker_than_the_policy_are_refused(
+    changes: dict[str, Any], rule: Rule
+) -> None:
     run = run_at(Stage.ADVERTISE)
     expected = run.federation.expected(run.header)
     party = run.federation.parties["a"]
@@ -247,7 +249,7 @@ def test_roster_with_a_key_of_low_order_is_refused() -> None:
         ({"noise": Noise(epsilon=0.5, sensitivity=2, contributors=4)}, Rule.POLICY),
     ],
 )
-def test_thresholds_below_what_the_roster_needs_are_refused(
+def test_thresholds_below_the_minimum_for_the_roster_are_refused(
     changes: dict[str, Any], rule: Rule
 ) -> None:
     federation = Federation(clients=6)

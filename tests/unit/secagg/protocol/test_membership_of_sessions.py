@@ -37,7 +37,7 @@ def test_session_of_another_membership_is_refused(changes: Any, words: str) -> N
     assert words in step.refusal.detail
 
 
-def test_client_whose_key_differs_from_its_member_record_refuses() -> None:
+def test_client_whose_key_differs_from_its_member_record_refuses_the_session() -> None:
     run = begun()
     party = replace(run.federation.parties["a"], key=member_key("another"))
     expected = run.federation.expected(run.header)

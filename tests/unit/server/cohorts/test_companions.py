@@ -31,7 +31,7 @@ def test_many_clients_of_a_host_form_several_groups() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=300))
-def test_every_member_of_a_group_has_the_same_group(hosts: list[int]) -> None:
+def test_all_members_of_a_group_are_mapped_to_the_same_group(hosts: list[int]) -> None:
     where = {f"client-{number}": f"host-{host}" for number, host in enumerate(hosts)}
     found = companions((client, host, None) for client, host in where.items())
     for client, group in found.items():

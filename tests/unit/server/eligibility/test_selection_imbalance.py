@@ -12,7 +12,7 @@ def test_equal_selection_counts_have_no_imbalance() -> None:
     assert (found.gini, found.times_fair, found.unlikely.tolist()) == (0, 1, [])
 
 
-def test_imbalance_of_one_client_with_all_selections_is_measured() -> None:
+def test_selection_imbalance_of_one_client_with_all_selections_is_computed() -> None:
     found = selection_imbalance(np.array([0, 0, 400, 0]))
     assert found is not None
     assert found.gini == pytest.approx(0.75)
@@ -21,11 +21,11 @@ def test_imbalance_of_one_client_with_all_selections_is_measured() -> None:
     assert found.unlikely.tolist() == [2]
 
 
-def test_imbalance_is_none_before_the_first_selection() -> None:
+def test_selection_imbalance_is_none_before_the_first_selection() -> None:
     assert selection_imbalance(np.zeros(3, dtype=np.int64)) is None
 
 
-def test_uniform_selection_makes_no_client_improbable() -> None:
+def test_uniform_selection_gives_no_client_an_improbable_count() -> None:
     for seed in range(50):
         picks = np.zeros(60, dtype=np.int64)
         for selection in rounds(Uniform(), population(60), 9, 40, seed=seed):
@@ -35,7 +35,7 @@ def test_uniform_selection_makes_no_client_improbable() -> None:
         assert not len(found.unlikely)
 
 
-def test_client_selected_in_every_round_is_improbable() -> None:
+def test_client_selected_in_every_round_has_an_improbable_count() -> None:
     """40 rounds, 9 of 60: six picks are fair, forty are not."""
     picks = np.full(60, 5)
     picks[17] = 40

@@ -74,7 +74,7 @@ def test_changed_agreement_proof_is_refused() -> None:
         refused(changed, mine, theirs, b"c")
 
 
-def test_keys_off_the_curve_are_refused() -> None:
+def test_public_keys_off_the_curve_are_refused() -> None:
     off = 0
     for number in range(2, 60):
         key = number.to_bytes(32, "little")

@@ -29,7 +29,7 @@ from potluck.secagg.protocol.rules import BrokenRuleError, Rule
 SECRET = bytes(range(32))
 
 
-def test_shares_equal_the_published_vector() -> None:
+def test_secret_shares_equal_the_published_vector() -> None:
     value = int.from_bytes(SECRET, "big")
     assert sharing.evaluate(SECRET, [7, 11], [1, 2, 5]) == [value + 18, value + 58, value + 310]
 
@@ -88,7 +88,7 @@ def test_invalid_sharing_parameters_are_refused(
         sharing.share(secret, threshold, holders, random.Random(1).randbytes)
 
 
-def test_shares_beyond_the_field_are_refused() -> None:
+def test_secret_shares_outside_the_field_are_refused() -> None:
     with pytest.raises(ValueError, match="33 bytes"):
         sharing.from_bytes(sharing.PRIME.to_bytes(33, "big"))
     with pytest.raises(ValueError, match="33 bytes"):

@@ -69,7 +69,7 @@ def test_sum_of_the_largest_counts_of_the_maximum_of_clients_does_not_overflow()
 
 
 @pytest.mark.parametrize("counts", [[1, 2], [1, 2, 3, 4, -1], [0, 0, 0, 0, 2**40 + 1]])
-def test_counts_out_of_bounds_are_refused(counts: list[int]) -> None:
+def test_encoding_counts_out_of_bounds_is_refused(counts: list[int]) -> None:
     with pytest.raises(BrokenRuleError) as refused:
         encode_counts(counts, COUNTS)
     assert refused.value.rule is Rule.INPUT
@@ -163,7 +163,7 @@ def test_clipped_values_of_an_update_are_counted() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_updates_that_are_not_finite_are_refused(bad: float) -> None:
+def test_encoding_a_non_finite_update_is_refused(bad: float) -> None:
     with pytest.raises(BrokenRuleError) as refused:
         encoded(BODY, 6, np.array([0.0, bad], np.float32), 10)
     assert refused.value.rule is Rule.INPUT

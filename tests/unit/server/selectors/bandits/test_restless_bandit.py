@@ -25,7 +25,7 @@ def lesson(rows: list[int], rewards: list[float]) -> Lesson:
     )
 
 
-def test_discounted_counts_equal_the_worked_example() -> None:
+def test_restless_bandit_discounted_counts_equal_the_worked_example() -> None:
     """A worked example: rewards 1 in round 1 and 0 in round 3, seen in round 4 with discount .9."""
     bandit = RestlessBandit(states=1, discount=0.9)
     known = bandit.beginning()
@@ -56,7 +56,7 @@ def test_restless_bandit_with_one_state_and_no_discount_equals_ucb1() -> None:
             assert bonus[row] == pytest.approx((2 * np.log(number) / len(plays[row])) ** 0.5)
 
 
-def test_states_are_quantiles_of_previous_rounds() -> None:
+def test_restless_bandit_states_are_quantiles_of_previous_rounds() -> None:
     before = np.array([1.0, 2.0, 3.0, 4.0])
     assert [state_of(mean, before, 2) for mean in (0.0, 2.5, 2.6, 9.0)] == [0, 0, 1, 1]
     assert [state_of(mean, before, 4) for mean in (1.0, 2.0, 3.0, 4.0)] == [0, 1, 2, 3]
