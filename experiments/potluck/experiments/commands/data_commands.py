@@ -113,8 +113,8 @@ def prepare(
         str,
         typer.Argument(
             metavar="NAME",
-            help="mnist, emnist, cifar10, cifar100, cinic10, covtype, covtype-binary, waterbirds "
-            "or spawrious.",
+            help="mnist, emnist, femnist, cifar10, cifar100, cinic10, covtype, covtype-binary, "
+            "shakespeare, tcga-brca, isic2019, waterbirds or spawrious.",
             show_default=False,
         ),
     ],
@@ -136,8 +136,9 @@ def prepare(
     The file NAME.npz in the data directory is not compressed, so that all processes of a machine
     can share one mapping of it. Read are MNIST's and EMNIST's idx files (plain or .gz), CIFAR's
     binary version (never the Python one, which is a pickle), covtype.data, LIBSVM's
-    covtype.libsvm.binary, CINIC-10's folders, WaterBirds' metadata.csv and images, and Spawrious'
-    images by place and breed. Arrays are checked by SHA-256 where it is known.
+    covtype.libsvm.binary, CINIC-10's folders, WaterBirds' metadata.csv and images, Spawrious'
+    images by place and breed, LEAF's JSON of FEMNIST, the plays as one text, and FLamby's files of
+    Fed-TCGA-BRCA and Fed-ISIC2019. Arrays are checked by SHA-256 where it is known.
 
         potluck data prepare mnist --from ~/Downloads/mnist
         potluck data prepare waterbirds --from ~/Downloads/waterbirds --side 64

@@ -29,7 +29,7 @@ def cinic10(folder: Path) -> Found:
         ]
         if len({label for _, label in paths}) < len(names):
             raise missing(folder, f"{split}/{names[0]}/….png and so on for all ten classes")
-        found[f"x_{split}"] = _photographs([path for path, _ in paths], 32)
+        found[f"x_{split}"] = scaled_photographs([path for path, _ in paths], 32)
         found[f"y_{split}"] = np.array([label for _, label in paths], dtype=np.uint8)
     return found
 
@@ -94,13 +94,13 @@ def _with_attributes(
     for split, rows in (("train", train), ("test", test)):
         if not rows:
             raise ConfigurationError(f"no {split} images found")
-        found[f"x_{split}"] = _photographs([path for path, _, _ in rows], side)
+        found[f"x_{split}"] = scaled_photographs([path for path, _, _ in rows], side)
         found[f"y_{split}"] = np.array([label for _, label, _ in rows], dtype=np.uint8)
         found[f"a_{split}"] = np.array([place for _, _, place in rows], dtype=np.uint8)
     return found
 
 
-def _photographs(paths: list[Path], side: int) -> NDArray[np.uint8]:
+def scaled_photographs(paths: list[Path], side: int) -> NDArray[np.uint8]:
     """Return n × side × side × 3 pixels: each image is scaled, and its longer side cropped."""
     images = np.empty((len(paths), side, side, 3), dtype=np.uint8)
     for row, path in enumerate(paths):

@@ -12,12 +12,15 @@ from typing import Final
 import numpy as np
 
 from potluck.common.errors import ConfigurationError, StorageError
-from potluck.experiments.data_sets import cifar, idx, photographs
+from potluck.experiments.data_sets import cifar, flamby_files, idx, leaf, photographs, plays
 from potluck.experiments.data_sets import covertype_download as covertype
 from potluck.experiments.data_sets.search import Found
 from potluck.experiments.tasks.arrays import DataFormat, array_sha256, checked
 from potluck.experiments.tasks.covertype import BINARY, SEVEN
+from potluck.experiments.tasks.femnist import Femnist
+from potluck.experiments.tasks.flamby import Isic2019, TcgaBrca
 from potluck.experiments.tasks.images import Cifar10, Cifar100, Cinic10, Emnist, Mnist
+from potluck.experiments.tasks.shakespeare import Shakespeare
 from potluck.experiments.tasks.spurious import Spawrious, Waterbirds
 
 
@@ -132,6 +135,8 @@ DATA_SETS: Final[Mapping[str, DataSet]] = {
     ),
     "covtype-binary": DataSet(form=BINARY, read=covertype.covertype_binary),
     "emnist": DataSet(form=Emnist.form, read=idx.emnist),
+    "femnist": DataSet(form=Femnist.form, read=leaf.femnist),
+    "isic2019": DataSet(form=Isic2019.form, read_sized=flamby_files.isic2019),
     "mnist": DataSet(
         form=Mnist.form,
         read=idx.mnist,
@@ -142,6 +147,31 @@ DATA_SETS: Final[Mapping[str, DataSet]] = {
             "y_test": "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
         },
     ),
+    "shakespeare": DataSet(
+        form=Shakespeare.form,
+        read=plays.shakespeare,
+        sums={
+            "x_train": "693b766d5eaf0f9ab1cabec007435c64fe75c78e574db51c273713052b30a325",
+            "y_train": "fd7b8898a0718e5400fa856a17fa1a105832e88817c89ae91e9fa70077dae6c9",
+            "c_train": "70c6485d653b699224a0544701af4b2c8739a8735ef56d44dbf8ca50ac91e3c4",
+            "x_test": "0af581f5b1a3ec49b0795508e9b703f525907f1b3d673ad96a4092118f544207",
+            "y_test": "dc9748e9e577635afcb4a8fdf101b8c98b3b265f9fd5bebaedf256123da72002",
+            "c_test": "315abd7517ddb5b4687a5865fbf3101c0d61427f74d4737c4a740d0acedf9889",
+            "names": "c582861d5aa94f0cede52a3c67daf88f27e6a9fc6359aff5fc609a12676f9212",
+        },
+    ),
     "spawrious": DataSet(form=Spawrious.form, read_sized=photographs.spawrious),
+    "tcga-brca": DataSet(
+        form=TcgaBrca.form,
+        read=flamby_files.tcga_brca,
+        sums={
+            "x_train": "335ba391f9282bf8b5b276280174d683c9812e33cf4cc81773325d6705399cb0",
+            "y_train": "3ae0485fd41df863e85efc62c5830b6839db64175bad1deb77a42fc11314ad89",
+            "c_train": "a3aa040729da647a884d94d72ea567140487e8ed092b6a25b5e77ea30caf8250",
+            "x_test": "5d9989f50a96d51cd9da7b65ffbdc1a1464ac57bd914a890537ef6539042f4fa",
+            "y_test": "c4ca1443d21759306e6c3148e711b425967d456002a01226780fa123bf9d9c10",
+            "c_test": "535792263e2715c77082c60a2846541f8c08aaebc46391514cff4c9ac3fcccd4",
+        },
+    ),
     "waterbirds": DataSet(form=Waterbirds.form, read_sized=photographs.waterbirds),
 }

@@ -36,7 +36,9 @@ class DataFormat:
     shape: of one sample; None if any shape is valid (images of a size chosen when preparing).
     dtype: type of the samples. classes: labels are in [0, classes). attributes: True if the file
     also has `a_train` and `a_test` with a binary attribute of each sample. source: the origin of
-    the data, in a sentence for a person who does not have them.
+    the data, in a sentence for a person who does not have them. natural: True if the file also has
+    `c_train` and `c_test`, the number of the client that each sample belongs to, and `names`, the
+    clients' names.
     """
 
     name: str
@@ -45,6 +47,13 @@ class DataFormat:
     classes: int
     source: str
     attributes: bool = False
+    natural: bool = False
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Names of the arrays in the file."""
+        attributes = ("a_train", "a_test") if self.attributes else ()
+        return (*REQUIRED, *attributes, *(("c_train", "c_test", "names") if self.natural else ()))
 
     @property
     def file_name(self) -> str:
@@ -54,7 +63,10 @@ class DataFormat:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Arrays:
-    """A data set. x: n × …, as stored; y: n, int64; a: n, int64 in {0, 1}, or None."""
+    """A data set. x: n × …, as stored; y: n, int64; a: n, int64 in {0, 1}, or None.
+
+    c: n, int64, number of each sample's client, or None. names: names of these clients.
+    """
 
     x_train: NDArray[Any]
     y_train: NDArray[np.int64]
@@ -62,6 +74,9 @@ class Arrays:
     y_test: NDArray[np.int64]
     a_train: NDArray[np.int64] | None = None
     a_test: NDArray[np.int64] | None = None
+    c_train: NDArray[np.int64] | None = None
+    c_test: NDArray[np.int64] | None = None
+    names: tuple[str, ...] = ()
 
 
 def open_arrays(form: DataFormat, data: Path | None) -> Arrays:
@@ -90,9 +105,8 @@ def open_arrays(form: DataFormat, data: Path | None) -> Arrays:
 
 
 def _recipe(form: DataFormat) -> str:
-    extra = ", a_train, a_test" if form.attributes else ""
     return (
-        f"It holds the arrays {', '.join(REQUIRED)}{extra}; make it with "
+        f"It holds the arrays {', '.join(form.required)}; make it with "
         f"`potluck data prepare {form.name} --from FOLDER`, where FOLDER holds {form.source}"
     )
 
@@ -106,7 +120,7 @@ def _open(form: DataFormat, path: Path, _size: int, _modified: int) -> Arrays:
 
 def checked(form: DataFormat, arrays: Mapping[str, NDArray[Any]], *, source: str) -> Arrays:
     """Return arrays that fit a format. Raises ConfigurationError with array, value, expectation."""
-    names = [*REQUIRED, *(("a_train", "a_test") if form.attributes else ())]
+    names = form.required
     missing = [name for name in names if name not in arrays]
     if missing:
         raise ConfigurationError(
@@ -114,15 +128,30 @@ def checked(form: DataFormat, arrays: Mapping[str, NDArray[Any]], *, source: str
             f"{_recipe(form)}",
             path=source,
         )
+    clients = _client_names(arrays["names"], source) if form.natural else ()
     labels: dict[str, NDArray[np.int64]] = {}
     for split in ("train", "test"):
         samples = arrays[f"x_{split}"]
         _expect(form, samples, f"{source}: x_{split}")
-        for kind, limit in (("y", form.classes), ("a", 2)):
+        for kind, limit in (("y", form.classes), ("a", 2), ("c", len(clients))):
             name = f"{kind}_{split}"
             if name in names:
                 labels[name] = _labels(arrays[name], len(samples), limit, f"{source}: {name}")
-    return Arrays(x_train=arrays["x_train"], x_test=arrays["x_test"], **labels)
+    samples_of = np.bincount(labels["c_train"], minlength=len(clients)) if clients else np.ones(1)
+    if not samples_of.all():
+        raise ConfigurationError(
+            f"{source}: client '{clients[int(np.argmin(samples_of))]}' has no training sample; "
+            f"{_recipe(form)}"
+        )
+    return Arrays(x_train=arrays["x_train"], x_test=arrays["x_test"], names=clients, **labels)
+
+
+def _client_names(values: NDArray[Any], source: str) -> tuple[str, ...]:
+    if values.ndim != 1 or values.dtype.kind != "U" or len(values) == 0:
+        raise ConfigurationError(
+            f"{source}: names is {values.dtype} {values.shape}, expected texts, one per client"
+        )
+    return tuple(values.tolist())
 
 
 def _expect(form: DataFormat, samples: NDArray[Any], what: str) -> None:

@@ -12,6 +12,7 @@ from pydantic import PositiveInt
 from potluck.common.models.lenet import lenet5
 from potluck.common.models.mnist_cnn import mnist_cnn
 from potluck.common.models.perceptron import perceptron
+from potluck.common.settings.old_spelling import warn_of_old_spelling
 from potluck.common.task import Recommended
 from potluck.common.tasks.stored import Prepare
 from potluck.experiments.tasks.arrays import Arrays, DataFormat
@@ -62,13 +63,13 @@ class Mnist(_ImageTask):
 class Emnist(_ImageTask):
     """62 handwritten digits and letters, EMNIST's split "byclass", images of 28 × 28.
 
-    FEMNIST has the same characters, by writer; here the clients are made by label.
+    The task `femnist` has the same characters by writer; here the clients are made by label.
     network: cnn, cnn-wide or perceptron, as in `mnist`.
     """
 
     network: Literal["cnn", "cnn-wide", "perceptron"] = "cnn"
 
-    name = "emnist"
+    name = "emnist-by-label"
     form = DataFormat(
         name="emnist",
         shape=(28, 28),
@@ -83,6 +84,15 @@ class Emnist(_ImageTask):
     }
     images = Images(means=(0.1736,), deviations=(0.3317,))
     training: ClassVar[Recommended] = {"learning_rate": 0.01, "batch_size": 64, "epochs": 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmnistOldName(Emnist):
+    """The task `emnist-by-label` by its old name `emnist`."""
+
+    def __post_init__(self) -> None:
+        """Warn that the task has a new name."""
+        warn_of_old_spelling("task 'emnist'", "'emnist-by-label'", what="name")
 
 
 _SMALL: Recommended = {

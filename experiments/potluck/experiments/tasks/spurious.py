@@ -31,7 +31,7 @@ from potluck.common.tasks.table6 import interaction_matrices
 from potluck.experiments.tasks.arrays import Arrays, DataFormat, open_arrays
 from potluck.experiments.tasks.images import Mnist
 from potluck.experiments.tasks.label_skew import stored_examples
-from potluck.experiments.tasks.networks import Networks, small_cnn
+from potluck.experiments.tasks.networks import Networks, photograph_cnn, small_cnn
 from potluck.experiments.tasks.preparing import Colored, Images
 
 _BYTES = np.dtype(np.uint8)
@@ -176,7 +176,7 @@ class _PhotographTask(SpuriousTask):
 
     def model(self) -> nn.Module:
         """Return the network."""
-        return _photograph_cnn(self.classes)
+        return photograph_cnn(self.classes)
 
     def data_files(self) -> tuple[str, ...]:
         """The data set's file."""
@@ -218,23 +218,6 @@ def _parts(arrays: Arrays, distribution: str, seed: int, share: float) -> list[I
     attributes = arrays.a_train if arrays.a_train is not None else np.zeros_like(arrays.y_train)
     cells = arrays.y_train * 2 + attributes
     return by_counts(cells, matrices.reshape(len(matrices), -1), np.random.default_rng(seed))
-
-
-def _photograph_cnn(classes: int) -> nn.Module:
-    """Return three convolutions: a replacement for a pre-trained network, fast on a CPU."""
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(4),
-        nn.Flatten(),
-        nn.Linear(64 * 16, classes),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
