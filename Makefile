@@ -170,4 +170,4 @@ $(BUF):
 .PHONY: clean
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage potluck-demo
-	find $(wildcard api client common deploy experiments integrations page privacy relay secagg server tests tools benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(wildcard api client common deploy experiments integrations page privacy relay secagg server verifiable tests tools benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -39,6 +39,7 @@ SOURCE_ROOTS = (
     "relay",
     "secagg",
     "server",
+    "verifiable",
 )
 
 MAY_IMPORT = {
@@ -53,6 +54,7 @@ MAY_IMPORT = {
     "rpc": {"rpc"},
     "secagg": {"client", "common", "rpc", "secagg", "server"},
     "server": {"server", "common", "rpc"},
+    "verifiable": {"client", "common", "rpc", "server", "verifiable"},
 }
 
 

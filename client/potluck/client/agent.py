@@ -30,6 +30,7 @@ from potluck.client.handlers.host_sums import HostSums
 from potluck.client.handlers.instruction_log import InstructionLog
 from potluck.client.handlers.measured_workers import MeasuredWorkers
 from potluck.client.handlers.repeated_failures import RepeatedFailures
+from potluck.client.handlers.selection_guard import open_guard
 from potluck.client.handlers.sum_participant import check_masks, open_participant
 from potluck.client.handlers.training_groups import TrainingGroups
 from potluck.client.private_training import GUARD, PrivacyGuard
@@ -170,6 +171,7 @@ class Agent:
                     coordinator=discloser.asker.coordinator,
                 )
             ),
+            selections=open_guard(self._state.path, config.member_key, self._in_force),
             measured=measured,
             tracer=tracer,
         )

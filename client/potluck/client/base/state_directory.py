@@ -11,6 +11,7 @@ disclosures/CLIENT.json  a client's releases, never deleted; see `release_ledger
 privacy/CLIENT.jsonl     its trainings with noise, never deleted; charged before each begins
 sums/CLIENT.jsonl        its secure sums, never deleted; see `sum_ledger`
 choices/…json            choices that the host made by measuring; see `kept_choices`
+selections/…jsonl        documents of selections that coordinators committed to
 outgoing/CLIENT.jsonl    other messages it sent: answers, held-out counts, updates; `outgoing_log`
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +18,7 @@ from potluck.client.handlers.host_sums import HostSums
 from potluck.client.handlers.instruction_log import InstructionLog, InstructionStage
 from potluck.client.handlers.measured_workers import MeasuredWorkers
 from potluck.client.handlers.repeated_failures import RepeatedFailures
+from potluck.client.handlers.selection_guard import NoGuard, SelectionGuard
 from potluck.client.handlers.sum_participant import SumParticipant
 from potluck.client.handlers.training_groups import TrainingGroups
 from potluck.client.private_training import PrivacyGuard
@@ -67,6 +68,7 @@ class HandlerContext:
     failures: RepeatedFailures
     guard: Callable[[], PrivacyGuard]
     """Returns the guard of trainings with noise. Raises PluginError or MissingLibraryError."""
+    selections: SelectionGuard = field(default_factory=NoGuard)
     measured: MeasuredWorkers | None = None
     tracer: Tracer | None = None
 

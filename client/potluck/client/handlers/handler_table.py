@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from potluck.client.handlers.active_instruction import ActiveInstruction
@@ -32,6 +33,13 @@ async def _step_of_sum(context: HandlerContext, active: ActiveInstruction) -> rp
     return rpc.Answer(instruction_id=instruction.id, secure=reply)
 
 
+async def _note_selection(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:
+    """Take note of a document about a selection."""
+    instruction = active.instruction
+    receipt = await asyncio.to_thread(context.selections.take, instruction)
+    return rpc.Answer(instruction_id=instruction.id, receipt=receipt)
+
+
 HANDLERS: Mapping[str, Handler] = {
     "train": train,
     "check": check,
@@ -39,6 +47,7 @@ HANDLERS: Mapping[str, Handler] = {
     "disclose": disclose,
     "question": answer_question,
     "secure": _step_of_sum,
+    "selection": _note_selection,
 }
 """The handlers, by the name of the instruction's field that holds the work."""
 

@@ -81,6 +81,7 @@ async def train(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
     If the instruction has a question, return the question's answer and keep the update here.
     """
     instruction, update_id = active.instruction, active.instruction.id
+    await asyncio.to_thread(context.selections.check, instruction)
     kept = _kept(context, active)
     fresh = kept is None
     try:

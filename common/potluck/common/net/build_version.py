@@ -34,6 +34,7 @@ SOURCE_ROOTS = (
     "relay",
     "secagg",
     "server",
+    "verifiable",
 )
 """Folders that the digest of the sources includes."""
 

@@ -501,6 +501,29 @@ class SelectorLimits(Settings):
     )
 
 
+class SelectionProof(Settings):
+    """Commitments with which others can check the selections of a run."""
+
+    verifiable: bool = Field(
+        default=False,
+        description="Whether the coordinator commits to the seed and the inputs of each selection\n"
+        "before it selects, in a hash chain that hosts receive, and keeps all inputs. `potluck\n"
+        "audit-selection` repeats the selections. Costs three short messages per host and round.",
+    )
+    hosts_verify: bool = Field(
+        default=False,
+        description="Whether hosts also help to make each seed, recompute each cohort, and refuse\n"
+        "to train in another one. Cohorts then differ between runs with the same seed. Only for\n"
+        "the selectors uniform and round-robin. Needs verifiable = true.",
+    )
+
+    @model_validator(mode="after")
+    def _verifiable_first(self) -> Self:
+        if self.hosts_verify and not self.verifiable:
+            raise ValueError("`hosts_verify` needs `verifiable = true`")
+        return self
+
+
 class SampleLimits(Settings):
     """Bounds on the number of samples by which a client's update is weighted."""
 

@@ -19,6 +19,7 @@ from potluck.common.run_file.run_settings import (
     Retention,
     RoundPolicy,
     SampleLimits,
+    SelectionProof,
     SelectorLimits,
     Transport,
 )
@@ -143,6 +144,9 @@ class RunFile(Settings):
     )
     selector_limits: SelectorLimits = Field(
         default=SelectorLimits(), description="Bounds on who is selected, and how often."
+    )
+    selection: SelectionProof = Field(
+        default=SelectionProof(), description="How others can check who is selected."
     )
     sample_limits: SampleLimits = Field(
         default=SampleLimits(),

@@ -45,7 +45,13 @@ reason.
 
 The digest covers every other field, including fields that are added to the schema later.
 """
-CHANGING: Final = frozenset({"potluck.rpc.v1.Train.part", "potluck.rpc.v1.Auxiliary.shared"})
+CHANGING: Final = frozenset(
+    {
+        "potluck.rpc.v1.Train.part",
+        "potluck.rpc.v1.Train.selection",
+        "potluck.rpc.v1.Auxiliary.shared",
+    }
+)
 """Fields that may change from round to round of a run, although its settings stay the same."""
 
 

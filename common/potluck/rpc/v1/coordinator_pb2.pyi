@@ -453,6 +453,7 @@ class Answer(_message.Message):
     CHECKED_FIELD_NUMBER: _builtins.int
     MEASURES_FIELD_NUMBER: _builtins.int
     OFFER_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     instruction_id: _builtins.str
     """The instruction."""
     @_builtins.property
@@ -487,6 +488,10 @@ class Answer(_message.Message):
     def offer(self) -> Global___Offer:
         """The update has been made, and is kept until it is asked for."""
 
+    @_builtins.property
+    def receipt(self) -> Global___SelectionReceipt:
+        """The receipt for a document about a selection."""
+
     def __init__(
         self,
         *,
@@ -499,12 +504,13 @@ class Answer(_message.Message):
         checked: Global___Checked | None = ...,
         measures: Global___MeasuredSums | None = ...,
         offer: Global___Offer | None = ...,
+        receipt: Global___SelectionReceipt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "evaluation", b"evaluation", "failure", b"failure", "measures", b"measures", "offer", b"offer", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "evaluation", b"evaluation", "failure", b"failure", "measures", b"measures", "offer", b"offer", "outcome", b"outcome", "profile", b"profile", "receipt", b"receipt", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "evaluation", b"evaluation", "failure", b"failure", "instruction_id", b"instruction_id", "measures", b"measures", "offer", b"offer", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "evaluation", b"evaluation", "failure", b"failure", "instruction_id", b"instruction_id", "measures", b"measures", "offer", b"offer", "outcome", b"outcome", "profile", b"profile", "receipt", b"receipt", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["failure", "evaluation", "profile", "scalars", "secure", "checked", "measures", "offer"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["failure", "evaluation", "profile", "scalars", "secure", "checked", "measures", "offer", "receipt"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -750,6 +756,7 @@ class Instruction(_message.Message):
     QUESTION_FIELD_NUMBER: _builtins.int
     SECURE_FIELD_NUMBER: _builtins.int
     CHECK_FIELD_NUMBER: _builtins.int
+    SELECTION_FIELD_NUMBER: _builtins.int
     TRACE_PARENT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique for ever; the same id is the same work, so a host does it once. What it was told to drop,
@@ -799,6 +806,10 @@ class Instruction(_message.Message):
     def check(self) -> Global___Check:
         """Say whether the host could train for a run."""
 
+    @_builtins.property
+    def selection(self) -> Global___SelectionDocument:
+        """Take note of a document about a selection, and answer with a receipt."""
+
     def __init__(
         self,
         *,
@@ -815,13 +826,14 @@ class Instruction(_message.Message):
         question: Global___Question | None = ...,
         secure: Global___SecureStep | None = ...,
         check: Global___Check | None = ...,
+        selection: Global___SelectionDocument | None = ...,
         trace_parent: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "check", b"check", "disclose", b"disclose", "evaluate", b"evaluate", "question", b"question", "secure", b"secure", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "check", b"check", "disclose", b"disclose", "evaluate", b"evaluate", "question", b"question", "secure", b"secure", "selection", b"selection", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "check", b"check", "client_id", b"client_id", "disclose", b"disclose", "evaluate", b"evaluate", "id", b"id", "question", b"question", "round", b"round", "run_id", b"run_id", "secure", b"secure", "settle", b"settle", "time_left", b"time_left", "trace_parent", b"trace_parent", "train", b"train", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "check", b"check", "client_id", b"client_id", "disclose", b"disclose", "evaluate", b"evaluate", "id", b"id", "question", b"question", "round", b"round", "run_id", b"run_id", "secure", b"secure", "selection", b"selection", "settle", b"settle", "time_left", b"time_left", "trace_parent", b"trace_parent", "train", b"train", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "evaluate", "abandon", "settle", "disclose", "question", "secure", "check"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "evaluate", "abandon", "settle", "disclose", "question", "secure", "check", "selection"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
@@ -890,6 +902,7 @@ class Train(_message.Message):
     DROPPED_FIELD_NUMBER: _builtins.int
     SUMMING_FIELD_NUMBER: _builtins.int
     PRIVACY_FIELD_NUMBER: _builtins.int
+    SELECTION_FIELD_NUMBER: _builtins.int
     training_json: _builtins.str
     """Local training (optimiser, epochs, batch size, …) as a JSON object."""
     seed: _builtins.int
@@ -984,6 +997,10 @@ class Train(_message.Message):
         add it, or whose owner's budget is spent, refuses the training.
         """
 
+    @_builtins.property
+    def selection(self) -> Global___CommittedSelection:
+        """The selection by which the client trains, in a run that commits to its selections; else absent."""
+
     def __init__(
         self,
         *,
@@ -1012,16 +1029,109 @@ class Train(_message.Message):
         dropped: _abc.Iterable[_builtins.str] | None = ...,
         summing: Global___Summing | None = ...,
         privacy: Global___Privacy | None = ...,
+        selection: Global___CommittedSelection | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "kept", b"kept", "model", b"model", "objective", b"objective", "part", b"part", "personal", b"personal", "privacy", b"privacy", "summing", b"summing", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "kept", b"kept", "model", b"model", "objective", b"objective", "part", b"part", "personal", b"personal", "privacy", b"privacy", "selection", b"selection", "summing", b"summing", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "companions", b"companions", "compressed", b"compressed", "delta", b"delta", "dropped", b"dropped", "encoding", b"encoding", "further_objectives", b"further_objectives", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "part", b"part", "personal", b"personal", "privacy", b"privacy", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "summing", b"summing", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "companions", b"companions", "compressed", b"compressed", "delta", b"delta", "dropped", b"dropped", "encoding", b"encoding", "further_objectives", b"further_objectives", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "part", b"part", "personal", b"personal", "privacy", b"privacy", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "selection", b"selection", "summing", b"summing", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__part: _TypeAlias = _typing.Literal["part"]  # noqa: Y015
     _WhichOneofArgType__part: _TypeAlias = _typing.Literal["_part", b"_part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__part) -> _WhichOneofReturnType__part | None: ...
 
 Global___Train: _TypeAlias = Train  # noqa: Y015
+
+@_typing.final
+class CommittedSelection(_message.Message):
+    """A selection that the coordinator has committed to, by its last document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOME_SHA256_FIELD_NUMBER: _builtins.int
+    COHORT_FIELD_NUMBER: _builtins.int
+    outcome_sha256: _builtins.str
+    """SHA-256 digest of the outcome, 64 lower-case hexadecimal digits. Empty in a check."""
+    @_builtins.property
+    def cohort(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of a masked round: all clients of the cohort, the only ones that its sum may include."""
+
+    def __init__(
+        self,
+        *,
+        outcome_sha256: _builtins.str = ...,
+        cohort: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cohort", b"cohort", "outcome_sha256", b"outcome_sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommittedSelection: _TypeAlias = CommittedSelection  # noqa: Y015
+
+@_typing.final
+class SelectionDocument(_message.Message):
+    """A document that commits the coordinator to a selection. Each is JSON; its digest is over these
+    bytes.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPENING_FIELD_NUMBER: _builtins.int
+    ATTENDEES_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    opening: _builtins.bytes
+    """The inputs of the selection."""
+    attendees: _builtins.bytes
+    """The clients to choose from, and the hosts' commitments to their shares of the seed."""
+    outcome: _builtins.bytes
+    """The cohort, and the shares that were revealed."""
+    def __init__(
+        self,
+        *,
+        opening: _builtins.bytes = ...,
+        attendees: _builtins.bytes = ...,
+        outcome: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attendees", b"attendees", "document", b"document", "opening", b"opening", "outcome", b"outcome"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attendees", b"attendees", "document", b"document", "opening", b"opening", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_document: _TypeAlias = _typing.Literal["opening", "attendees", "outcome"]  # noqa: Y015
+    _WhichOneofArgType_document: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_document) -> _WhichOneofReturnType_document | None: ...
+
+Global___SelectionDocument: _TypeAlias = SelectionDocument  # noqa: Y015
+
+@_typing.final
+class SelectionReceipt(_message.Message):
+    """What a host answers to such a document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMITMENT_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    commitment: _builtins.str
+    """To an opening of a joint seed: commitment to the host's share, 64 hexadecimal digits."""
+    share: _builtins.str
+    """To the attendees of a joint seed: the share, 64 hexadecimal digits."""
+    signature: _builtins.bytes
+    """Ed25519 signature by the client's member key; empty where it has none."""
+    def __init__(
+        self,
+        *,
+        commitment: _builtins.str = ...,
+        share: _builtins.str = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commitment", b"commitment", "share", b"share", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SelectionReceipt: _TypeAlias = SelectionReceipt  # noqa: Y015
 
 @_typing.final
 class Privacy(_message.Message):

@@ -12,7 +12,7 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Run": ("demo", "config", "run", "watch", "stop", "resume", "delete"),
     "Look": ("runs", "model", "evaluate", "export", "report", "page"),
     "Federation": ("doctor", "clients", "pki", "deploy"),
-    "Privacy": ("privacy", "profiles", "audit", "audit-labels"),
+    "Privacy": ("privacy", "profiles", "audit", "audit-labels", "audit-selection"),
     "Research": ("select", "experiment", "preset", "data", "pretrained"),
 }
 """Names of commands by title of group, in the order of the help."""

@@ -28,6 +28,14 @@ class InstalledCommands(TyperGroup):
             own + [name for name in plugins.installed(plugins.COMMANDS) if name not in own]
         )
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that arguments begin with; `audit selection` means
+        `audit-selection`."""
+        joined = "-".join(args[:2])
+        if len(args) > 2 and joined in self.list_commands(ctx):
+            args = [joined, *args[2:]]
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command with that name, in its group; None if there is none."""
         found: Any = super().get_command(ctx, cmd_name) or _installed(cmd_name)

@@ -136,7 +136,9 @@ def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> E
     # Omit settings, seed and run: if these differ, the input is still the same. With noise, each
     # upload is a new input, and its privacy loss is recorded.
     of_noise = f" with noise {instruction.id}" * noisy
+    committed = frozenset(work.selection.cohort) if work.HasField("selection") else None
     return Expectation(
+        within=committed,
         purpose=Purpose.UPDATE,
         input_id=f"update {work.model.blake3}/epoch {data_epoch}{of_noise}",
         lengths=lane_lengths(

@@ -37,6 +37,7 @@ from potluck.server.rounds.needs_and_hides import (
 )
 from potluck.server.rounds.path_rules import PathRules, path_of
 from potluck.server.rounds.round_rules import RoundRules
+from potluck.server.rounds.selection_rules import check_verifiable
 from potluck.server.selection import BeforeUpload, Selector
 from potluck.server.stopping.stop_checks import remarks_on_best, stop_rule
 from potluck.server.stopping.stop_rule import StopRule
@@ -177,6 +178,7 @@ def draw_up(
     selector = run_file.selector
     choosing = plugins.create(Selector, selector.name, selector.options)
     _check_selector(run_file, choosing, source)
+    check_verifiable(run_file, source=source)
     if run_file.profiles.disclosure == UNSAFE_STEPWISE:
         choosing = by_protocol(choosing, run_file, source=source)
     strategy = plugins.create(Strategy, run_file.strategy.name, run_file.strategy.options)

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from potluck.server.cohorts.host_cover import cover, on_enough_hosts
+from potluck.server.eligibility.alarms import TagLimit
 from potluck.server.eligibility.eligibility import ScarceError
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.troubles import counted
-from potluck.server.runs.selecting import Selecting
 from potluck.server.selection import Rows, Selection, SelectionContext
 
 
-def check_hosts(selecting: Selecting, plan: RunPlan, round_number: int, available: Rows) -> None:
+class Placement(Protocol):
+    """The places of a run's clients, at present (`Selecting`) or at a recorded selection."""
+
+    def hosts(self) -> Sequence[str]:
+        """Return the host of each row of the roster; an empty text if it is unknown."""
+        ...
+
+    def tag_limits(self) -> Sequence[TagLimit]:
+        """Return the limits on tags, with the tag's value for each row of the roster."""
+        ...
+
+
+def check_hosts(selecting: Placement, plan: RunPlan, round_number: int, available: Rows) -> None:
     """Raise ScarceError if no cohort of the available clients is on enough hosts for the round."""
     least = plan.rules.hosts
     if not least:
@@ -31,7 +45,7 @@ def check_hosts(selecting: Selecting, plan: RunPlan, round_number: int, availabl
 
 
 def complete(
-    selecting: Selecting, plan: RunPlan, selection: Selection, context: SelectionContext
+    selecting: Placement, plan: RunPlan, selection: Selection, context: SelectionContext
 ) -> Selection:
     """Return the selection. If its hosts are too few for the path of its updates, complete it with
     clients on further hosts.

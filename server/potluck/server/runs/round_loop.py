@@ -16,6 +16,7 @@ from potluck.server.runs.commit import PostCommitTasks, commit, evaluate, reduce
 from potluck.server.runs.live_status import publish_status
 from potluck.server.runs.run import Run
 from potluck.server.runs.select import admit, select
+from potluck.server.runs.selection_record import record_of
 from potluck.server.runs.train import Training
 from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.runs.update_path import UpdatePath
@@ -32,7 +33,8 @@ class RoundLoop:
         self._attendance = run.services.attendance
         self._path = _path_of(run)
         self.inbox = UpdateInbox(run, self._path)
-        self._training = Training(run, self._path, self.inbox)
+        self._record = record_of(run)
+        self._training = Training(run, self._path, self.inbox, self._record)
         self._post_commit = PostCommitTasks(run)
         self._slow: asyncio.Task[None] | None = None
         self._stop_listening: Callable[[], None] = lambda: None
@@ -62,7 +64,7 @@ class RoundLoop:
         await run.selecting.read_quarantine()
         self._stop_listening = self._attendance.listen(self._on_attendance)
         run.updates.post_awaited()
-        self._await_late()
+        await self._await_late()
         run.post(rounds.Started())
         self._on_attendance(self._attendance.clients, joined=True)
         while run.machine.phase is not Phase.ENDED:
@@ -75,11 +77,11 @@ class RoundLoop:
             for action in actions:
                 await self._carry_out(action)
 
-    def _await_late(self) -> None:
+    async def _await_late(self) -> None:
         """Instruct clients whose updates missed their round to continue their training."""
         for row in self.run.updates.late.awaited:
             if row.update is None:
-                self._training.begin_late(row)
+                await self._training.begin_late(row)
 
     async def fail(self, reason: str) -> None:
         """End the run with a failure that did not come from the state machine."""
@@ -146,7 +148,7 @@ class RoundLoop:
                 await run.selecting.left_out.remove_from_store(clients)
                 publish_status(run)
             case rounds.Select():
-                self._begin_slow(select(run, self._path, action))
+                self._begin_slow(select(run, self._path, self._record, action))
             case rounds.Train(client):
                 await self._training.begin(client)
             case rounds.DecideUploads():

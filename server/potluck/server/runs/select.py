@@ -18,6 +18,7 @@ from potluck.server.runs.cohort_hosts import check_hosts
 from potluck.server.runs.interview import ReplayError, choose
 from potluck.server.runs.live_status import set_state
 from potluck.server.runs.run import CohortMember, Run
+from potluck.server.runs.selection_record import SelectionRecord
 from potluck.server.runs.update_path import UpdatePath
 from potluck.server.selection import Rows, Selection, SelectionContext
 from potluck.server.store.records import AttemptKey, AttemptRow, MemberWork, Provenance, RunState
@@ -31,14 +32,16 @@ async def admit(run: Run, clients: tuple[str, ...]) -> None:
         run.models.start_selector(run.selecting.population())
 
 
-async def select(run: Run, path: UpdatePath, action: rounds.Select) -> None:
+async def select(
+    run: Run, path: UpdatePath, record: SelectionRecord, action: rounds.Select
+) -> None:
     """Choose a cohort, and store it before it is used."""
     key = AttemptKey(run.id, action.round, action.attempt)
     try:
         unable = await path.unable(action.available)
         if unable:
             await run.selecting.left_out.add_and_store(unable)
-        await _select(run, action, key)
+        await _select(run, record, action, key)
     except ReplayError as error:
         run.post(rounds.StoredAnswersInvalid(error.message))
     except ScarceError as error:
@@ -46,10 +49,12 @@ async def select(run: Run, path: UpdatePath, action: rounds.Select) -> None:
         run.post((rounds.StoredAnswersInvalid if begun else rounds.TooFewEligible)(error.message))
 
 
-async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
+async def _select(
+    run: Run, record: SelectionRecord, action: rounds.Select, key: AttemptKey
+) -> None:
     if run.row.state is not RunState.RUNNING:
         await set_state(run, RunState.RUNNING)
-    context = await _context(run, action, key)
+    context = await record.begin(await _context(run, action, key), key)
     selection, answers = await choose(run, context, key)
     unable = [c for c in run.roster.clients(context.available) if c in run.selecting.left_out]
     if unable:
@@ -59,6 +64,7 @@ async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
     cohort = run.roster.clients(selection.rows)
     _check_unmasked_work(run.plan, selection)
     check_declared(run.plan.selector, selection, run.plan.run_file.selector.name)
+    await record.chosen(context, key, selection)
     host_of = run.machine.pool.presence.host_of
     members = {
         client: CohortMember(host=host_of(client), reason=reason, work=work)

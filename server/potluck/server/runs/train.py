@@ -17,6 +17,7 @@ from potluck.server.hosts.instructions import (
 from potluck.server.rounds import events as rounds
 from potluck.server.runs.auxiliaries import AuxiliaryFiles
 from potluck.server.runs.run import Run
+from potluck.server.runs.selection_record import SelectionRecord
 from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.runs.update_path import UpdatePath
 from potluck.server.runs.upload_decision import read_offer
@@ -26,10 +27,13 @@ from potluck.server.store.records import AttemptKey, LateRow
 class Training:
     """The training of an attempt's cohort. Used on the event loop."""
 
-    def __init__(self, run: Run, path: UpdatePath, inbox: UpdateInbox) -> None:
+    def __init__(
+        self, run: Run, path: UpdatePath, inbox: UpdateInbox, record: SelectionRecord
+    ) -> None:
         self._run = run
         self._path = path
         self._inbox = inbox
+        self._record = record
         self.auxiliaries = AuxiliaryFiles(run.plan.strategy, run.models, run.services.files)
 
     async def begin(self, client: str) -> None:
@@ -62,6 +66,7 @@ class Training:
             instruction.train.before_upload.CopyFrom(question_before_upload(asked, instruction))
         if run.services.spans is not None:
             instruction.trace_parent = run.services.spans.context_of(client)
+        await self._record.prove(instruction.train, run.key)
         await self._path.begin(instruction.train)
         run.services.attendance.instruct(
             instruction,
@@ -69,7 +74,7 @@ class Training:
             on_answer=partial(self._on_answer, client, machine.round, machine.attempt),
         )
 
-    def begin_late(self, row: LateRow) -> None:
+    async def begin_late(self, row: LateRow) -> None:
         """Instruct a client to continue a training that missed its round.
 
         Does nothing if the instruction is already pending.
@@ -85,6 +90,7 @@ class Training:
             member=row.work,
         )
         instruction.train.MergeFrom(coordinator_pb2.Train(kept=run.kept_state(client)))
+        await self._record.prove(instruction.train, row.key)
         run.updates.note_instructed_late(client, now())
         run.services.attendance.instruct(
             instruction,

@@ -1,0 +1,69 @@
+"""Interface through which a host checks the selections that a coordinator has committed to.
+
+`potluck.verifiable` implements it. The host finds it by name, in the entry-point group
+`potluck.integrations`. Without it, a host refuses to train in runs that commit to selections.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Protocol
+
+from potluck.common.errors import ProtocolVersionError
+from potluck.common.net.membership_in_force import MembershipInForce
+from potluck.common.settings import plugins
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+GUARD: Final = "selection-guard"
+"""Name of the class that checks selections, in the group of integrations."""
+
+
+class SelectionGuard(Protocol):
+    """Checks the selections of runs that commit to them. Methods may be called in any thread, and
+    block."""
+
+    def take(self, instruction: rpc.Instruction) -> rpc.SelectionReceipt:
+        """Check and store a document about a selection; return the receipt to send.
+
+        Raises ProtocolError if the coordinator did not keep to its commitments, ConfigurationError,
+        StorageError.
+        """
+        ...
+
+    def check(self, instruction: rpc.Instruction) -> None:
+        """Check that a training is by the selection that the coordinator committed to.
+
+        Raises ProtocolError if the client was not selected, or if the run commits to its selections
+        and the training names none. Raises StorageError.
+        """
+        ...
+
+
+class NoGuard:
+    """Stands in on a host without the package: refuses runs that commit to selections."""
+
+    def take(self, instruction: rpc.Instruction) -> rpc.SelectionReceipt:
+        """Raise ProtocolVersionError."""
+        raise _missing(instruction)
+
+    def check(self, instruction: rpc.Instruction) -> None:
+        """Raise ProtocolVersionError if the training names a selection."""
+        if instruction.train.HasField("selection"):
+            raise _missing(instruction)
+
+
+def _missing(instruction: rpc.Instruction) -> ProtocolVersionError:
+    return ProtocolVersionError(
+        f"run {instruction.run_id[:40]} commits to its selections, and this host lacks the package "
+        "potluck.verifiable; install all of potluck"
+    )
+
+
+def open_guard(
+    state_directory: Path, member_key: Path | None, in_force: MembershipInForce | None
+) -> SelectionGuard:
+    """Return the host's checks of selections. in_force: None without a federation root."""
+    if not plugins.is_present(plugins.INTEGRATIONS, GUARD):
+        return NoGuard()
+    found: SelectionGuard = plugins.integration(GUARD)(state_directory, member_key, in_force)
+    return found

@@ -1,0 +1,27 @@
+"""Checks before a run starts that its selections can be verified as it requests."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.run_file.runfile import RunFile
+from potluck.common.settings import plugins
+
+RULES: Final = "selection-rules"
+"""Name of the function that checks a run file, in the group of integrations."""
+
+
+def check_verifiable(run_file: RunFile, *, source: str) -> None:
+    """Raise ConfigurationError if the run's selections can't be verified as it requests."""
+    if not run_file.selection.verifiable:
+        return
+    if not plugins.is_present(plugins.INTEGRATIONS, RULES):
+        raise ConfigurationError(
+            f"{source}: selection.verifiable = true needs the package potluck.verifiable, which "
+            "this coordinator does not have; install all of potluck, or remove [selection]"
+        )
+    try:
+        plugins.integration(RULES)(run_file)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error.message}", **error.metadata) from None

@@ -1,0 +1,51 @@
+"""Interface through which a run commits to its selections.
+
+`potluck.verifiable` implements it. The core finds it by name, in the entry-point group
+`potluck.integrations`, for runs with `[selection] verifiable = true`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from potluck.common.settings import plugins
+from potluck.rpc.v1 import coordinator_pb2
+from potluck.server.runs.run import Run
+from potluck.server.selection import Selection, SelectionContext
+from potluck.server.store.records import AttemptKey
+
+RECORD: Final = "selection-record"
+"""Name of the class that records and proves selections, in the group of integrations."""
+
+
+class SelectionRecord:
+    """The commitments of a run to its selections; this base class makes none. Used on the event
+    loop."""
+
+    async def begin(self, context: SelectionContext, key: AttemptKey) -> SelectionContext:  # noqa: ARG002  for subclasses
+        """Commit to the inputs of a selection; return the context to select with.
+
+        Its seed may be another one, and its available clients fewer. Raises ScarceError if too few
+        clients take part, ReplayError if the inputs differ from those before a restart.
+        """
+        return context
+
+    async def chosen(
+        self, context: SelectionContext, key: AttemptKey, selection: Selection
+    ) -> None:
+        """Commit to the cohort, before any of its clients is instructed to train.
+
+        context: as `begin` returned it. Raises RunError if the cohort can't be proven, ReplayError
+        if it differs from the one before a restart.
+        """
+
+    async def prove(self, work: coordinator_pb2.Train, key: AttemptKey) -> None:
+        """Add to a training instruction the selection of an attempt, by which its client trains."""
+
+
+def record_of(run: Run) -> SelectionRecord:
+    """Return the record of a run's selections."""
+    if not run.plan.run_file.selection.verifiable:
+        return SelectionRecord()
+    found: SelectionRecord = plugins.integration(RECORD)(run)
+    return found

@@ -1,0 +1,329 @@
+"""The rules of a chain of selections, against coordinators and hosts that break them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.server.selection import Population, RoundOutcome, SelectionContext
+from potluck.server.selectors.round_robin import RoundRobin
+from potluck.server.selectors.uniform import Uniform
+from potluck.verifiable.chain import MOST_DRAWS, Chain, fewest_shares
+from potluck.verifiable.documents import (
+    COORDINATOR,
+    Attendees,
+    BrokenSelectionError,
+    Document,
+    Opening,
+    Outcome,
+    Speaker,
+    commitment_to,
+    digest,
+    share_of,
+)
+from potluck.verifiable.draws import drawn
+
+RUN = "run-1"
+OWN_SHARE = "11" * 32
+INPUTS = "22" * 32
+
+
+@dataclass(frozen=True)
+class Party:
+    """A client that speaks for a host of its own."""
+
+    client: str
+    secret: bytes
+
+    def speaker(self, opening: str) -> Speaker:
+        share = share_of(self.secret, opening, self.client)
+        return Speaker(client=self.client, commitment=commitment_to(share, opening, self.client))
+
+
+def parties(count: int) -> list[Party]:
+    return [Party(f"client-{n}", bytes([n]) * 32) for n in range(count)]
+
+
+def opening(chain: Chain, round_number: int = 1, attempt: int = 1, **changes: object) -> bytes:
+    found = Opening(
+        previous=chain.tip,
+        run=RUN,
+        round=round_number,
+        attempt=attempt,
+        selector="uniform",
+        count=2,
+        inputs_sha256=INPUTS,
+        commitment=commitment_to(OWN_SHARE, chain.tip, COORDINATOR),
+    )
+    return found.model_copy(update=changes).encode()
+
+
+def attendees(chain: Chain, hosts: Sequence[Party], times: tuple[int, ...] | None = None) -> bytes:
+    return Attendees(
+        previous=chain.opening_sha256,
+        available=tuple(each.client for each in hosts),
+        times=times,
+        speakers=tuple(each.speaker(chain.opening_sha256) for each in hosts),
+    ).encode()
+
+
+def shares(chain: Chain, hosts: Sequence[Party]) -> dict[str, str]:
+    return {e.client: share_of(e.secret, chain.opening_sha256, e.client) for e in hosts}
+
+
+def outcome(chain: Chain, revealed: Mapping[str, str], share: str = OWN_SHARE) -> Outcome:
+    cohort = chain.recomputed(chain.seed(share, revealed))
+    return Outcome(
+        previous=chain.attendees_sha256, cohort=cohort, share=share, shares=dict(revealed)
+    )
+
+
+def until_attended(hosts: Sequence[Party]) -> Chain:
+    chain = Chain.begin(RUN)
+    chain = chain.opened(opening(chain))
+    return chain.attended(attendees(chain, hosts))
+
+
+def round_of(chain: Chain, hosts: Sequence[Party], number: int) -> Chain:
+    chain = chain.opened(opening(chain, number))
+    chain = chain.attended(attendees(chain, hosts))
+    return chain.ended(outcome(chain, shares(chain, hosts)).encode())
+
+
+# Honest runs ------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.data())
+def test_all_who_follow_a_run_know_the_same_chain(
+    count: int, rounds: int, data: st.DataObject
+) -> None:
+    hosts, coordinator = parties(count), Chain.begin(RUN)
+    documents = list[tuple[str, bytes]]()
+    for number in range(1, rounds + 1):
+        text = opening(coordinator, number)
+        coordinator = coordinator.opened(text)
+        documents.append(("opened", text))
+        text = attendees(coordinator, hosts)
+        coordinator = coordinator.attended(text)
+        documents.append(("attended", text))
+        least = fewest_shares(count)
+        silent = data.draw(st.integers(0, count - least))
+        text = outcome(coordinator, shares(coordinator, hosts[silent:])).encode()
+        coordinator = coordinator.ended(text)
+        documents.append(("ended", text))
+    follower = Chain.begin(RUN)
+    for step, text in documents:
+        follower = getattr(follower, step)(text)
+        assert getattr(follower, step)(text) is follower  # sent again after a restart
+    assert follower == coordinator
+    assert follower.whole
+    assert len(follower.settled) == rounds
+
+
+@given(st.integers(2, 8), st.data())
+def test_every_share_changes_the_seed(count: int, data: st.DataObject) -> None:
+    """A party that can't foresee one share can't foresee the seed."""
+    hosts = parties(count)
+    chain = until_attended(hosts)
+    revealed = shares(chain, hosts)
+    before = chain.seed(OWN_SHARE, revealed)
+    other = data.draw(st.integers(0, count - 1))
+    hosts[other] = Party(hosts[other].client, b"\xff" * 32)
+    changed = until_attended(hosts)
+    assert changed.seed(OWN_SHARE, shares(changed, hosts)) != before
+
+
+@given(st.integers(3, 9), st.data())
+def test_a_silent_host_is_left_out_of_the_seed(count: int, data: st.DataObject) -> None:
+    hosts = parties(count)
+    chain = until_attended(hosts)
+    silent = data.draw(st.integers(0, count - 1))
+    revealed = shares(chain, [each for n, each in enumerate(hosts) if n != silent])
+    seed = chain.seed(OWN_SHARE, revealed)
+    assert 0 <= seed < 2**63
+    assert seed != chain.seed(OWN_SHARE, shares(chain, hosts))
+
+
+def test_a_host_gives_the_same_share_again_and_another_for_another_opening() -> None:
+    secret = b"s" * 32
+    first = share_of(secret, "aa" * 32, "client-0")
+    assert first == share_of(secret, "aa" * 32, "client-0")
+    assert first != share_of(secret, "bb" * 32, "client-0")
+    assert first != share_of(secret, "aa" * 32, "client-1")
+
+
+def test_no_two_purposes_or_lists_have_the_same_digest() -> None:
+    found = [
+        digest("a", b"bc"),
+        digest("ab", b"c"),
+        digest("a", b"b", b"c"),
+        digest("a", b"bc", b""),
+    ]
+    assert len(set(found)) == len(found)
+
+
+# Broken rules -----------------------------------------------------------------------------------
+
+
+def refused(call: object, *arguments: object) -> str:
+    with pytest.raises(BrokenSelectionError) as caught:
+        call(*arguments)  # type: ignore[operator]
+    return str(caught.value)
+
+
+def changed(document: Document, **fields: object) -> bytes:
+    return document.model_copy(update=fields).encode()
+
+
+def test_another_cohort_is_refused() -> None:
+    chain = until_attended(parties(4))
+    honest = outcome(chain, shares(chain, parties(4)))
+    others = [c for c in ("client-0", "client-1", "client-2") if c not in honest.cohort]
+    swapped = (honest.cohort[0], others[0])
+    assert "another cohort" in refused(chain.ended, changed(honest, cohort=swapped))
+    backwards = honest.cohort[::-1]
+    assert "in another order" in refused(chain.ended, changed(honest, cohort=backwards))
+
+
+@given(st.sampled_from(["share", "shares"]), st.integers(0, 255))
+def test_a_share_chosen_after_the_others_is_refused(which: str, byte: int) -> None:
+    """A party that reveals last could otherwise choose the cohort."""
+    hosts = parties(4)
+    chain = until_attended(hosts)
+    revealed, own = shares(chain, hosts), OWN_SHARE
+    late = bytes([byte]).hex() * 32
+    if which == "share":
+        own = late
+    else:
+        revealed["client-3"] = late
+    if (own, revealed) == (OWN_SHARE, shares(chain, hosts)):
+        return
+    assert "not the committed one" in refused(chain.seed, own, revealed)
+
+
+def test_too_few_shares_are_refused() -> None:
+    hosts = parties(6)
+    chain = until_attended(hosts)
+    chain.seed(OWN_SHARE, shares(chain, hosts[:4]))
+    assert "4 are required" in refused(chain.seed, OWN_SHARE, shares(chain, hosts[:3]))
+
+
+def test_a_second_list_of_commitments_is_refused() -> None:
+    chain = until_attended(parties(4))
+    again = attendees(chain, parties(3))
+    assert "one list only" in refused(chain.attended, again)
+
+
+def test_a_selection_is_not_repeated() -> None:
+    chain = round_of(Chain.begin(RUN), parties(3), 1)
+    again = opening(chain, 1, attempt=1, inputs_sha256="33" * 32)
+    assert "not repeated" in refused(chain.opened, again)
+
+
+def test_a_round_is_not_drawn_until_the_cohort_pleases() -> None:
+    hosts, chain = parties(3), Chain.begin(RUN)
+    for attempt in range(1, MOST_DRAWS + 1):
+        chain = chain.opened(opening(chain, 1, attempt))
+        chain = chain.attended(attendees(chain, hosts))
+    chain = chain.opened(opening(chain, 1, MOST_DRAWS + 1))
+    assert "drawn more than" in refused(chain.attended, attendees(chain, hosts))
+
+
+def test_settings_stay_the_same_in_a_run() -> None:
+    chain = round_of(Chain.begin(RUN), parties(3), 1)
+    assert "stay the same" in refused(chain.opened, opening(chain, 2, count=1))
+    assert "stay the same" in refused(chain.opened, opening(chain, 2, selector="round-robin"))
+    assert "stay the same" in refused(chain.opened, opening(chain, 2, seed=3, commitment=""))
+
+
+def test_documents_of_another_attempt_are_refused() -> None:
+    hosts = parties(3)
+    chain = until_attended(hosts)
+    honest = outcome(chain, shares(chain, hosts))
+    assert "other attendees" in refused(chain.ended, changed(honest, previous=INPUTS))
+    fresh = Chain.begin(RUN)
+    fresh = fresh.opened(opening(fresh))
+    later = Attendees.parse(attendees(fresh, hosts))
+    assert "another opening" in refused(fresh.attended, changed(later, previous=INPUTS))
+    assert "no attendees yet" in refused(fresh.ended, honest.encode())
+
+
+def test_a_chain_with_a_gap_is_noticed() -> None:
+    hosts = parties(3)
+    first = round_of(Chain.begin(RUN), hosts, 1)
+    second = opening(first, 2)
+    assert first.opened(second).whole
+    assert not Chain.begin(RUN).opened(second).whole
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"\xff", b'{"previous": "no"}'])
+def test_a_malformed_document_is_refused(text: bytes) -> None:
+    assert "malformed" in refused(Chain.begin(RUN).opened, text)
+
+
+def test_wrong_numbers_of_earlier_selections_are_refused() -> None:
+    hosts, chain = parties(3), Chain.begin(RUN)
+    chain = chain.opened(opening(chain, selector="round-robin"))
+    chain = chain.attended(attendees(chain, hosts, (0, 0, 0)))
+    chain = chain.ended(outcome(chain, shares(chain, hosts)).encode())
+    chain = chain.opened(opening(chain, 2, selector="round-robin"))
+    times = tuple(int(each.client in _cohort(chain)) for each in hosts)
+    assert sorted(times) == [0, 1, 1]
+    chain.attended(attendees(chain, hosts, times))
+    assert "differ" in refused(chain.attended, attendees(chain, hosts, (0, 0, 0)))
+    assert "missing" in refused(chain.attended, attendees(chain, hosts))
+    partly = replace(chain, whole=False)  # a host that has not seen all rounds can't tell
+    partly.attended(attendees(chain, hosts, (0, 0, 0)))
+
+
+def _cohort(chain: Chain) -> tuple[str, ...]:
+    [settled] = chain.settled.values()
+    return settled.cohort
+
+
+# Draws ------------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(0, 2**63 - 1),
+    st.integers(1, 1000),
+    st.lists(st.booleans(), min_size=1, max_size=40).filter(any),
+    st.integers(1, 12),
+)
+def test_hosts_draw_as_the_selectors_do(
+    seed: int, round_number: int, there: list[bool], count: int
+) -> None:
+    ids = [f"client-{n:02}" for n in range(len(there))]
+    available = np.flatnonzero(there)
+    population = Population(ids=ids, classes=2, samples=np.zeros(len(ids), np.int64))
+    context = SelectionContext(
+        round=round_number, seed=seed, count=count, population=population, available=available
+    )
+    names = [ids[row] for row in available]
+    uniform, turns = Uniform(), RoundRobin()
+    state = turns.init(population)
+    for earlier in range(1, 4):
+        rows = np.array([(7 * earlier + seed) % len(ids)])
+        state = turns.observe(
+            state, RoundOutcome(round=earlier, selected=rows, included=rows, seconds=np.zeros(1))
+        )
+    by_uniform = uniform.select(uniform.init(population), context)
+    by_turns = turns.select(state, context)
+    for selector, found, times in (
+        ("uniform", by_uniform, None),
+        ("round-robin", by_turns, [int(state.arrays["selections"][row]) for row in available]),
+    ):
+        again = drawn(
+            selector,
+            seed=seed,
+            round_number=round_number,
+            count=count,
+            available=names,
+            times=times,
+        )
+        assert list(again) == [ids[row] for row in found.rows.tolist()]

@@ -1,0 +1,272 @@
+"""The chain of a run's selections, and the rules that every document must obey. Pure.
+
+Hosts, the coordinator and auditors fold the same documents into a `Chain`. A document that breaks a
+rule raises BrokenSelectionError and changes nothing. A document that arrives again changes nothing
+either, so a coordinator may send it again after a restart.
+
+    opening ─→ attendees ─→ outcome ─→ opening of the next attempt or round
+       └───────────┴──────────────────────↗   (an attempt that was given up)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from potluck.verifiable.documents import (
+    COORDINATOR,
+    Attendees,
+    BrokenSelectionError,
+    Opening,
+    Outcome,
+    commitment_to,
+    genesis,
+    joint_seed,
+)
+from potluck.verifiable.draws import RECOMPUTED, drawn, needs_times
+
+FEWEST_SHARES: Final = 2 / 3
+"""Share of the speakers that must reveal their shares of a joint seed."""
+
+MOST_DRAWS: Final = 10
+"""Maximum number of attempts at a round for which shares are revealed. Each attempt draws a new
+cohort, so a coordinator could repeat attempts until it likes the cohort."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """A selection that is complete."""
+
+    round: int
+    attempt: int
+    cohort: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """The documents of a run up to now.
+
+    tip: digest of the last document. whole: False if documents between are missing. draws: number
+    of attempts at the current round with attendees. times: number of selections of each client in
+    rounds before the current one; complete only if the chain is whole. settled: all outcomes, by
+    digest.
+    """
+
+    run: str
+    tip: str
+    whole: bool = True
+    opening: Opening | None = None
+    opening_sha256: str = ""
+    attendees: Attendees | None = None
+    attendees_sha256: str = ""
+    outcome: Outcome | None = None
+    outcome_sha256: str = ""
+    draws: int = 0
+    times: Mapping[str, int] = field(default_factory=dict)
+    settled: Mapping[str, Settled] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, run: str) -> Chain:
+        """Return the chain of a run before its first document."""
+        return cls(run=run, tip=genesis(run))
+
+    # Documents --------------------------------------------------------------------------------
+
+    def opened(self, text: bytes) -> Chain:
+        """Return the chain with an opening."""
+        sha256 = Opening.digest_of(text)
+        if sha256 == self.opening_sha256:
+            return self
+        new, last = Opening.parse(text), self.opening
+        _require(new.run == self.run, f"the opening is of run {new.run[:40]}")
+        _require(
+            new.joint == bool(new.commitment),
+            "an opening has either a seed or a commitment to a share of one",
+        )
+        draws, times = 0, self.times
+        if last is not None:
+            _require(
+                (new.round, new.attempt) > (last.round, last.attempt),
+                f"round {new.round}, attempt {new.attempt} was opened after round {last.round}, "
+                f"attempt {last.attempt}: a selection is not repeated; if the coordinator was "
+                "restored from a backup, start a new run",
+            )
+            _require(
+                (new.selector, new.joint) == (last.selector, last.joint)
+                and (0 in (new.count, last.count) or new.count == last.count),
+                "selector, count and kind of seed must stay the same in a run",
+            )
+            if new.round == last.round:
+                draws = self.draws
+            elif self.outcome is not None:
+                times = dict(times)
+                for client in self.outcome.cohort:
+                    times[client] = times.get(client, 0) + 1
+        return Chain(
+            run=self.run,
+            tip=sha256,
+            whole=self.whole and new.previous == self.tip,
+            opening=new,
+            opening_sha256=sha256,
+            draws=draws,
+            times=times,
+            settled=self.settled,
+        )
+
+    def attended(self, text: bytes) -> Chain:
+        """Return the chain with the attendees of the current attempt."""
+        sha256, opening = Attendees.digest_of(text), self._opening()
+        if sha256 == self.attendees_sha256:
+            return self
+        new = Attendees.parse(text)
+        _require(
+            self.attendees is None,
+            f"round {opening.round}, attempt {opening.attempt} has attendees already; shares are "
+            "revealed for one list only",
+        )
+        _require(new.previous == self.opening_sha256, "the attendees follow another opening")
+        _distinct(new.available, "the available clients")
+        speakers = [each.client for each in new.speakers]
+        _distinct(speakers, "the speakers")
+        _require(set(speakers) <= set(new.available), "a speaker is not available")
+        _require(
+            all(bool(each.commitment) == opening.joint for each in new.speakers),
+            "each speaker of a joint seed has a commitment",
+        )
+        _require(
+            self.draws < MOST_DRAWS,
+            f"round {opening.round} would be drawn more than {MOST_DRAWS} times; start a new run",
+        )
+        if opening.joint:
+            self._check_times(opening, new)
+        return replace(
+            self, tip=sha256, attendees=new, attendees_sha256=sha256, draws=self.draws + 1
+        )
+
+    def ended(self, text: bytes) -> Chain:
+        """Return the chain with the outcome of the current attempt."""
+        sha256, opening = Outcome.digest_of(text), self._opening()
+        if sha256 == self.outcome_sha256:
+            return self
+        attendees = self._attendees()
+        new = Outcome.parse(text)
+        _require(self.outcome is None, "the attempt has another outcome already")
+        _require(new.previous == self.attendees_sha256, "the outcome follows other attendees")
+        _distinct(new.cohort, "the cohort")
+        _require(set(new.cohort) <= set(attendees.available), "the cohort has other clients")
+        _require(
+            opening.count == 0 or len(new.cohort) <= opening.count,
+            f"the cohort has {len(new.cohort)} clients, and the run selects {opening.count}",
+        )
+        seed = self.seed(new.share, new.shares)
+        if opening.joint:
+            cohort = self.recomputed(seed)
+            _require(
+                cohort == new.cohort,
+                "seed and inputs give another cohort than the coordinator's: "
+                f"{_differ(cohort, new.cohort)}",
+            )
+        settled = Settled(round=opening.round, attempt=opening.attempt, cohort=new.cohort)
+        return replace(
+            self,
+            tip=sha256,
+            outcome=new,
+            outcome_sha256=sha256,
+            settled={**self.settled, sha256: settled},
+        )
+
+    # What follows from them -------------------------------------------------------------------
+
+    def seed(self, share: str, shares: Mapping[str, str]) -> int:
+        """Return the seed of the current attempt. share, shares: as in `Outcome`.
+
+        Raises BrokenSelectionError if a share was not committed to, or too few are there.
+        """
+        opening, attendees = self._opening(), self._attendees()
+        if opening.seed is not None:
+            _require(not share and not shares, "a given seed has no shares")
+            return opening.seed
+        _require(bool(share), "the coordinator's share is missing")
+        own = commitment_to(share, opening.previous, COORDINATOR)
+        _require(own == opening.commitment, "the coordinator's share is not the committed one")
+        speakers = [each.client for each in attendees.speakers]
+        _require(
+            shares.keys() <= set(speakers), "a share is of a client that does not speak for a host"
+        )
+        for each in attendees.speakers:
+            found = shares.get(each.client)
+            if found is not None:
+                _require(
+                    commitment_to(found, self.opening_sha256, each.client) == each.commitment,
+                    f"the share of '{each.client}' is not the committed one",
+                )
+        least = fewest_shares(len(speakers))
+        _require(
+            len(shares) >= least,
+            f"{len(shares)} of {len(speakers)} hosts revealed their share of the seed, {least} are "
+            "required",
+        )
+        return joint_seed(self.attendees_sha256, share, [shares.get(name) for name in speakers])
+
+    def recomputed(self, seed: int) -> tuple[str, ...]:
+        """Return the cohort of the current attempt with this seed, of a selector in
+        `draws.RECOMPUTED`."""
+        opening, attendees = self._opening(), self._attendees()
+        _require(
+            opening.selector in RECOMPUTED,
+            f"hosts can't recompute selector '{opening.selector[:40]}'",
+        )
+        return drawn(
+            opening.selector,
+            seed=seed,
+            round_number=opening.round,
+            count=opening.count,
+            available=attendees.available,
+            times=attendees.times,
+        )
+
+    def _check_times(self, opening: Opening, attendees: Attendees) -> None:
+        """Check the numbers of earlier selections, if all documents of the run are known."""
+        needed = needs_times(opening.selector)
+        _require(needed == (attendees.times is not None), "numbers of selections are missing")
+        if attendees.times is None:
+            return
+        _require(len(attendees.times) == len(attendees.available), "numbers of selections miss")
+        counted = tuple(self.times.get(client, 0) for client in attendees.available)
+        _require(
+            not self.whole or counted == attendees.times,
+            "the numbers of earlier selections differ from those in this run's chain",
+        )
+
+    def _opening(self) -> Opening:
+        if self.opening is None:
+            raise BrokenSelectionError("the selection has no opening yet")
+        return self.opening
+
+    def _attendees(self) -> Attendees:
+        if self.attendees is None:
+            raise BrokenSelectionError("the selection has no attendees yet")
+        return self.attendees
+
+
+def fewest_shares(speakers: int) -> int:
+    """Return the number of speakers that must reveal their shares, of all speakers."""
+    return max(1, math.ceil(FEWEST_SHARES * speakers - 1e-9))
+
+
+def _require(holds: bool, broken: str) -> None:
+    if not holds:
+        raise BrokenSelectionError(f"refused selection: {broken}")
+
+
+def _distinct(clients: Sequence[str], what: str) -> None:
+    _require(len(set(clients)) == len(clients), f"{what} have a client twice")
+
+
+def _differ(expected: Sequence[str], found: Sequence[str]) -> str:
+    missing, strangers = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    if not missing and not strangers:
+        return "in another order"
+    return f"{', '.join(missing[:3]) or 'none'} missing, {', '.join(strangers[:3]) or 'none'} added"

@@ -1,0 +1,259 @@
+"""Repeats the selections of a run from the coordinator's records, and compares them.
+
+Reads the database and the log of selections; changes nothing, and works while the coordinator
+runs. Blocking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from potluck.common.errors import ConfigurationError, IdentityError, PotluckError
+from potluck.common.net.membership import Members
+from potluck.server.clock import utc
+from potluck.server.cohorts.tag_limits import narrowed
+from potluck.server.config import CoordinatorConfig
+from potluck.server.eligibility.alarms import TagLimit
+from potluck.server.profiles.trust import load_trust
+from potluck.server.rounds.plan import RunPlan, draw_up
+from potluck.server.runs.cohort_hosts import complete
+from potluck.server.runs.interview import OFFERS, stored_answers, stored_sum
+from potluck.server.selection import Ask, AskSum, Selection, SelectionContext
+from potluck.server.state import State
+from potluck.server.store.attempt_table import Attempts
+from potluck.server.store.records import AttemptKey, Exchange, RoundRow, RunRow
+from potluck.server.store.round_table import Rounds
+from potluck.server.store.run_table import Runs
+from potluck.server.store.sql.reading import open_for_reading
+from potluck.verifiable.coordinator.selection_inputs import inputs_sha256, restored
+from potluck.verifiable.coordinator.selection_log import LoggedAttempt, SelectionLog
+from potluck.verifiable.documents import receipt
+
+
+class _Tables(Attempts, Rounds, Runs):
+    """The tables that an audit reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditedSelection:
+    """The result for one attempt at a round. differences: what differs; empty if all agrees.
+
+    committed: True if the attempt became the round. cohort: number of clients. signatures: number
+    of valid signatures of members on its documents. missed: number of hosts that committed to a
+    share of the seed and did not reveal it.
+    """
+
+    round: int
+    attempt: int
+    committed: bool
+    cohort: int
+    signatures: int = 0
+    missed: int = 0
+    differences: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """True if nothing differs."""
+        return not self.differences
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recorded:
+    """The places of clients at a recorded selection; a `Placement`."""
+
+    attempt: LoggedAttempt
+
+    def hosts(self) -> Sequence[str]:
+        return self.attempt.hosts
+
+    def tag_limits(self) -> Sequence[TagLimit]:
+        return self.attempt.limits
+
+
+class SelectionAudit:
+    """The audit of one run."""
+
+    def __init__(self, config: CoordinatorConfig, run: str) -> None:
+        """run: id of the run, a unique beginning of it, or its name.
+
+        Raises NotFoundError, StorageError, and ConfigurationError if the run did not commit to its
+        selections or its plug-ins are missing.
+        """
+        self._tables = _Tables(open_for_reading(config.database_url()))
+        self.run: RunRow = self._tables.run(run)
+        self._plan: RunPlan = draw_up(
+            self.run.run_file, source=f"run {self.run.run_id}", model_modules=config.model_modules
+        )
+        if not self._plan.run_file.selection.verifiable:
+            raise ConfigurationError(
+                f"run {self.run.run_id} did not commit to its selections; set verifiable = true in "
+                "[selection] of the run file before a run starts"
+            )
+        self._log = SelectionLog(config.state_directory, self.run.run_id)
+        self._members: Members | None = load_trust(config).members
+        self._rounds = {row.key.round: row for row in self._tables.rounds(self.run.run_id)}
+
+    def __len__(self) -> int:
+        """Number of results that `results` yields if no selection is missing."""
+        return sum(each.chain.outcome is not None for each in self._log.attempts)
+
+    def results(self) -> Iterator[AuditedSelection]:
+        """Yield a result for each attempt with an outcome, oldest first, then one for each
+        committed round without."""
+        proven = set()
+        for attempt in self._log.attempts:
+            opening, outcome = attempt.chain.opening, attempt.chain.outcome
+            if opening is None or outcome is None:
+                continue
+            row = self._rounds.get(opening.round)
+            committed = row is not None and row.key.attempt == opening.attempt
+            if committed:
+                proven.add(opening.round)
+            attendees = attempt.chain.attendees
+            speakers = 0 if attendees is None or not opening.joint else len(attendees.speakers)
+            yield AuditedSelection(
+                round=opening.round,
+                attempt=opening.attempt,
+                committed=committed,
+                cohort=len(outcome.cohort),
+                signatures=sum(len(each) for each in attempt.receipts.values())
+                + sum(bool(each.signature) for each in (attendees.speakers if attendees else ())),
+                missed=max(0, speakers - len(outcome.shares)),
+                differences=tuple(self._differences(attempt, row if committed else None)),
+            )
+        for number, row in self._rounds.items():
+            if number not in proven:
+                yield AuditedSelection(
+                    round=number,
+                    attempt=row.key.attempt,
+                    committed=True,
+                    cohort=len(row.members),
+                    differences=("the round has no committed selection",),
+                )
+
+    def _differences(self, attempt: LoggedAttempt, row: RoundRow | None) -> Iterator[str]:
+        if not attempt.chain.whole:
+            yield "documents before this one are missing from the chain"
+        yield from self._wrong_signatures(attempt)
+        outcome = attempt.chain.outcome
+        if row is not None and outcome is not None:
+            trained = [member.client_id for member in row.members]
+            if trained != list(outcome.cohort):
+                yield f"the round trained {_few(trained)}, and {_few(outcome.cohort)} was committed"
+            reasons = [member.reason for member in row.members]
+            if reasons != list(attempt.reasons):
+                yield "the round's reasons are not those of the selection"
+        try:
+            yield from self._replayed(attempt)
+        except PotluckError as error:
+            yield error.message
+        except Exception as error:  # a plug-in may raise anything
+            yield f"the selection can't be repeated: {type(error).__name__}: {error}"
+
+    def _replayed(self, attempt: LoggedAttempt) -> Iterator[str]:
+        opening, attendees = attempt.chain.opening, attempt.chain.attendees
+        outcome = attempt.chain.outcome
+        if opening is None or attendees is None or outcome is None:
+            return
+        if inputs_sha256(attempt.description) != opening.inputs_sha256:
+            yield "the inputs are not the committed ones"
+            return
+        seed = attempt.chain.seed(outcome.share, outcome.shares)
+        context, state = restored(
+            attempt.description, self._log.part, seed=seed, available=attendees.available
+        )
+        yield from self._wrong_state(opening.round, state)
+        key = AttemptKey(self.run.run_id, opening.round, opening.attempt)
+        found = _selected(self._plan, state, context, self._tables.answers(key), attempt, key)
+        ids = context.population.ids
+        cohort = [ids[row] for row in found.rows.tolist()]
+        if cohort != list(outcome.cohort):
+            yield f"the selector chooses {_few(cohort)}, and {_few(outcome.cohort)} was committed"
+        elif list(found.reasons) != list(attempt.reasons):
+            yield "the selector gives other reasons"
+
+    def _wrong_state(self, round_number: int, state: State) -> Iterator[str]:
+        """Compare the selector's state with the one that the round before has left."""
+        before = self._rounds.get(round_number - 1)
+        if before is not None and dict(before.selector_scalars) != dict(state.scalars):
+            yield "the selector's state is not the one after the round before"
+
+    def _wrong_signatures(self, attempt: LoggedAttempt) -> Iterator[str]:
+        members = self._members
+        if members is None:
+            return
+        chain = attempt.chain
+        signed = [
+            (
+                each.client,
+                receipt(chain.opening_sha256, each.client, each.commitment),
+                each.signature,
+            )
+            for each in (chain.attendees.speakers if chain.attendees else ())
+        ]
+        for sha256, signatures in attempt.receipts.items():
+            signed += [
+                (client, receipt(sha256, client), each) for client, each in signatures.items()
+            ]
+        for client, text, signature in signed:
+            try:
+                members.verify(client, text, bytes.fromhex(signature), utc())
+            except (IdentityError, ValueError) as error:
+                yield f"the signature of '{client}' is not valid: {error}"
+
+
+def _selected(
+    plan: RunPlan,
+    state: State,
+    context: SelectionContext,
+    exchanges: Sequence[Exchange],
+    attempt: LoggedAttempt,
+    key: AttemptKey,
+) -> Selection:
+    """Select again, with the stored answers of clients."""
+    placement, available = _Recorded(attempt=attempt), context.available
+    limits = [(values, most) for _, values, most in placement.tag_limits()]
+    stored = iter([each for each in exchanges if not each.question.get(OFFERS)])
+    while True:
+        said = plan.selector.select(state, context)
+        if isinstance(said, Generator):
+            said = _answered(said, stored, key)
+        fewer = narrowed(said.rows, context.available, limits)
+        if fewer is None:
+            whole = replace(context, available=available)
+            return complete(placement, plan, said, whole)
+        context = replace(context, available=fewer)
+
+
+def _answered(
+    interview: Generator[Any, Any, Any], stored: Iterator[Exchange], key: AttemptKey
+) -> Selection:
+    """Run a selector that asks clients to its end, with stored answers."""
+    answers: Any = None
+    try:
+        while True:
+            asked = interview.send(answers)
+            found = next(stored, None)
+            if found is None or found.answers is None:
+                raise ConfigurationError("the store lacks answers that the selector asks for")
+            rows = found.question.get("sum" if isinstance(asked, AskSum) else "rows")
+            if not np.array_equal(np.array(rows), asked.rows):
+                raise ConfigurationError("the selector asks other clients than it did")
+            if isinstance(asked, Ask):
+                answers = stored_answers(found.answers, key)
+            else:
+                answers = stored_sum(found.answers, key)
+    except StopIteration as stop:
+        chosen: Selection = stop.value
+        return chosen
+    finally:
+        interview.close()
+
+
+def _few(clients: Sequence[str]) -> str:
+    more = f" and {len(clients) - 5} more" if len(clients) > 5 else ""
+    return ", ".join(clients[:5]) + more

@@ -1,0 +1,131 @@
+"""The inputs of a selection as files, from which an auditor can select again.
+
+A description (JSON) names each array and each long list by its digest. Files are stored by these
+digests, so inputs that do not change from round to round are stored once.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.run_file.runfile import RunFile
+from potluck.server.selection import Population, Rows, SelectionContext
+from potluck.server.state import State
+from potluck.verifiable.documents import digest
+
+_KIND: Final = "inputs"
+_PART: Final = "input part"
+_COLUMNS: Final = ("samples", "label_counts", "triplets", "interaction_matrices", "label_totals")
+
+Read = Callable[[str], bytes]
+"""Returns the content of a part by its digest. Raises StorageError."""
+
+
+def part_sha256(content: bytes) -> str:
+    """Return the digest by which a part is stored."""
+    return digest(_PART, content)
+
+
+def inputs_sha256(description: str) -> str:
+    """Return the digest of a description, which an `Opening` has."""
+    return digest(_KIND, description.encode())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The inputs of a selection, except its seed and the available clients. parts: by digest."""
+
+    description: str
+    parts: Mapping[str, bytes]
+
+
+def described(run_file: RunFile, state: State, context: SelectionContext) -> Inputs:
+    """Return the inputs of a selection. state: the selector's state."""
+    parts: dict[str, bytes] = {}
+
+    def put(content: bytes) -> str:
+        sha256 = part_sha256(content)
+        parts[sha256] = content
+        return sha256
+
+    def array(values: NDArray[Any] | None) -> str | None:
+        return None if values is None else put(_packed(values))
+
+    population = context.population
+    description = {
+        "selector": run_file.selector.name,
+        "options": run_file.selector.options,
+        "round": context.round,
+        "rounds": context.rounds,
+        "count": context.count,
+        "spares": context.spares,
+        "epochs": context.epochs,
+        "tensors": list(context.tensors),
+        "late": context.late.tolist(),
+        "classes": population.classes,
+        "ids": put(json.dumps(list(population.ids)).encode()),
+        "columns": {name: array(getattr(population, name)) for name in _COLUMNS},
+        "signals": {name: array(column) for name, column in population.signals.items()},
+        "scalars": dict(state.scalars),
+        "arrays": {name: array(values) for name, values in state.arrays.items()},
+    }
+    text = json.dumps(description, sort_keys=True, separators=(",", ":"))
+    return Inputs(description=text, parts=parts)
+
+
+def restored(
+    description: str, read: Read, *, seed: int, available: Sequence[str]
+) -> tuple[SelectionContext, State]:
+    """Return context and state of a selection. available: clients to choose from.
+
+    Raises StorageError, and KeyError, TypeError or ValueError for a description of another form.
+    """
+    found = json.loads(description)
+    ids = json.loads(read(found["ids"]))
+    rows = {client: row for row, client in enumerate(ids)}
+
+    def array(sha256: str | None) -> Any:
+        return None if sha256 is None else _unpacked(read(sha256))
+
+    population = Population(
+        ids=ids,
+        classes=found["classes"],
+        signals={name: _unpacked(read(each)) for name, each in found["signals"].items()},
+        **{name: array(sha256) for name, sha256 in found["columns"].items()},
+    )
+    context = SelectionContext(
+        round=found["round"],
+        seed=seed,
+        count=found["count"],
+        population=population,
+        available=_rows([rows[client] for client in available]),
+        rounds=found["rounds"],
+        spares=found["spares"],
+        epochs=found["epochs"],
+        tensors=found["tensors"],
+        late=_rows(found["late"]),
+    )
+    arrays = {name: _unpacked(read(sha256)) for name, sha256 in found["arrays"].items()}
+    return context, State(scalars=found["scalars"], arrays=arrays)
+
+
+def _rows(rows: Sequence[int]) -> Rows:
+    return np.array(rows, dtype=np.int64)
+
+
+def _packed(values: NDArray[Any]) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.ascontiguousarray(values), allow_pickle=False)
+    return file.getvalue()
+
+
+def _unpacked(content: bytes) -> NDArray[Any]:
+    found: NDArray[Any] = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    return found

@@ -1,0 +1,51 @@
+"""Selections that hosts can recompute: uniform and round-robin.
+
+They depend on the seed, the round, the available clients and numbers that the run's chain has. This
+module draws them a second time, independent of the selectors; tests compare both.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+UNIFORM: Final = "uniform"
+ROUND_ROBIN: Final = "round-robin"
+
+RECOMPUTED: Final = (UNIFORM, ROUND_ROBIN)
+"""Selectors whose choice a host can recompute."""
+
+
+def needs_times(selector: str) -> bool:
+    """Return whether a selector depends on the number of earlier selections of each client."""
+    return selector == ROUND_ROBIN
+
+
+def drawn(
+    selector: str,
+    *,
+    seed: int,
+    round_number: int,
+    count: int,
+    available: Sequence[str],
+    times: Sequence[int] | None = None,
+) -> tuple[str, ...]:
+    """Return the cohort that a selector chooses, in its order.
+
+    available: clients to choose from, in roster order. times: number of earlier selections of each,
+    for round-robin. Raises ValueError for another selector.
+    """
+    words = (seed, round_number, zlib.crc32(selector.encode()))
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+    size = min(count, len(available))
+    if selector == UNIFORM:
+        chosen = generator.choice(len(available), size=size, replace=False)
+    elif selector == ROUND_ROBIN and times is not None:
+        shuffled = generator.permutation(len(available))
+        chosen = shuffled[np.argsort(np.array(times)[shuffled], kind="stable")[:size]]
+    else:
+        raise ValueError(f"the choice of selector '{selector}' can't be recomputed")
+    return tuple(available[position] for position in chosen.tolist())

@@ -1,0 +1,231 @@
+"""A host's view of the selections of each run, kept in its state directory.
+
+Each run has a file of the documents that the host has accepted. A document is on disk before its
+receipt is sent. So a host that restarts never reveals its share of a seed for a second list of
+commitments, and never accepts a second cohort for an attempt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from potluck.client.disclosure.member_keys import signing_key
+from potluck.client.disclosure.weightings import is_masked
+from potluck.common.errors import IdentityError
+from potluck.common.net.key_files import KEY_MODE, write_file
+from potluck.common.net.membership_in_force import MembershipInForce
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.verifiable.chain import Chain
+from potluck.verifiable.documents import (
+    SHARE_BYTES,
+    BrokenSelectionError,
+    Speaker,
+    commitment_to,
+    receipt,
+    share_of,
+)
+from potluck.verifiable.stored_lines import StoredLines
+
+log = structlog.get_logger()
+
+FOLDER: Final = "selections"
+"""Name of the folder in a host's state directory."""
+
+_OPENING, _ATTENDEES, _OUTCOME = "opening", "attendees", "outcome"
+_CLIENT: Final = "client"
+_KEY_FILE: Final = "share-key"
+_MOST_RUNS: Final = 16
+"""Number of runs whose chains stay in memory."""
+
+
+class _KnownRun:
+    """The chain of one run, and its file. speaker: the client that speaks for this host."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        name = hashlib.sha256(run.encode()).hexdigest()[:40]  # the coordinator chose the id
+        self._file = StoredLines(folder / f"{name}.jsonl")
+        self.chain, self.speaker = Chain.begin(run), ""
+        for line in self._file.read():
+            for kind in (_OPENING, _ATTENDEES, _OUTCOME):
+                if kind in line:
+                    self.chain = _with(self.chain, kind, line[kind].encode())
+            self.speaker = line.get(_CLIENT, self.speaker)
+
+    def keep(self, kind: str, text: bytes, chain: Chain, client: str) -> None:
+        """Store a document that the chain has accepted. Raises StorageError."""
+        if chain is not self.chain:
+            at = datetime.now(UTC).isoformat(timespec="seconds")
+            self._file.add({kind: text.decode(), _CLIENT: client, "at": at})
+            self.chain = chain
+        self.speaker = client
+
+
+class CommittedSelections:
+    """Checks and keeps documents of selections; see `SelectionGuard` of the host."""
+
+    def __init__(
+        self, state_directory: Path, member_key: Path | None, in_force: MembershipInForce | None
+    ) -> None:
+        """member_key: as in the host's configuration. in_force: None without a federation root."""
+        self._folder = state_directory / FOLDER
+        self._member_key = member_key
+        self._in_force = in_force
+        self._runs: dict[str, _KnownRun] = {}
+        self._secret = b""
+        self._lock = threading.Lock()
+
+    # Documents --------------------------------------------------------------------------------
+
+    def take(self, instruction: rpc.Instruction) -> rpc.SelectionReceipt:
+        """Check and store a document; return the receipt to send."""
+        kind = instruction.selection.WhichOneof("document") or ""
+        text: bytes = getattr(instruction.selection, kind) if kind else b""
+        with self._lock:
+            known = self._known(instruction.run_id)
+            chain = _with(known.chain, kind, text)
+            if kind == _OPENING:
+                _require(
+                    chain.opening is not None and chain.opening.round == instruction.round,
+                    "the opening is of another round than its instruction",
+                )
+            elif kind == _ATTENDEES:
+                self._check_speakers(chain, instruction.client_id)
+            else:
+                self._check_share(known, chain)
+            if known.chain.whole and not chain.whole:
+                log.warning(
+                    "selections of a run were not shown to this host",
+                    run=instruction.run_id,
+                    before_round=instruction.round,
+                )
+            known.keep(kind, text, chain, instruction.client_id)
+            return self._receipt(chain, kind, instruction.client_id)
+
+    def check(self, instruction: rpc.Instruction) -> None:
+        """Check that a training is by a selection that this host has accepted."""
+        work, client = instruction.train, instruction.client_id
+        with self._lock:
+            chain = self._known(instruction.run_id).chain
+        if not work.HasField("selection"):
+            _require(
+                chain.opening is None,
+                f"run {instruction.run_id[:40]} commits to its selections, and a training for "
+                f"client '{client}' names none",
+            )
+            return
+        settled = chain.settled.get(work.selection.outcome_sha256)
+        if settled is None:
+            raise BrokenSelectionError(
+                f"refused selection: client '{client}' was instructed to train by a selection that "
+                "this host has not received",
+                client=client,
+            )
+        _require(settled.round == instruction.round, "the training is for another round")
+        _require(
+            client in settled.cohort,
+            f"client '{client}' was instructed to train and is not in the committed cohort",
+        )
+        named = tuple(work.selection.cohort)
+        _require(
+            named == settled.cohort or not (named or is_masked(work)),
+            "the training names another cohort than the committed one",
+        )
+
+    def _receipt(self, chain: Chain, kind: str, client: str) -> rpc.SelectionReceipt:
+        """Return the receipt for the chain's last document of this kind."""
+        found = rpc.SelectionReceipt()
+        joint = chain.opening is not None and chain.opening.joint
+        sha256 = chain.outcome_sha256
+        if kind == _OPENING:
+            sha256 = chain.opening_sha256
+            if joint:
+                found.commitment = commitment_to(self._share(chain, client), sha256, client)
+        elif kind == _ATTENDEES:
+            sha256 = chain.attendees_sha256
+            if joint:
+                found.share = self._share(chain, client)
+        if self._member_key is not None:
+            key = signing_key(self._member_key, client, self._in_force)
+            found.signature = key.sign(receipt(sha256, client, found.commitment))
+        return found
+
+    # What a chain alone does not show ---------------------------------------------------------
+
+    def _check_speakers(self, chain: Chain, client: str) -> None:
+        """Check that this host's commitment is listed unchanged, and that members signed theirs."""
+        assert chain.attendees is not None  # noqa: S101  # `attended` has set it
+        speakers = {each.client: each for each in chain.attendees.speakers}
+        mine = speakers.get(client)
+        _require(mine is not None, f"client '{client}' is not listed among the speakers")
+        if chain.opening is not None and chain.opening.joint and mine is not None:
+            own = commitment_to(self._share(chain, client), chain.opening_sha256, client)
+            _require(mine.commitment == own, f"the commitment of client '{client}' was changed")
+        for each in speakers.values():
+            self._check_signature(chain.opening_sha256, each)
+
+    def _check_signature(self, opening: str, speaker: Speaker) -> None:
+        members = None if self._in_force is None else self._in_force.members
+        if members is None:
+            return
+        signed = receipt(opening, speaker.client, speaker.commitment)
+        signature = bytes.fromhex(speaker.signature)
+        try:
+            members.verify(speaker.client, signed, signature, datetime.now(UTC))
+        except IdentityError as error:
+            raise BrokenSelectionError(f"refused selection: {error.message}") from None
+
+    def _check_share(self, known: _KnownRun, chain: Chain) -> None:
+        """Check that the share that this host has revealed is part of the seed."""
+        if chain.opening is None or not chain.opening.joint or chain.outcome is None:
+            return
+        own = self._share(chain, known.speaker)
+        _require(
+            chain.outcome.shares.get(known.speaker) == own,
+            f"the seed was made without the share of client '{known.speaker}', which this host "
+            "revealed",
+        )
+
+    def _share(self, chain: Chain, client: str) -> str:
+        return share_of(self._read_secret(), chain.opening_sha256, client)
+
+    def _read_secret(self) -> bytes:
+        """Return the secret of which all shares of this host are made; create it at first."""
+        if not self._secret:
+            path = self._folder / _KEY_FILE
+            try:
+                found = path.read_bytes()
+            except FileNotFoundError:
+                found = os.urandom(SHARE_BYTES)
+                write_file(path, found, KEY_MODE, remedy="make room there")
+            self._secret = found
+        return self._secret
+
+    def _known(self, run: str) -> _KnownRun:
+        if run not in self._runs:
+            if len(self._runs) >= _MOST_RUNS:
+                del self._runs[next(iter(self._runs))]
+            self._runs[run] = _KnownRun(self._folder, run)
+        return self._runs[run]
+
+
+def _with(chain: Chain, kind: str, text: bytes) -> Chain:
+    """Return the chain with one more document. Raises BrokenSelectionError."""
+    if kind == _OPENING:
+        return chain.opened(text)
+    if kind == _ATTENDEES:
+        return chain.attended(text)
+    if kind == _OUTCOME:
+        return chain.ended(text)
+    raise BrokenSelectionError("this host does not know the document of a selection; update it")
+
+
+def _require(holds: bool, broken: str) -> None:
+    if not holds:
+        raise BrokenSelectionError(f"refused selection: {broken}")

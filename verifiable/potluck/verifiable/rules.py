@@ -1,0 +1,28 @@
+"""Requirements of verifiable selection on a run, checked before the run starts."""
+
+from __future__ import annotations
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.run_file.runfile import RunFile
+from potluck.verifiable.draws import RECOMPUTED
+
+
+def check_run(run_file: RunFile) -> None:
+    """Raise ConfigurationError if hosts are to recompute selections that they can't recompute."""
+    if not run_file.selection.hosts_verify:
+        return
+    selector = run_file.selector.name
+    if selector not in RECOMPUTED:
+        raise ConfigurationError(
+            f"selection.hosts_verify: hosts can't recompute selector '{selector}', because it uses "
+            "inputs that hosts must not see; choose one of "
+            f"{', '.join(RECOMPUTED)}, or remove hosts_verify and audit the run with "
+            "`potluck audit-selection`",
+            selector=selector,
+        )
+    if run_file.selector_limits.at_most_per:
+        raise ConfigurationError(
+            "selection.hosts_verify: hosts can't recompute selections under "
+            "selector_limits.at_most_per, because they don't see the tags of other hosts; remove "
+            "one of the two"
+        )
