@@ -48,6 +48,7 @@ from potluck.server.selection import (
 from potluck.server.state import State
 
 NAMES = (
+    "afl",
     "clustered-sampling",
     "dc-balanced",
     "dc-exhaustive",
@@ -57,6 +58,7 @@ NAMES = (
     "everyone",
     "fed-cbs",
     "fedcor",
+    "fedcs",
     "feddiverse",
     "fedentopt",
     "fedlecc",
@@ -76,11 +78,13 @@ NAMES = (
     "refl",
     "restless-bandit",
     "round-robin",
+    "tifl",
     "uniform",
 )
 
 OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
     "dc-exhaustive": ("dc-exhaustive", {"added": 2}),
+    "tifl-often": ("tifl", {"tiers": 3, "interval": 2}),
     "clustered-sampling-by-updates": ("clustered-sampling", {"by": "updates"}),
     "fedcor": ("fedcor", {"warm_up": 1, "refresh": 2, "steps": 20}),
     "greedyfed": ("greedyfed", {"permutations": 20}),

@@ -1,0 +1,98 @@
+"""Active federated learning (AFL): draws clients with large losses with higher probability.
+
+Goetz et al., "Active Federated Learning", 2019, Alg. 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat
+
+from potluck.server.selection import (
+    Answers,
+    Ask,
+    Floats,
+    Population,
+    RoundOutcome,
+    Selection,
+    SelectionContext,
+    Selector,
+)
+from potluck.server.selectors.parts.choosing import Cohort, draw_weighted, samples_or_mean
+from potluck.server.selectors.parts.reported import plausible
+from potluck.server.state import State
+
+Share = Annotated[float, Field(ge=0, le=1)]
+_LOSS = "loss"
+_FACTOR = 100.0
+"""Maximum plausible loss, as a multiple of the median; larger losses are limited to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Afl(Selector):
+    """Draws clients by valuations √n · loss, which a client renews when it is selected.
+
+    alpha1: share of the available clients, those with the lowest valuations, that are drawn only
+    uniformly. alpha2: factor of valuations v in the probability ∝ exp(alpha2 · v). alpha3: share of
+    the cohort that is drawn uniformly.
+
+    The cohort reports its loss under the round's model before it trains. A client without a
+    valuation has the largest of the others. O(K).
+    """
+
+    alpha1: Share = 0.75
+    alpha2: NonNegativeFloat = 0.01
+    alpha3: Share = 0.1
+
+    asks_questions = frozenset({_LOSS})
+
+    def init(self, population: Population) -> State:
+        """Return a state with the last loss of each row; NaN if there is none."""
+        return State(arrays={"loss": np.full(len(population), np.nan)})
+
+    def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
+        """Draw the cohort, then ask it for its losses, which later rounds use."""
+        generator = context.generator("afl")
+        cohort = Cohort(context, generator)
+        values = self._valuations(state, context)
+        # the largest valuations come first; equal ones are in random order
+        order = np.lexsort((generator.random(len(values)), -values))
+        kept = order[: len(values) - int(self.alpha1 * len(values))]
+        exponents = self.alpha2 * values[kept]
+        weights = np.exp(exponents - exponents.max(initial=-np.inf))
+        drawn = kept[draw_weighted(weights, int((1 - self.alpha3) * cohort.size), generator)]
+        reasons = [f"valuation {value:.4g}" for value in values[drawn].tolist()]
+        cohort.extend(context.available[drawn].tolist(), reasons)
+        cohort.draw(cohort.missing, "drawn uniformly")
+        selection = cohort.selection()
+        if cohort.rows:
+            yield Ask(rows=np.sort(selection.rows), kind=_LOSS)
+        return selection
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """Store the losses that the cohort reported."""
+        length = max(len(state.arrays["loss"]), int(outcome.selected.max(initial=-1)) + 1)
+        losses = _grown(state.arrays["loss"], length)
+        for answers in outcome.answers:
+            if _LOSS in answers.values:
+                losses[answers.rows] = answers.values[_LOSS]
+        return State(arrays={"loss": losses})
+
+    def _valuations(self, state: State, context: SelectionContext) -> Floats:
+        """Return √n · loss of each available client."""
+        losses = plausible(_grown(state.arrays["loss"], len(context.population)), factor=_FACTOR)
+        samples = samples_or_mean(context.population, context.available)
+        values: Floats = np.sqrt(samples) * losses[context.available]
+        known = ~np.isnan(values)
+        return np.where(known, values, values[known].max() if known.any() else 0.0)
+
+
+def _grown(losses: Floats, length: int) -> Floats:
+    """Return a copy with NaN for each client that has joined since."""
+    result = np.full(length, np.nan)
+    result[: len(losses)] = losses
+    return result

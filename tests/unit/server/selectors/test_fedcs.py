@@ -1,0 +1,93 @@
+"""FedCS against a second implementation of Alg. 3."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.populations import context, population
+
+from potluck.server.selection import RoundOutcome, Selection, SelectionContext
+from potluck.server.selectors.fedcs import FedCS, greedy
+from potluck.server.state import State
+
+
+def select(selector: FedCS, state: State, given_context: SelectionContext) -> Selection:
+    return selector.select(state, given_context)
+
+
+def algorithm_3(training: list[float], uploads: list[float], deadline: float) -> list[int]:
+    """Every client is tried, also after one that would be late, as the paper writes it."""
+    left, chosen, elapsed = set(range(len(training))), [], 0.0
+    while left:
+        prolonged = {k: uploads[k] + max(0.0, training[k] - elapsed) for k in left}
+        best = min(left, key=lambda k: (prolonged[k], k))
+        left.remove(best)
+        if elapsed + prolonged[best] < deadline:
+            elapsed += prolonged[best]
+            chosen.append(best)
+    return chosen
+
+
+def test_greedy_by_hand() -> None:
+    """Θ: 1 + 1 = 2, then max(0, 4 − 2) + 1 = 3 more, then only the upload of 4."""
+    order, ends = greedy(np.array([4.0, 1.0, 3.0]), np.array([1.0, 1.0, 4.0]), 100.0, 3)
+    assert order.tolist() == [1, 0, 2]
+    assert ends.tolist() == [2.0, 5.0, 9.0]
+    assert greedy(np.array([4.0, 1.0, 3.0]), np.array([1.0, 1.0, 4.0]), 9.0, 3)[0].tolist() == [
+        1,
+        0,
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    clients=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), max_size=12),
+    deadline=st.integers(1, 60),
+)
+def test_greedy_agrees_with_algorithm_3(clients: list[tuple[int, int]], deadline: int) -> None:
+    training = [float(t) for t, _ in clients]
+    uploads = [float(u) for _, u in clients]
+    order, ends = greedy(np.array(training), np.array(uploads), float(deadline), len(clients))
+    assert order.tolist() == algorithm_3(training, uploads, float(deadline))
+    assert (np.diff(ends) >= 0).all()
+    assert not len(ends) or ends[-1] < deadline
+
+
+def test_the_cohort_ends_at_the_deadline_only_if_asked() -> None:
+    federation = population(6)
+    state = State(arrays={"seconds": np.array([10.0, 20.0, 30.0, 40.0, 50.0, 60.0])})
+    filling = FedCS(deadline_seconds=35.0, upload_share=0.0, candidates=1.0)
+    early = select(replace(filling, stop_early=True), state, context(federation, 5))
+    assert early.rows.tolist() == [0, 1, 2]
+    assert early.reasons[-1] == "done after 30 s"
+    whole = select(filling, state, context(federation, 5))
+    assert whole.rows.tolist() == [0, 1, 2, 3, 4]
+    assert whole.reasons[-1] == "takes 50 s, beyond the deadline"
+
+
+@pytest.mark.parametrize("deadline", [np.inf, 25.0])
+def test_a_failed_client_does_not_go_first_again(deadline: float) -> None:
+    federation, selector = population(4), FedCS(candidates=1.0)
+    outcome = RoundOutcome(
+        round=1,
+        selected=np.arange(4),
+        included=np.arange(3),
+        seconds=np.array([9.0, 8.0, 7.0, np.nan]),
+        deadline_seconds=deadline,
+    )
+    state = selector.observe(selector.init(federation), outcome)
+    assert select(selector, state, context(federation, 3)).rows.tolist() == [2, 1, 0]
+
+
+def test_a_hundred_thousand_clients_take_seconds() -> None:
+    clients = 100_000
+    state = State(arrays={"seconds": np.random.default_rng(1).uniform(1, 100, clients)})
+    started = time.perf_counter()
+    found = select(FedCS(candidates=1.0), state, context(population(clients), 200))
+    assert len(found.rows) == 200
+    assert time.perf_counter() - started < 20
