@@ -27,7 +27,6 @@ import numpy as np
 
 from potluck.common.disclosure import Parameters, TaskReference
 from potluck.common.signal import signal_named
-from potluck.server.aggregation.states import States, write_states
 from potluck.server.cohorts.selection_checks import check_selection
 from potluck.server.eligibility.collected_sums import LabelSums
 from potluck.server.eligibility.eligibility import Eligibility
@@ -40,6 +39,7 @@ from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.events import Select
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.roster import RunRoster
+from potluck.server.runs.models import States, write_states
 from potluck.server.selection import Population, RoundOutcome, Selection, SelectionContext
 from potluck.server.state import State
 from potluck.server.store.model_files import ModelFiles

@@ -27,8 +27,8 @@ from potluck.server.store import Store
 from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.records import NewRun
 from potluck.server.training.training_job import Workplace
+from potluck.server.watching.feed import RunRecord
 from potluck.server.watching.run_metrics import RunObserver
-from potluck.server.watching.run_record import RunRecord
 
 AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
 RUN_FILE = 'clients_per_round = 3\nrounds = 2\n[task]\nname = "digits"\nclients = 3\n'

@@ -12,7 +12,7 @@ from potluck.common.errors import StorageError
 from potluck.common.net.tls import TlsFiles
 from potluck.server.config import CoordinatorConfig
 from potluck.server.service.backup import back_up
-from potluck.server.service.dumping import dump, put_back
+from potluck.server.service.backup_files import dump, put_back
 from potluck.server.service.restore import restore
 from potluck.server.store import AttemptKey, Store
 

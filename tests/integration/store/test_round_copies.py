@@ -15,8 +15,8 @@ from potluck.common.errors import StorageError
 from potluck.server.store import AttemptKey, MemberState, RunState, Store
 from potluck.server.store.records import LateRow, LateState
 from potluck.server.store.round_copies import Tables
-from potluck.server.store.run_deletion import OF_RUNS
 from potluck.server.store.sql import schema
+from potluck.server.store.store import OF_RUNS
 
 FIRST = AttemptKey(RUN.run_id, 1, 1)
 LATE = LateRow(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.stored import AT, RUN, begun_run, committed, digest
 
 from potluck.common.errors import NotFoundError, StorageError
-from potluck.server.store import AttemptKey, RunState, Store, run_deletion
+from potluck.server.store import AttemptKey, RunState, Store, store
 from potluck.server.store.records import LeftOutRow
 from potluck.server.store.sql import schema
 
@@ -187,4 +187,4 @@ def test_a_deleted_run_leaves_the_others_and_says_what_files_it_named(store: Sto
 def test_every_table_of_runs_is_emptied() -> None:
     kept = {"secure_sums"}  # they account for what left clients
     of_runs = {table.name for table in schema.metadata.tables.values() if "run_id" in table.c}
-    assert {table.name for table in run_deletion.OF_RUNS} == of_runs - kept
+    assert {table.name for table in store.OF_RUNS} == of_runs - kept

@@ -15,12 +15,16 @@ from potluck.common.run_file.run_settings import SampleLimits
 from potluck.common.tensors.encoding import EncodedUpdate
 from potluck.common.tensors.tensor_drafts import TensorDraft
 from potluck.common.tensors.tensor_files import NamedTensors, TensorFile, Tensors
-from potluck.server.aggregation.partial_update import renormalized
 from potluck.server.aggregation.reduction import reduce
 from potluck.server.aggregation.update_facts import gram
-from potluck.server.aggregation.update_files import OneUpdate, SpooledUpdate, UpdateFiles
+from potluck.server.aggregation.update_files import (
+    OneUpdate,
+    SpooledUpdate,
+    UpdateFiles,
+    renormalized,
+)
 from potluck.server.aggregation.update_norms import tensor_norms, update_norms
-from potluck.server.cohorts.sample_limits import counted
+from potluck.server.cohorts.cohort_limits import counted
 from potluck.server.state import State
 from potluck.server.strategy import (
     Combine,

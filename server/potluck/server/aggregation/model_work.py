@@ -38,16 +38,19 @@ from potluck.common.tensors.tensor_files import NamedTensors, Tensors, open_tens
 from potluck.common.trainer import EvaluationSettings, Trainer
 from potluck.server.aggregation.apply_round import OpenUpdates, RoundNumbers, apply_round, opened
 from potluck.server.aggregation.audit.audit_records import BiasRecords, bias_changes
-from potluck.server.aggregation.initial_weights import load_weights
 from potluck.server.aggregation.judging import UpdatesSeen, judged
 from potluck.server.aggregation.late_updates import LateUpdate, joined_by_late
 from potluck.server.aggregation.move_by_sum import Total, move_by_sum
 from potluck.server.aggregation.network_memory import NetworksInFiles
-from potluck.server.aggregation.partial_update import renormalized, shares_sent
-from potluck.server.aggregation.publishing import publish
+from potluck.server.aggregation.publishing import load_weights, publish
 from potluck.server.aggregation.reduction import reduce
 from potluck.server.aggregation.update_facts import read_facts
-from potluck.server.aggregation.update_files import SpooledUpdate, UpdateFiles
+from potluck.server.aggregation.update_files import (
+    SpooledUpdate,
+    UpdateFiles,
+    renormalized,
+    shares_sent,
+)
 from potluck.server.aggregation.update_norms import distance
 from potluck.server.rounds.compatibility import check_noised_evaluation, check_noised_model
 from potluck.server.rounds.plan import RunPlan

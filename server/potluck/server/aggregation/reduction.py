@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +27,56 @@ from potluck.common.tensors.layout import Layout, quoted
 from potluck.common.tensors.tensor_drafts import TensorDraft
 from potluck.common.tensors.tensor_files import Tensors, block_is_finite, not_finite
 from potluck.server.aggregation.blocks import Result, for_each_block
-from potluck.server.aggregation.sorting_network import selection_network
 from potluck.server.aggregation.update_files import Update, decoders_of
 from potluck.server.aggregation.update_norms import update_norms
 from potluck.server.strategy import Combine, Reduction
+
+# Sorting networks ---------------------------------------------------------------------------------
+# They are the fastest way to sort a few values for each of millions of coordinates: numpy's minimum
+# and maximum do each comparison for a whole block of coordinates at once.
+
+
+class Comparison(NamedTuple):
+    """Puts the smaller of values `low` and `high` into `low` and the larger into `high`.
+
+    `keeps_low` or `keeps_high` is False if that value is not used again.
+    """
+
+    low: int
+    high: int
+    keeps_low: bool
+    keeps_high: bool
+
+
+@lru_cache(maxsize=32)
+def selection_network(values: int, begin: int, end: int) -> tuple[Comparison, ...]:
+    """Return comparisons that put the values of ranks [begin, end) into positions [begin, end)."""
+    wanted = set(range(begin, end))
+    kept: list[Comparison] = []
+    for low, high in reversed(_merge_exchange(values)):
+        if low in wanted or high in wanted:
+            kept.append(Comparison(low, high, low in wanted, high in wanted))
+            wanted |= {low, high}
+    return tuple(reversed(kept))
+
+
+def _merge_exchange(values: int) -> list[tuple[int, int]]:
+    """Return Batcher's merge exchange (Knuth, The Art of Computer Programming 3, 5.2.2, Alg. M)."""
+    pairs: list[tuple[int, int]] = []
+    top = 1 << max(values - 1, 0).bit_length() >> 1
+    p = top
+    while p > 0:
+        q, r, d = top, 0, p
+        while True:
+            pairs += [(i, i + d) for i in range(values - d) if i & p == r]
+            if q == p:
+                break
+            d, q, r = q - p, q >> 1, p
+        p >>= 1
+    return pairs
+
+
+# The reduction ------------------------------------------------------------------------------------
 
 _SUMMED_BLOCK_ELEMENTS: Final = 2**16
 """Number of elements per block of a sum: two float64 blocks, the sum and a term, fit a core's L2

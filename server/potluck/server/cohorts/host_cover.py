@@ -1,12 +1,14 @@
-"""Completes a cohort so that its clients are on enough hosts for a secure sum. Pure."""
+"""The hosts of a cohort: completes it for a secure sum, groups clients for training. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from potluck.server.selection import Rows
+
+# Enough hosts -------------------------------------------------------------------------------------
 
 TagLimits = Sequence[tuple[Sequence[str], int]]
 """For each limited tag: its value for each row, and the maximum number of clients with one value,
@@ -81,3 +83,31 @@ def _fits(row: int, cohort: Sequence[int], limits: TagLimits) -> bool:
     return all(
         sum(values[other] == values[row] for other in cohort) < most for values, most in limits
     )
+
+
+# Companions ---------------------------------------------------------------------------------------
+
+LARGEST_GROUP = 64
+"""Maximum size of a group. Each client's instruction names the whole group, so traffic grows with
+the square of the size."""
+
+
+def companions(
+    members: Iterable[tuple[str, str, int | None]],
+) -> Mapping[str, tuple[str, ...]]:
+    """Return, for each client that has companions, its group, which includes itself.
+
+    members: (client, host, number of passes), in the order that groups will have; a client whose
+    host is "" has no companions. Clients of a host with the same number of passes form groups of at
+    most `LARGEST_GROUP`.
+    """
+    of_host: dict[tuple[str, int | None], list[str]] = {}
+    for client, host, passes in members:
+        if host:
+            of_host.setdefault((host, passes), []).append(client)
+    groups = (
+        tuple(clients[start : start + LARGEST_GROUP])
+        for clients in of_host.values()
+        for start in range(0, len(clients), LARGEST_GROUP)
+    )
+    return {client: group for group in groups if len(group) > 1 for client in group}

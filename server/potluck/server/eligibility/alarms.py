@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from potluck.common.run_file.run_settings import SampleLimits
-from potluck.server.cohorts.sample_limits import counted
-from potluck.server.eligibility.selection_imbalance import Expected, Picks, selection_imbalance
+from potluck.server.cohorts.cohort_limits import counted
+from potluck.server.eligibility.picks import Expected, Picks, selection_imbalance
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.troubles import listed
 from potluck.server.selection import Rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from potluck.server.clock import utc
-from potluck.server.cohorts.tag_limits import ineligible
+from potluck.server.cohorts.cohort_limits import ineligible
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.plan import RunPlan

@@ -32,7 +32,7 @@ from potluck.common.monitoring.metric_labels import ProfileOutcome
 from potluck.common.run_file.run_settings import SampleLimits
 from potluck.common.signal import Floats, read_payload, signal_named
 from potluck.rpc.v1 import coordinator_pb2
-from potluck.server.cohorts.sample_limits import counted
+from potluck.server.cohorts.cohort_limits import counted
 from potluck.server.hosts.attendance import LARGEST_EPOCH, Attendance
 from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import model_reference, task_plugin

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from potluck.server.rounds.attempt_count import AttemptCount
 from potluck.server.rounds.client_pool import ClientPool
 from potluck.server.rounds.cohort import CohortOutcome, Member, RoundCohort
 from potluck.server.rounds.events import (
@@ -61,7 +60,7 @@ from potluck.server.rounds.events import (
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.troubles import counted, each_once, listed
-from potluck.server.rounds.waiting import Waiting
+from potluck.server.rounds.waiting import AttemptCount, Waiting
 from potluck.server.store.records import MemberState
 
 

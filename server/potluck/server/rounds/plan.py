@@ -39,8 +39,7 @@ from potluck.server.rounds.path_rules import PathRules, path_of
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.selection_rules import check_verifiable
 from potluck.server.selection import BeforeUpload, Selector
-from potluck.server.stopping.stop_checks import remarks_on_best, stop_rule
-from potluck.server.stopping.stop_rule import StopRule
+from potluck.server.stopping import StopRule, remarks_on_best, stop_rule
 from potluck.server.strategy import Strategy
 
 

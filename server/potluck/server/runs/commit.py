@@ -23,18 +23,16 @@ from potluck.common.process.memory import give_back_freed_memory
 from potluck.common.process.software import software_versions
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.model_work import ModelWork
-from potluck.server.aggregation.states import States, write_states
 from potluck.server.clock import now, utc
 from potluck.server.cohorts.cohort_labels import cohort_labels, heterogeneity
-from potluck.server.hosts.announce import announce_closed
+from potluck.server.hosts.gather import announce_closed
 from potluck.server.hosts.held_out_evaluation import HeldOut, evaluate_on_clients
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.live_status import publish_status
-from potluck.server.runs.models import RoundModel
-from potluck.server.runs.run import Attempt, Run
-from potluck.server.runs.training_means import (
+from potluck.server.runs.models import RoundModel, States, write_states
+from potluck.server.runs.report_checks import (
     TRAINING_LOSS,
     loss_coverage,
     training_coverage,
@@ -42,6 +40,7 @@ from potluck.server.runs.training_means import (
     training_means,
     wants_training_loss,
 )
+from potluck.server.runs.run import Attempt, Run
 from potluck.server.runs.update_path import UpdatePath
 from potluck.server.selection import RoundOutcome
 from potluck.server.store import Store

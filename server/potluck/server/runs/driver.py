@@ -25,8 +25,7 @@ from potluck.server.runs.run import Run
 from potluck.server.runs.services import RunServices
 from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.store.records import RunRow, RunState
-from potluck.server.watching.feed import RunFeed, run_status
-from potluck.server.watching.run_record import RunRecord
+from potluck.server.watching.feed import RunFeed, RunRecord, run_status
 
 _STATE_AFTER = {
     rounds.RunEnding.FINISHED: RunState.FINISHED,

@@ -19,8 +19,8 @@ from potluck.common.errors import ProtocolError, RunError, StorageError
 from potluck.common.interruptible import in_thread
 from potluck.common.learning.step_by_step import UNSAFE_STEPWISE
 from potluck.rpc.v1 import coordinator_pb2
+from potluck.server.cohorts.cohort_limits import narrowed
 from potluck.server.cohorts.selection_checks import check_ask, check_selection
-from potluck.server.cohorts.tag_limits import narrowed
 from potluck.server.eligibility.collected_sums import NO_SUMS, SumCollector
 from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import model_reference, question_instruction

@@ -1,21 +1,76 @@
-"""The models of a run: the model that clients train from, and the model of the current round."""
+"""The models of a run: the model that clients train from, that of the current round, the states of
+selector and strategy, and the files of auxiliaries.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from potluck.common.interruptible import in_thread
 from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.spread import Spread
 from potluck.common.tensors.encoding import Encoding
+from potluck.common.tensors.large_arrays import empty
+from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.aggregation.model_work import ModelWork
-from potluck.server.aggregation.states import States
+from potluck.server.hosts.instructions import model_reference
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.selection import Judgement, Population, UpdateFacts
 from potluck.server.state import State
 from potluck.server.store.model_files import ModelFiles, ModelVersion, Rendition
 from potluck.server.store.records import Metrics
+from potluck.server.strategy import Strategy
+
+# States -------------------------------------------------------------------------------------------
+# Blocking.
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """The states of selector and strategy."""
+
+    selector: State
+    strategy: State
+
+
+def write_states(files: ModelFiles, states: States) -> str | None:
+    """Write the arrays of both states. Return the file's digest; None without arrays."""
+    arrays = {
+        f"{owner}/{name}": np.ascontiguousarray(array)
+        for owner, state in (("selector", states.selector), ("strategy", states.strategy))
+        for name, array in state.arrays.items()
+    }
+    return files.write(arrays).blake3 if arrays else None
+
+
+def read_states(
+    files: ModelFiles,
+    blake3: str | None,
+    selector_scalars: Mapping[str, Any],
+    strategy_scalars: Mapping[str, Any],
+) -> States:
+    """Return both states as they were written."""
+    arrays: dict[str, dict[str, NDArray[Any]]] = {"selector": {}, "strategy": {}}
+    if blake3 is not None:
+        files.verify(blake3)
+        with files.large_arrays(), files.opened(blake3) as file:
+            for name, stored in file.arrays.stored.items():
+                owner, _, own_name = name.partition("/")
+                arrays[owner][own_name] = array = empty(stored.shape, stored.dtype)
+                stored.read_into(array)
+    return States(
+        selector=State(scalars=selector_scalars, arrays=arrays["selector"]),
+        strategy=State(scalars=strategy_scalars, arrays=arrays["strategy"]),
+    )
+
+
+# Models -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,3 +174,59 @@ class Models:
         found = await in_thread(strategy.enrol, committed, population(), seed)
         self._enrolled = (committed, clients, found)
         return found
+
+
+# Auxiliaries --------------------------------------------------------------------------------------
+
+
+class AuxiliaryFiles:
+    """Writes the files of auxiliaries and returns references to them. Used on the event loop."""
+
+    def __init__(self, strategy: Strategy, models: Models, files: ModelFiles) -> None:
+        self._strategy = strategy
+        self._models = models
+        self._files = files
+        self._shared: tuple[int, ModelVersion] | None = None
+        self._personal: dict[str, ModelVersion] = {}
+
+    @property
+    def digests(self) -> set[str]:
+        """Digests of the files that hosts may still fetch."""
+        files = list(self._personal.values())
+        if self._shared is not None:
+            files.append(self._shared[1])
+        return {digest for file in files for digest in file.digests}
+
+    async def message(self, client: str, round_number: int) -> coordinator_pb2.Auxiliary | None:
+        """Return the part of a client's instruction that names its auxiliary files; None if the
+        strategy sends none."""
+        strategy, models = self._strategy, self._models
+        correction = strategy.correction
+        if correction is None:
+            return None
+        shared = await self._shared_file(round_number)
+        message = coordinator_pb2.Auxiliary(
+            correction=coordinator_pb2.Plugin(
+                name=correction.name, options_json=json.dumps(dict(correction.options))
+            ),
+            names=sorted(strategy.auxiliary),
+            shared=model_reference(shared),
+        )
+        personal = await in_thread(strategy.personal, models.states.strategy, client)
+        if personal:
+            file = await in_thread(models.work.write_auxiliaries, personal)
+            self._personal[client] = file
+            message.personal.CopyFrom(model_reference(file))
+        return message
+
+    async def _shared_file(self, round_number: int) -> ModelVersion:
+        """Return the file that all clients receive. It is written once per round; after a restart,
+        the same file is written again."""
+        models = self._models
+        if self._shared is None or self._shared[0] != round_number:
+            with self._files.large_arrays():
+                auxiliaries = await in_thread(self._strategy.broadcast, models.states.strategy)
+            file = await in_thread(models.work.write_auxiliaries, auxiliaries)
+            self._files.let_go(self.digests - file.digests)
+            self._shared, self._personal = (round_number, file), {}
+        return self._shared[1]

@@ -18,8 +18,7 @@ import structlog
 from potluck.common.errors import StorageError
 from potluck.server.store import RoundRow, RunRow, Store
 from potluck.server.store.journal import Journal, LostRounds, Noted, losses
-from potluck.server.store.round_copies import Tables
-from potluck.server.store.round_records import RoundRecords
+from potluck.server.store.round_copies import RoundRecords, Tables
 from potluck.server.store.store_thread import InStore
 
 log = structlog.get_logger()

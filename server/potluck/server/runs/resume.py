@@ -10,9 +10,7 @@ from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.interruptible import in_thread
 from potluck.common.run_file.claims import privacy_claim
 from potluck.server.aggregation.model_work import ModelWork
-from potluck.server.aggregation.spool import Spool
-from potluck.server.aggregation.spooled_updates import still_spooled
-from potluck.server.aggregation.states import States, read_states
+from potluck.server.aggregation.spool import Spool, still_spooled
 from potluck.server.clock import utc
 from potluck.server.eligibility.alarms import SelectionAlarms
 from potluck.server.eligibility.collected_sums import NO_SUMS, LabelSums
@@ -20,7 +18,7 @@ from potluck.server.eligibility.eligibility import Eligibility
 from potluck.server.eligibility.host_checks import HostChecks
 from potluck.server.eligibility.left_out import LeftOutRegister
 from potluck.server.eligibility.picks import PickRecord
-from potluck.server.hosts.announce import announce_closed
+from potluck.server.hosts.gather import announce_closed
 from potluck.server.hosts.instructions import train_instruction_id
 from potluck.server.profiles.collect import Profiling
 from potluck.server.rounds import events as rounds
@@ -30,7 +28,7 @@ from potluck.server.rounds.pretraining import is_pretraining
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.trace_clock import TraceClock, trace_clock
 from potluck.server.runs.interview import answers_of
-from potluck.server.runs.models import Models
+from potluck.server.runs.models import Models, States, read_states
 from potluck.server.runs.run import Attempt, CohortMember, Run
 from potluck.server.runs.run_updates import Updates
 from potluck.server.runs.selecting import Selecting
@@ -38,8 +36,8 @@ from potluck.server.runs.services import RunServices
 from potluck.server.runs.upload_decision import is_offer
 from potluck.server.store.model_files import ModelFiles, ModelVersion
 from potluck.server.store.records import AttemptRow, MemberRow, MemberState, RoundRow
+from potluck.server.watching.feed import RunRecord
 from potluck.server.watching.run_privacy import RunPrivacy
-from potluck.server.watching.run_record import RunRecord
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from potluck.rpc.v1.coordinator_pb2 import KeptState
 from potluck.server.clock import now, utc
-from potluck.server.cohorts.companions import companions
+from potluck.server.cohorts.host_cover import companions
 from potluck.server.hosts.instructions import train_instruction_id
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import RoundMachine
@@ -34,8 +34,8 @@ from potluck.server.store.records import (
     RoundRow,
     RunRow,
 )
+from potluck.server.watching.feed import RunRecord
 from potluck.server.watching.run_privacy import RunPrivacy
-from potluck.server.watching.run_record import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)

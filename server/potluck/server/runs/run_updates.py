@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from potluck.common.interruptible import in_thread
 from potluck.server.aggregation.late_updates import LateUpdate
-from potluck.server.aggregation.spool import Spool
-from potluck.server.aggregation.spooled_updates import intact
+from potluck.server.aggregation.spool import Spool, intact
 from potluck.server.aggregation.update_files import SpooledUpdate
-from potluck.server.hosts.announce import announce_dropped
 from potluck.server.hosts.attendance import Attendance
+from potluck.server.hosts.gather import announce_dropped
 from potluck.server.hosts.instructions import train_instruction_id
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.lateness import SELECTED_AGAIN, LateRegister

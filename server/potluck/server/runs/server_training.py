@@ -2,16 +2,100 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import secrets
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
+import structlog
+
+from potluck.common.errors import RunError
 from potluck.common.interruptible import in_thread
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.runs.models import Models
 from potluck.server.runs.services import RunServices
 from potluck.server.store.model_files import ModelVersion
 from potluck.server.training.training_job import TrainingJob, UpdateInJob
-from potluck.server.training.worker_process import train_apart
+
+# The process --------------------------------------------------------------------------------------
+
+log = structlog.get_logger()
+
+ATTEMPTS: Final = 3
+"""Maximum number of attempts. If the process is killed, it is started again, because its result
+would be the same."""
+
+
+async def train_apart(job: TrainingJob, progress: Callable[[float], None]) -> None:
+    """Run a job in a separate process, which is killed if the caller is cancelled.
+
+    progress: function called with the completed share, in [0, 1]. Raises RunError if the job fails,
+    or if its process is killed in every attempt.
+    """
+    code = 0
+    for attempt in range(1, ATTEMPTS + 1):
+        progress(0.0)
+        code, error = await _attempt(job, progress)
+        if code == 0:
+            return
+        if code > 0:
+            raise RunError(
+                f"the training on the coordinator failed: {error or f'exit code {code}'}"
+            )
+        log.warning("the training on the coordinator was killed", signal=-code, attempt=attempt)
+    raise RunError(
+        f"the training on the coordinator was killed {ATTEMPTS} times, the last time by signal "
+        f"{-code}; check that the machine has enough memory"
+    )
+
+
+async def _attempt(job: TrainingJob, progress: Callable[[float], None]) -> tuple[int, str]:
+    """Run the process once. Return its exit code (negative for a signal), and the reason of a
+    failure."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "potluck.server.training.training_process",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # a terminal's signals are for the coordinator only
+    )
+    stdin, stdout = process.stdin, process.stdout
+    error = ""
+    try:
+        if stdin is None or stdout is None:
+            raise RunError("the training process has no pipes; report this as a bug")
+        with contextlib.suppress(OSError):  # the process was already killed
+            stdin.write(job.model_dump_json().encode() + b"\n")
+            await stdin.drain()
+        async for line in stdout:
+            answer = _read(line)
+            error = str(answer.get("error", error))
+            if isinstance(answer.get("progress"), float | int):
+                progress(float(answer["progress"]))
+        return await process.wait(), error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        if stdin is not None:
+            stdin.close()
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    """Return the content of a line. Return an empty dictionary if the process was killed while it
+    wrote the line."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# The training -------------------------------------------------------------------------------------
 
 
 async def train_on_coordinator(

@@ -1,23 +1,31 @@
 """Rounds in which hosts add up their clients' updates: every upload is a sum of one or more
-updates."""
+updates.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from potluck.common.errors import LayoutError
+from potluck.common.errors import LayoutError, RunError
 from potluck.common.interruptible import in_thread
 from potluck.common.monitoring.metric_labels import SUM as SUM_LABEL
-from potluck.common.updates.lane_files import opened_lanes, vectors_of
-from potluck.common.updates.lanes import members_digest
+from potluck.common.updates.lane_files import AUXILIARY, BODY, LaneFile, opened_lanes, vectors_of
+from potluck.common.updates.lane_packing import add
+from potluck.common.updates.lanes import LaneTerms, members_digest, normalizer_of
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import transfer_pb2
-from potluck.server.aggregation.lane_reduction import opened_lane_sum
+from potluck.server.aggregation.move_by_sum import BlockReader
 from potluck.server.aggregation.update_files import SpooledUpdate
-from potluck.server.cohorts.sample_limits import counted
+from potluck.server.cohorts.cohort_limits import counted
 from potluck.server.hosts.instructions import SUM
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.summable import lane_terms
@@ -26,6 +34,80 @@ from potluck.server.runs.report_checks import check_said, report_said
 from potluck.server.runs.run import Run
 from potluck.server.runs.update_path import ReceivedUpdate, UpdatePath
 from potluck.server.strategy import Summation
+
+# The sum of the sums ------------------------------------------------------------------------------
+# Integer addition is exact, so the model has the same bits for any grouping of clients into sums,
+# and any order of arrival.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneSum:
+    """The total of all hosts' sums, read from their open files; see `Total`."""
+
+    files: Sequence[LaneFile]
+    terms: LaneTerms
+    weight: float
+    loss: float
+    normalizer: float
+
+    def mean(self) -> BlockReader:
+        """Return a reader of the weighted mean difference from the model."""
+        return self._reader(BODY, self.terms.scale(round(self.weight)))
+
+    def sum(self, auxiliary: str) -> BlockReader:
+        """Return a reader of an auxiliary's unweighted sum."""
+        return self._reader(f"{AUXILIARY}{auxiliary}", self.terms.quantum)
+
+    def _reader(self, vector: str, scale: float) -> BlockReader:
+        read = add([file.reader(vector) for file in self.files])
+
+        def scaled(begin: int, end: int) -> NDArray[np.float64]:
+            return np.multiply(read(begin, end), scale, dtype=np.float64)
+
+        return scaled
+
+
+@contextmanager
+def opened_lane_sum(
+    updates: Sequence[SpooledUpdate],
+    update_ids: Sequence[str],
+    vectors: Mapping[str, int],
+    terms: LaneTerms,
+    *,
+    normalized: bool,
+) -> Iterator[LaneSum]:
+    """Open the files of the sums; close them at the end of the block.
+
+    updates: the updates in the sums, in client order. update_ids: their ids. vectors: sizes of the
+    vectors in the run's updates, by name. normalized: True if each client's difference is divided
+    by its normalizer. Raises RunError unless the sums contain exactly these updates; LayoutError,
+    StorageError.
+    """
+    members: dict[Path, list[str]] = {}
+    for update, update_id in zip(updates, update_ids, strict=True):
+        members.setdefault(update.path, []).append(update_id)
+    weights = [terms.weight(update.row.samples) for update in updates]
+
+    def mean(numbers: Sequence[float]) -> float:
+        return math.fsum(map(math.prod, zip(weights, numbers, strict=True))) / sum(weights)
+
+    with contextlib.ExitStack() as stack:
+        files: list[LaneFile] = []
+        for path, ids in members.items():
+            file = stack.enter_context(opened_lanes(path, vectors))
+            if file.members != members_digest(ids):
+                raise RunError(f"the sum {path.name} holds other updates than the round reduces")
+            files.append(file)
+        yield LaneSum(
+            files=files,
+            terms=terms,
+            weight=float(sum(weights)),
+            loss=mean([math.nan if (loss := each.row.loss) is None else loss for each in updates]),
+            normalizer=mean([normalizer_of(each.row) for each in updates]) if normalized else 1.0,
+        )
+
+
+# Rounds -------------------------------------------------------------------------------------------
 
 
 class SummedRounds(UpdatePath):

@@ -15,7 +15,7 @@ from potluck.server.hosts.instructions import (
     train_instruction_id,
 )
 from potluck.server.rounds import events as rounds
-from potluck.server.runs.auxiliaries import AuxiliaryFiles
+from potluck.server.runs.models import AuxiliaryFiles
 from potluck.server.runs.run import Run
 from potluck.server.runs.selection_record import SelectionRecord
 from potluck.server.runs.update_inbox import UpdateInbox

@@ -26,8 +26,13 @@ from potluck.server.selection import (
     Selector,
 )
 from potluck.server.selectors.parts.choosing import TIE_DECIMALS, Cohort
-from potluck.server.selectors.parts.flash_memory import FEATURES, Feature, Memory, Rules
-from potluck.server.selectors.parts.linear_thompson import exploration_width
+from potluck.server.selectors.parts.flash_memory import (
+    FEATURES,
+    Feature,
+    Memory,
+    Rules,
+    exploration_width,
+)
 from potluck.server.state import State
 
 

@@ -3,11 +3,130 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from potluck.server.selection import Selection, SelectionContext, Selector, Signal
+from potluck.server.selection import Floats, Selection, SelectionContext, Selector, Signal
 from potluck.server.selectors.parts.choosing import Cohort, disclosed, profiles
-from potluck.server.selectors.parts.minimum_variance import minimum_variance_weights
 from potluck.server.state import State
+
+# Weights of minimum variance ----------------------------------------------------------------------
+# Minimises Var(Σ ω_k N_k) + ridge · ‖ω‖² over ω ≥ 0, Σω = 1. The ridge makes the result unique and
+# gives equal clients equal weights.
+#
+# B has the centred vectors N_k as columns, divided by the square root of their length. Then the
+# variance is ‖Bω‖², and the optimum is ω = (μ − Bᵀy)₊, for a vector y of that length and a number
+# μ. These minimise φ(y, μ) = ridge/2 ‖y‖² + ½ ‖(μ − Bᵀy)₊‖² − μ, which is convex and piecewise
+# quadratic, so Newton's method ends after some steps. If there are many clients, it starts with a
+# few of them. It then adds the clients to which the solution would give a positive weight, until
+# there are none.
+
+RIDGE = 1e-6
+_STEPS = 200
+_CONVERGED = 1e-14
+_SHORTEST = 1e-12
+_SUFFICIENT = 1e-4
+"""Share of the predicted decrease that a step must achieve (Armijo)."""
+_FEW = 512
+
+
+def minimum_variance_weights(vectors: Floats, *, ridge: float = RIDGE) -> Floats:
+    """Return the weights (K, ≥ 0, sum 1) that make the entries of the weighted sum most even.
+
+    vectors: K × entries. Clients outside the support have a weight of exactly 0.
+    """
+    clients, entries = vectors.shape
+    working = np.arange(0, clients, max(clients // _FEW, 1))
+    scale = float(np.abs(vectors[working]).max()) or 1.0
+    point = np.zeros(entries + 1)
+    point[-1] = 1 / len(working)
+    while True:
+        problem = _Dual(_rows(vectors, working), scale, ridge)
+        point = problem.minimum(point)
+        weights = _Dual(vectors, scale, ridge).weights(point)
+        outside = weights > 0
+        outside[working] = False
+        joining = np.flatnonzero(outside)
+        if not len(joining):
+            weights /= weights.sum()
+            return weights
+        if len(joining) + len(working) > clients // 4:
+            joining = np.setdiff1d(np.arange(clients), working, assume_unique=True)
+        elif len(joining) > _FEW:
+            joining = joining[np.argpartition(-weights[joining], _FEW)[:_FEW]]
+        point *= len(working) / (len(working) + len(joining))
+        working = np.sort(np.concatenate([working, joining]))
+
+
+def _rows(vectors: Floats, rows: NDArray[np.int64]) -> Floats:
+    return vectors if len(rows) == len(vectors) else vectors[rows]
+
+
+class _Dual:
+    """The function φ and its minimum. A point is an array with y and μ.
+
+    The vectors are not centred: centring y has the same effect.
+    """
+
+    def __init__(self, vectors: Floats, scale: float, ridge: float) -> None:
+        self._vectors = vectors
+        self._factor = 1 / (scale * np.sqrt(vectors.shape[1]))
+        self._ridge = ridge / scale**2
+
+    def minimum(self, point: Floats) -> Floats:
+        """Return the minimum, searched from this point."""
+        weights = self.weights(point)
+        value = self._value(point, weights)
+        for _ in range(_STEPS):
+            step, slope = self._newton(point, weights)
+            if -slope <= _CONVERGED * abs(value):
+                break
+            active = weights > 0
+            length = 1.0
+            while True:
+                trial = point + length * step
+                weights = self.weights(trial)
+                trial_value = self._value(trial, weights)
+                if trial_value <= value + _SUFFICIENT * length * slope or length < _SHORTEST:
+                    break
+                length /= 2
+            point, value = trial, trial_value
+            if length == 1.0 and np.array_equal(active, weights > 0):
+                break  # the step stays in one quadratic piece: its minimum is that of φ
+        return point
+
+    def weights(self, point: Floats) -> Floats:
+        """Return (μ − Bᵀy)₊."""
+        weights: Floats = self._vectors @ (self._factor * (point[:-1].mean() - point[:-1]))
+        weights += point[-1]
+        return weights.clip(min=0.0, out=weights)
+
+    def _value(self, point: Floats, weights: Floats) -> float:
+        square = float(point[:-1] @ point[:-1])
+        return self._ridge * square / 2 + float(weights @ weights) / 2 - float(point[-1])
+
+    def _newton(self, point: Floats, weights: Floats) -> tuple[Floats, float]:
+        """Return the step to the minimum of the quadratic piece around a point, and the slope of φ
+        along this step."""
+        active = np.flatnonzero(weights)
+        vectors = _rows(self._vectors, active)
+        entries = self._vectors.shape[1]
+        centre = self._factor * (np.eye(entries) - 1 / entries)
+        gradient = np.empty(entries + 1)
+        gradient[:-1] = self._ridge * point[:-1] - centre @ (weights[active] @ vectors)
+        gradient[-1] = weights.sum() - 1
+        hessian = np.empty((entries + 1, entries + 1))
+        hessian[:-1, :-1] = centre @ (vectors.T @ vectors) @ centre + self._ridge * np.eye(entries)
+        hessian[:-1, -1] = hessian[-1, :-1] = -centre @ vectors.sum(axis=0)
+        hessian[-1, -1] = len(active)
+        step: Floats
+        try:
+            step = np.linalg.solve(hessian, -gradient).astype(np.float64)
+        except np.linalg.LinAlgError:  # no active client, or an ill-conditioned matrix
+            step = np.linalg.lstsq(hessian, -gradient, rcond=1e-15)[0].astype(np.float64)
+        return step, float(gradient @ step)
+
+
+# The selector -------------------------------------------------------------------------------------
 
 
 class KnownMatrix(Selector):

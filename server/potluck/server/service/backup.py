@@ -32,9 +32,9 @@ from potluck.server.service.backup_files import (
     copy,
     digest_of,
     disk_errors_of,
+    dump,
     sync_folder,
 )
-from potluck.server.service.dumping import dump
 from potluck.server.service.restore import check_not_interrupted
 from potluck.server.service.state_folders import MODELS
 from potluck.server.store.file_hold import held

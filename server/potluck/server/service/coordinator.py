@@ -22,8 +22,8 @@ from potluck.common.tracing.opening import open_tracer
 from potluck.server.clock import now, utc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.file_store import FileStore
-from potluck.server.hosts.announce import SETTLE_SECONDS, announce_closed
 from potluck.server.hosts.attendance import Attendance
+from potluck.server.hosts.gather import SETTLE_SECONDS, announce_closed
 from potluck.server.hosts.host_registry import HostRegistry
 from potluck.server.hosts.offences import Offences
 from potluck.server.profiles.trust import load_trust

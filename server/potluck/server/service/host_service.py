@@ -20,10 +20,9 @@ from potluck.common.tags import check_tags
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc, transfer_pb2
 from potluck.server.clock import utc
 from potluck.server.hosts.attendance import LARGEST_EPOCH, LONGEST_TASK_NAME, HostSession
-from potluck.server.service.confirmed_bytes import ConfirmedBytes
 from potluck.server.service.coordinator import Coordinator
 from potluck.server.service.guard import Context, check_client, credential_of, identity_of
-from potluck.server.service.transfers import send_file
+from potluck.server.service.transfers import ConfirmedBytes, send_file
 from potluck.server.service.uploads import Uploads
 
 _LONGEST_DEVICE = 160

@@ -17,8 +17,7 @@ from potluck.server.service.restore import check_not_interrupted
 from potluck.server.service.state_folders import locked_state, models_folder
 from potluck.server.store import Store
 from potluck.server.store.model_files import ModelFiles
-from potluck.server.store.round_copies import Tables
-from potluck.server.store.round_records import RoundRecords
+from potluck.server.store.round_copies import RoundRecords, Tables
 from potluck.server.store.sql.database import parse_url
 from potluck.server.store.sql.failures import DamagedDatabaseError
 

@@ -20,11 +20,11 @@ from potluck.server.service.backup_files import (
     copy,
     digest_of,
     disk_errors_of,
+    put_back,
     read_list,
     sync_folder,
     verify,
 )
-from potluck.server.service.dumping import put_back
 from potluck.server.service.state_folders import MODELS, locked_state
 from potluck.server.store.sql.database import locked_sqlite, parse_url
 

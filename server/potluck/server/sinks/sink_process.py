@@ -7,6 +7,7 @@ output has lines of JSON, see `SinkReport`.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import sys
@@ -20,11 +21,36 @@ from pydantic import BaseModel
 
 from potluck.common.errors import PotluckError
 from potluck.common.tensors.digest import digest_of
-from potluck.server.sinks.delivery_notes import DeliveryNotes
-from potluck.server.sinks.output_log import cut
 from potluck.server.sinks.record_reader import RecordReader
-from potluck.server.sinks.sink_feed import PassResult, SinkFeed, explained
+from potluck.server.sinks.sink_feed import DeliveryNotes, PassResult, SinkFeed, explained
 from potluck.server.sinks.sink_job import SinkJob, make_sink
+
+# The output ---------------------------------------------------------------------------------------
+
+OUTPUT: Final = "output.log"
+"""Name of the file in the sink's folder. Libraries append to it, so after it is emptied, they write
+at its new end."""
+EARLIER: Final = "output.log.1"
+MOST_BYTES: Final = 1_000_000
+
+
+def cut(folder: Path, most: int = MOST_BYTES) -> None:
+    """Empty the file if it is longer than `most` bytes.
+
+    Its last `most // 2` bytes are first copied to the file `EARLIER`, which is overwritten. Disk
+    errors are ignored.
+    """
+    path = folder / OUTPUT
+    with contextlib.suppress(OSError):
+        if path.stat().st_size <= most:
+            return
+        with path.open("rb") as file:
+            file.seek(-(most // 2), os.SEEK_END)
+            (folder / EARLIER).write_bytes(file.read(most // 2))
+        os.truncate(path, 0)
+
+
+# The process --------------------------------------------------------------------------------------
 
 NEWS: Final = b"n"
 FINISH: Final = b"f"

@@ -14,9 +14,8 @@ import structlog
 
 from potluck.common.monitoring.definitions import SINK_BEHIND, SINK_UP
 from potluck.common.monitoring.instruments import Instruments
-from potluck.server.sinks.output_log import OUTPUT, cut
 from potluck.server.sinks.sink_job import SinkJob
-from potluck.server.sinks.sink_process import FINISH, NEWS, SinkReport, pause_seconds
+from potluck.server.sinks.sink_process import FINISH, NEWS, OUTPUT, SinkReport, cut, pause_seconds
 
 log = structlog.get_logger()
 

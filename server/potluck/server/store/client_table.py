@@ -1,30 +1,36 @@
-"""The tables of known clients, clients in quarantine, and clients excluded from a run."""
+"""The tables of clients: known, in quarantine, excluded from a run; profiles and secure sums."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
-from sqlalchemy import Connection, bindparam, case, delete, func, select
+from sqlalchemy import Connection, bindparam, case, delete, func, insert, select
 
-from potluck.common.errors import NotFoundError
+from potluck.common.errors import NotFoundError, ProtocolError
 from potluck.server.store.part import Part, upsert
 from potluck.server.store.records import (
     ClientRow,
     ClientSeen,
     LeftOutRow,
     MemberState,
+    Profile,
     QuarantineRow,
+    SecureSum,
 )
 from potluck.server.store.sql import schema
 from potluck.server.store.sql.column_types import (
     Reader,
     Row,
+    decode_json,
     decode_time,
+    encode_json,
     encode_text,
     encode_time,
     read_rows,
 )
+
+# Clients ------------------------------------------------------------------------------------------
 
 _read_client = Reader(
     ClientRow, "clients", ["client_id"], {"first_seen_at": decode_time, "last_seen_at": decode_time}
@@ -158,3 +164,183 @@ def _counts(connection: Connection, first: str, last: str) -> dict[str, tuple[in
 
 def _client(row: Row, counts: tuple[int, int]) -> ClientRow:
     return _read_client(row, selected=counts[0], included=counts[1])
+
+
+# Profiles -----------------------------------------------------------------------------------------
+
+_KEY = ["signal", "client_id", "data_epoch", "parameters_json"]
+
+
+def _json_text(value: object) -> object:
+    decode_json(value)
+    return value
+
+
+def _signature(value: object) -> bytes | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a valid signature")
+    return bytes.fromhex(value)
+
+
+_read_profile = Reader(
+    Profile,
+    "profiles",
+    _KEY,
+    {
+        "parameters_json": _json_text,
+        "payload_json": _json_text,
+        "signature": _signature,
+        "received_at": decode_time,
+    },
+)
+
+
+class Profiles(Part):
+    """Profiles, keyed by client, data epoch, signal and parameters."""
+
+    def put_profile(self, profile: Profile) -> None:
+        """Store a profile. If the same content is stored already, nothing changes, not even the
+        time.
+
+        Raises ProtocolError if other content is stored under the same key, or if the content is not
+        JSON.
+        """
+        row = {
+            "signal": profile.signal,
+            "client_id": profile.client_id,
+            "data_epoch": profile.data_epoch,
+            "parameters_json": profile.parameters_json,
+            "payload_json": profile.payload_json,
+            "signature": None if profile.signature is None else profile.signature.hex(),
+            "received_at": encode_time(profile.received_at),
+        }
+        for column in ("parameters_json", "payload_json"):
+            try:
+                decode_json(row[column])
+            except ValueError as error:
+                raise self._disagreement(profile, f"{column} is not JSON: {error}") from error
+        table = schema.profiles
+        query = select(table).where(*(table.c[column] == row[column] for column in _KEY))
+        with self._database.transaction() as connection:
+            kept = read_rows(connection, query)
+            if not kept:
+                connection.execute(insert(table), row)
+            elif any(kept[0][column] != row[column] for column in ("payload_json", "signature")):
+                raise self._disagreement(
+                    profile, "it disclosed something else before, and a disclosure is made once"
+                )
+
+    def profiles(
+        self,
+        *,
+        signal: str | None = None,
+        run_id: str | None = None,
+        client_ids: Collection[str] | None = None,
+    ) -> list[Profile]:
+        """Return profiles, sorted by client, signal and data epoch.
+
+        Each given argument limits the result: to one signal, to the clients of a run's roster, to
+        these clients.
+        """
+        table, roster = schema.profiles, schema.roster
+        query = select(table)
+        if signal is not None:
+            query = query.where(table.c.signal == signal)
+        if run_id is not None:
+            query = query.join(
+                roster, (roster.c.run_id == run_id) & (roster.c.client_id == table.c.client_id)
+            )
+        if client_ids is not None:
+            query = query.where(table.c.client_id.in_(list(client_ids)))
+        with self._database.transaction() as connection:
+            found = [_read_profile(row) for row in read_rows(connection, query)]
+        return sorted(
+            found,
+            key=lambda each: (each.client_id, each.signal, each.data_epoch, each.parameters_json),
+        )
+
+    def _disagreement(self, profile: Profile, why: str) -> ProtocolError:
+        return ProtocolError(
+            f"client {profile.client_id}: {profile.signal} of data epoch {profile.data_epoch} "
+            f"refused: {why}",
+            client=profile.client_id,
+            signal=profile.signal,
+            data_epoch=profile.data_epoch,
+        )
+
+
+# Secure sums --------------------------------------------------------------------------------------
+
+
+def _counts_of_sum(value: object) -> object:
+    return None if value is None else tuple(decode_json(value))
+
+
+_read_sum = Reader(
+    SecureSum,
+    "secure_sums",
+    ["session_id"],
+    {"record": decode_json, "epochs": decode_json, "total": _counts_of_sum},
+)
+
+
+class Sums(Part):
+    """Outcomes of sessions in order, and certificates, which are stored before clients send
+    shares."""
+
+    def keep_certificate(self, inputs: str, session_id: str, certificate: str) -> None:
+        """Store the set that a session's clients certified, as JSON. inputs: identifies one input
+        of the clients.
+
+        Storing the certificate of the same session again changes nothing.
+        """
+        table = schema.sum_certificates
+        with self._database.transaction() as connection:
+            known = select(table.c.number).where(table.c.session_id == session_id)
+            if connection.execute(known).first() is None:
+                last = connection.execute(select(func.max(table.c.number))).scalar_one() or 0
+                row = {
+                    "number": last + 1,
+                    "session_id": session_id,
+                    "inputs": inputs,
+                    "certificate": certificate,
+                }
+                connection.execute(insert(table), row)
+
+    def certificates(self, inputs: str, *, limit: int) -> list[str]:
+        """Return the newest certificates over these inputs as JSON, newest first."""
+        table = schema.sum_certificates
+        query = select(table.c.certificate).where(table.c.inputs == inputs)
+        query = query.order_by(table.c.number.desc()).limit(limit)
+        with self._database.transaction() as connection:
+            return list(connection.execute(query).scalars())
+
+    def add_sum(self, done: SecureSum) -> None:
+        """Store the outcome of a session."""
+        table = schema.secure_sums
+        row = {
+            "session_id": done.session_id,
+            "run_id": done.run_id,
+            "kind": done.kind,
+            "task": done.task,
+            "epochs": encode_json(done.epochs),
+            "record": encode_json(done.record),
+            "total": None if done.total is None else str(list(done.total)),
+        }
+        with self._database.transaction() as connection:
+            last = connection.execute(select(func.count()).select_from(table)).scalar_one()
+            connection.execute(insert(table), {"number": last + 1, **row})
+
+    def sums(self, *, run_id: str | None = None, kind: str | None = None) -> list[SecureSum]:
+        """Return the outcomes of all sessions, oldest first. run_id, kind: limit the result to one
+        run or one kind."""
+        table = schema.secure_sums
+        query = select(table).order_by(table.c.number)
+        if run_id is not None:
+            query = query.where(table.c.run_id == run_id)
+        if kind is not None:
+            query = query.where(table.c.kind == kind)
+        with self._database.transaction() as connection:
+            return [_read_sum(row) for row in read_rows(connection, query)]

@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import TypeVar
 
+from sqlalchemy import delete, select
+
 from potluck.server.store.attempt_table import Attempts
-from potluck.server.store.client_table import Clients
+from potluck.server.store.client_table import Clients, Profiles, Sums
 from potluck.server.store.file_references import References
 from potluck.server.store.late_table import LateTrainings
 from potluck.server.store.migrations import MIGRATIONS, Migration, migrate
-from potluck.server.store.profile_table import Profiles
+from potluck.server.store.part import Part
 from potluck.server.store.round_copies import RoundCopies
 from potluck.server.store.round_table import Rounds
-from potluck.server.store.run_deletion import Deletions
 from potluck.server.store.run_table import Runs
+from potluck.server.store.sql import schema
 from potluck.server.store.sql.database import Database
-from potluck.server.store.sum_table import Sums
+
+# Deletion -----------------------------------------------------------------------------------------
+
+OF_RUNS = (
+    schema.late_updates,
+    schema.exchanges,
+    schema.members,
+    schema.rounds,
+    schema.attempts,
+    schema.participation,
+    schema.left_out,
+    schema.roster,
+    schema.runs,
+)
+"""The tables whose rows belong to one run. A table comes before the tables that it references."""
+
+
+class Deletions(Part):
+    """The deletion of runs from the store."""
+
+    def delete_runs(self, run_ids: Collection[str]) -> set[str]:
+        """Delete all rows of these runs; ignore unknown ids.
+
+        Profiles and secure sums are kept as records of disclosures. Returns the digests of the
+        files that the runs referenced; other runs may reference them too.
+        """
+        runs, rounds = schema.runs, schema.rounds
+        named = [
+            select(rounds.c.model_blake3).where(rounds.c.run_id.in_(run_ids)),
+            select(rounds.c.state_blake3).where(rounds.c.run_id.in_(run_ids)),
+            select(runs.c.initial_model_blake3).where(runs.c.run_id.in_(run_ids)),
+        ]
+        with self._database.transaction() as connection:
+            found = {digest for query in named for digest in connection.execute(query).scalars()}
+            for table in OF_RUNS:
+                connection.execute(delete(table).where(table.c.run_id.in_(run_ids)))
+        return {str(digest) for digest in found if digest is not None}
+
+
+# The store ----------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 

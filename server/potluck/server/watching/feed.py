@@ -6,14 +6,21 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 
+import structlog
+
+from potluck.common.errors import PotluckError, StorageError
 from potluck.common.learning.measures import shown_measures
 from potluck.common.plain_text import plain
 from potluck.common.records.round_message import coverage_message, round_message
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2
 from potluck.server.aggregation.update_files import SpooledUpdate
+from potluck.server.clock import utc
 from potluck.server.rounds.waiting import Waiting
 from potluck.server.store.records import MemberState, RoundRow, RunRow, RunState
 from potluck.server.store.round_record import round_record
+from potluck.server.store.store_thread import InStore
+
+# Messages -----------------------------------------------------------------------------------------
 
 _RUN_STATES = {
     RunState.WAITING: operator_pb2.RUN_STATE_WAITING,
@@ -190,3 +197,40 @@ def member_message(
 def committed_round_message(row: RoundRow) -> operator_pb2.CommittedRound:
     """Return the message for a committed round."""
     return round_message(round_record(row))
+
+
+# The row and its notices --------------------------------------------------------------------------
+
+log = structlog.get_logger()
+
+
+class RunRecord:
+    """Holds a run's row and feed. It exists during the whole life of a run's driver."""
+
+    def __init__(self, row: RunRow, in_store: InStore) -> None:
+        self.row = row
+        """The run's row in the store."""
+        self.feed = RunFeed()
+        self.log = log.bind(run=row.run_id)
+        self._in_store = in_store
+
+    def say(self, text: str, *, warning: bool = False) -> None:
+        """Publish a notice for operators."""
+        (self.log.warning if warning else self.log.info)(text)
+        self.feed.say(text, utc(), warning=warning)
+
+    def warn(self, text: str) -> None:
+        """Publish a warning for operators."""
+        self.say(text, warning=True)
+
+    def reason(self, error: PotluckError) -> str:
+        """Return the reason of a failure; for a disk or database, add how to resume the run."""
+        if not isinstance(error, StorageError):
+            return error.message
+        return f"{error.message}; then `potluck resume {self.row.run_id}`"
+
+    async def set_state(self, state: RunState, reason: str) -> None:
+        """Store the run's new state and publish it."""
+        run_id = self.row.run_id
+        await self._in_store(lambda store: store.set_run_state(run_id, state, reason, utc()))
+        self.row = await self._in_store(lambda store: store.run(run_id))

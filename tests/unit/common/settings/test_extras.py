@@ -26,7 +26,7 @@ def import_from(module: str, statement: str) -> BaseException:
 @pytest.mark.parametrize(
     ("module", "extra"),
     [
-        ("potluck.server.selectors.parts.linear_thompson", "potluck[server]"),
+        ("potluck.server.selectors.parts.flash_memory", "potluck[server]"),
         ("potluck.client.training.steps.loop", "potluck[client]"),
         ("potluck.deploy.machines.docker_engine", "potluck[operator]"),
         ("potluck.experiments.reports.tables", "potluck[experiments]"),

@@ -25,7 +25,7 @@ from potluck.experiments.models.mobilenet import mobilenet_v2_gn
 from potluck.experiments.models.resnet import resnet18_gn, resnet50_gn
 from potluck.experiments.weights.pretrained import fitted
 from potluck.experiments.weights.pretrained_files import read_weights
-from potluck.server.aggregation.initial_weights import load_weights
+from potluck.server.aggregation.publishing import load_weights
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -14,8 +14,8 @@ from potluck.common.errors import LayoutError
 from potluck.common.tensors.encoding import EncodedUpdate, Encoding, encode, encoded_layout
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import NamedTensors
-from potluck.server.aggregation.partial_update import PartialUpdate, renormalized, shares_sent
 from potluck.server.aggregation.reduction import reduce
+from potluck.server.aggregation.update_files import PartialUpdate, renormalized, shares_sent
 from potluck.server.aggregation.update_norms import update_norms
 from potluck.server.strategy import Combine
 

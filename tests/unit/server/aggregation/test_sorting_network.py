@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from potluck.server.aggregation.sorting_network import selection_network
+from potluck.server.aggregation.reduction import selection_network
 
 
 def applied(values: tuple[int, ...], begin: int, end: int) -> list[int]:

@@ -9,10 +9,9 @@ from potluck.common.errors import RunError
 from potluck.common.monitoring.metric_labels import SUM
 from potluck.common.updates.lane_files import BODY, write_lanes
 from potluck.common.updates.lanes import LaneTerms, members_digest
-from potluck.server.aggregation.lane_reduction import opened_lane_sum
-from potluck.server.aggregation.spool import Spool
-from potluck.server.aggregation.spooled_updates import still_spooled
+from potluck.server.aggregation.spool import Spool, still_spooled
 from potluck.server.aggregation.update_files import SpooledUpdate
+from potluck.server.runs.summed_rounds import opened_lane_sum
 from potluck.server.store.records import AttemptKey, MemberRow, MemberState, UpdateRow
 
 KEY = AttemptKey("run", 1, 1)

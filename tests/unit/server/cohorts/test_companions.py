@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.server.cohorts.companions import LARGEST_GROUP, companions
+from potluck.server.cohorts.host_cover import LARGEST_GROUP, companions
 
 
 def test_clients_of_one_host_form_a_group_in_the_order_given() -> None:

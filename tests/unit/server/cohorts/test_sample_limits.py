@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from potluck.common.run_file.run_settings import SampleLimits
 from potluck.experiments.tasks.splitting import Splitting, split_by
-from potluck.server.cohorts.sample_limits import counted
+from potluck.server.cohorts.cohort_limits import counted
 
 MOST = 1 << 40
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from support.populations import population, rounds
 
-from potluck.server.eligibility.selection_imbalance import selection_imbalance
+from potluck.server.eligibility.picks import selection_imbalance
 from potluck.server.selectors.uniform import Uniform
 
 

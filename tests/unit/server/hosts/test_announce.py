@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from potluck.server.hosts.announce import announce_closed
 from potluck.server.hosts.attendance import Attendance
+from potluck.server.hosts.gather import announce_closed
 from potluck.server.store.records import AttemptKey, MemberRow, MemberState, RoundRow
 
 

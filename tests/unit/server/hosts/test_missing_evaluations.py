@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from potluck.common.learning.coverage import Coverage, coverages
 from potluck.common.learning.measures import MeasuredModel
-from potluck.server.hosts.missing_evaluations import (
+from potluck.server.hosts.held_out_evaluation import (
     MissingEvaluation,
     failed,
     malformed,

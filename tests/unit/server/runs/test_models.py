@@ -13,9 +13,8 @@ import pytest
 from support.populations import population
 
 from potluck.server.aggregation.model_work import ModelWork
-from potluck.server.aggregation.states import States
 from potluck.server.rounds.plan import draw_up
-from potluck.server.runs.models import Models, RoundModel
+from potluck.server.runs.models import Models, RoundModel, States
 from potluck.server.selection import Population
 from potluck.server.state import State
 from potluck.server.store.model_files import ModelFiles, ModelVersion

@@ -7,7 +7,7 @@ import pytest
 from potluck.common.learning.coverage import Coverage
 from potluck.common.trainer import Measured
 from potluck.common.updates.update_report import UpdateReport
-from potluck.server.runs.training_means import (
+from potluck.server.runs.report_checks import (
     loss_coverage,
     training_coverage,
     training_loss,

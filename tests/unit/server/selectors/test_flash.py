@@ -11,8 +11,7 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.settings.plugins import create
 from potluck.server.selection import Answers, Ask, Selection, Selector
 from potluck.server.selectors.flash import Flash
-from potluck.server.selectors.parts.flash_memory import Memory, Rules
-from potluck.server.selectors.parts.linear_thompson import Posterior, exploration_width
+from potluck.server.selectors.parts.flash_memory import Memory, Posterior, Rules, exploration_width
 from potluck.server.state import State
 
 STANDARDISED = Rules(standardised=True, signed=False)

@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 from support.populations import population, rounds, table_6
 
 from potluck.common.tasks.table6 import NAMES, interaction_matrices
-from potluck.server.selectors.known_matrix import KnownMatrix
-from potluck.server.selectors.parts.minimum_variance import RIDGE, minimum_variance_weights
+from potluck.server.selectors.known_matrix import RIDGE, KnownMatrix, minimum_variance_weights
 
 Floats = NDArray[np.float64]
 

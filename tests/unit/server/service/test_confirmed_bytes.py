@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from potluck.server.service.confirmed_bytes import ConfirmedBytes
+from potluck.server.service.transfers import ConfirmedBytes
 
 HOST, FILE, SIZE = "host-0", "0" * 64, 10_000
 

@@ -14,7 +14,7 @@ from potluck.common.errors import (
     StorageError,
     UnreachableError,
 )
-from potluck.server.service.refusal_log import RefusalLog
+from potluck.server.service.guard import RefusalLog
 
 
 async def told(lines: list[Any], count: int) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from potluck.server.sinks.output_log import EARLIER, OUTPUT, cut
+from potluck.server.sinks.sink_process import EARLIER, OUTPUT, cut
 
 
 def test_full_output_log_is_moved_aside_while_printing_continues(tmp_path: Path) -> None:

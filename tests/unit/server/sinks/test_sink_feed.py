@@ -10,9 +10,8 @@ from support.stored import AT, begun_run, committed, digest
 
 from potluck.common.errors import StorageError
 from potluck.server.sink import Sink, TrackedRound, TrackedRun
-from potluck.server.sinks.delivery_notes import DeliveryNotes
 from potluck.server.sinks.record_reader import RecordReader
-from potluck.server.sinks.sink_feed import SinkFeed, explained
+from potluck.server.sinks.sink_feed import DeliveryNotes, SinkFeed, explained
 from potluck.server.sinks.sink_process import _pass, summed_up
 from potluck.server.store import Store
 from potluck.server.store.records import AttemptKey, RunState

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from potluck.server.stopping.stop_rule import StopRule
+from potluck.server.stopping import StopRule
 from potluck.server.store.records import BestSoFar
 
 UP: dict[str, Any] = {"measure": "accuracy", "higher_is_better": True}

@@ -15,8 +15,7 @@ from support.populations import context, facts, judged, outcome, population, sel
 from potluck.common.errors import ConfigurationError
 from potluck.server.rounds.plan import draw_up
 from potluck.server.selection import Judgement, MeasureMean
-from potluck.server.selectors.updates.greedyfed import GreedyFed
-from potluck.server.selectors.updates.shapley import Coalition, shapley_values
+from potluck.server.selectors.updates.greedyfed import Coalition, GreedyFed, shapley_values
 from potluck.server.state import State
 
 Worth = Callable[[Coalition], float]
