@@ -197,7 +197,7 @@ def test_deterministic_training_on_the_device_is_reproducible(device: str) -> No
 FIGURES = """
 import sys
 sys.path[:0] = sys.argv[1:]
-from potluck.client.base.gpu_figures import gpu_figures
+from potluck.client.base.host_metrics import gpu_figures
 for each in gpu_figures():
     print(each.number, each.memory_used, each.memory_size, each.utilisation)
 """

@@ -19,7 +19,7 @@ from potluck.client.objective import Batch, LocalContext, Objective
 from potluck.client.training.classification import Classification
 from potluck.client.training.local_update import train_update
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
-from potluck.client.training.samples.device_samples import DeviceSamples
+from potluck.client.training.samples import DeviceSamples
 from potluck.client.training.steps.loop import TrainingContext, train
 from potluck.client.training.steps.smaller_batches import within_memory
 from potluck.client.training.task_training import LoadedTask, TrainingFiles

@@ -20,8 +20,7 @@ from potluck.client.base.worker import Worker
 from potluck.client.config import ClientConfig
 from potluck.client.control.attending import Attending
 from potluck.client.control.inbox import Instructions
-from potluck.client.disclosure.member_keys import key_of
-from potluck.client.disclosure.membership_watch import follow
+from potluck.client.disclosure.member_keys import follow, key_of
 from potluck.client.disclosure.outgoing_log import OutgoingLog
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.disclosure.releases import Asker, Discloser
@@ -41,8 +40,7 @@ from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.model_cache import ModelCache
 from potluck.client.transfer.object_stores import ObjectStores
-from potluck.client.transfer.own_files import OwnFiles
-from potluck.client.transfer.saved_states import KeptStates
+from potluck.client.transfer.saved_states import KeptStates, OwnFiles
 from potluck.client.transfer.saved_updates import KeptUpdates
 from potluck.common.errors import (
     ConfigurationError,

@@ -205,7 +205,7 @@ def show_kept(
 
     potluck-client kept --config host.toml --client ward-3 --model model.safetensors -o ours
     """
-    from potluck.client.transfer.kept_models import chosen_states, described, write_whole
+    from potluck.client.transfer.saved_states import chosen_states, described, write_whole
 
     settings = load_config(config, {})
     states = chosen_states(settings.state_directory, client=client, run=run, purpose=purpose)

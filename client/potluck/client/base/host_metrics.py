@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
-from potluck.client.base.gpu_figures import gpu_figures
 from potluck.common.errors import PotluckError
 from potluck.common.monitoring import definitions as metrics
 from potluck.common.monitoring.instruments import Instruments
@@ -24,6 +26,61 @@ from potluck.common.monitoring.metric_labels import (
 from potluck.common.monitoring.process_metrics import show_certificate, show_disk
 from potluck.common.net.tls import TlsFiles
 from potluck.common.records.privacy_loss import NEAR_LIMIT
+
+# Figures of GPUs ----------------------------------------------------------------------------------
+# The values come from the driver. So they include other processes' use, and reading the values
+# needs no CUDA context. Without the package nvidia-ml-py, or without a driver, the list is empty.
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFigures:
+    """Current values of one GPU. utilisation: in [0, 1], over the driver's last sampling period."""
+
+    number: int
+    memory_used: int
+    memory_size: int
+    utilisation: float
+
+
+def gpu_figures() -> Sequence[GpuFigures]:
+    """Return the values of all GPUs of this machine; none if the driver can't be queried."""
+    driver = _driver()
+    if driver is None:
+        return ()
+    found: list[GpuFigures] = []
+    try:
+        for number in range(driver.nvmlDeviceGetCount()):
+            device = driver.nvmlDeviceGetHandleByIndex(number)
+            memory = driver.nvmlDeviceGetMemoryInfo(device)
+            busy = driver.nvmlDeviceGetUtilizationRates(device)
+            found.append(
+                GpuFigures(
+                    number=number,
+                    memory_used=memory.used,
+                    memory_size=memory.total,
+                    utilisation=busy.gpu / 100,
+                )
+            )
+    except driver.NVMLError:  # a GPU failed, or does not report this value
+        return tuple(found)
+    return tuple(found)
+
+
+@cache
+def _driver() -> ModuleType | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    driver: ModuleType = pynvml
+    return driver
+
+
+# The metrics --------------------------------------------------------------------------------------
 
 _WORK = frozenset(Work)
 

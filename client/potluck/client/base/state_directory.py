@@ -5,7 +5,7 @@ models/BLAKE3            models, by the digest of their float32 file
 fetched/BLAKE3[.part]    files being downloaded
 updates/…                updates until their round is over; see `saved_updates`
 kept/…                   states that clients keep between trainings; see `saved_states`
-trainers/RUN-CLIENT/      files of tasks' own trainers; see `own_files`
+trainers/RUN-CLIENT/      files of tasks' own trainers; see `OwnFiles`
 ….spare/N                a model and an update that may be overwritten; see `spare_files`
 disclosures/CLIENT.json  a client's releases, never deleted; see `release_ledger`
 privacy/CLIENT.jsonl     its trainings with noise, never deleted; charged before each begins

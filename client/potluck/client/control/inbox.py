@@ -19,11 +19,10 @@ import structlog
 from potluck.client.base.state_directory import storage_error
 from potluck.client.disclosure.disclosure_policy import without_data
 from potluck.client.disclosure.outgoing_log import Outgoing, shortened
-from potluck.client.handlers.active_instruction import ActiveInstruction
+from potluck.client.handlers.active_instruction import ActiveInstruction, spans_of
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.handler_table import carry_out
 from potluck.client.handlers.instruction_log import InstructionStage, Reception, ignored
-from potluck.client.handlers.instruction_spans import spans_of
 from potluck.common.errors import (
     DisclosureRefusedError,
     PotluckError,

@@ -7,14 +7,20 @@ force names it. So a host that has both keys can sign at all times.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.net.membership import MemberRecord, load_private_key, public_text
+from potluck.common.net.membership import MemberRecord, load_private_key, public_text, troubles_of
 from potluck.common.net.membership_in_force import MembershipInForce
+
+# Keys ---------------------------------------------------------------------------------------------
 
 NEXT: Final = "next"
 
@@ -56,3 +62,28 @@ def signing_key(path: Path, client: str, in_force: MembershipInForce | None) -> 
 
 def _file_of(path: Path, client: str) -> Path:
     return path / f"{client}.key" if path.is_dir() else path
+
+
+# The watch over the membership --------------------------------------------------------------------
+
+log = structlog.get_logger()
+
+WARNING_SECONDS: Final = 86_400.0
+"""Pause between two warnings about member records that expire."""
+
+
+async def follow(in_force: MembershipInForce | None, clients: Sequence[str]) -> None:
+    """Watch the membership's file, and warn about records that expire, until cancelled.
+
+    in_force: the membership in force; None without a federation root. Returns at once if None.
+    """
+    if in_force is None:
+        return
+    watching = asyncio.create_task(in_force.watch())
+    try:
+        while True:
+            for trouble in troubles_of(in_force.members, clients, datetime.now(UTC)):
+                log.warning(trouble)
+            await asyncio.sleep(WARNING_SECONDS)
+    finally:
+        watching.cancel()

@@ -3,16 +3,98 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any, Final, Protocol
 
 from potluck.client.base.host_metrics import HostMetrics
-from potluck.client.base.state_directory import DISCLOSURES, SUMS
+from potluck.client.base.state_directory import DISCLOSURES, SUMS, clients_with_files
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy, check_budget
 from potluck.client.disclosure.release_ledger import Release, ReleaseLedger
-from potluck.client.disclosure.sum_records import open_sum_records
 from potluck.common.disclosure import Parameters
 from potluck.common.errors import StorageError
+from potluck.common.settings import plugins
+
+# Records of secure sums ---------------------------------------------------------------------------
+# `potluck.secagg` implements `SumRecords` and keeps them. The host finds it by name, in the
+# entry-point group `potluck.secure_sums`. Without `potluck.secagg`, a client that has records can't
+# disclose anything with noise: its spent budget is unknown.
+
+_LEDGER: Final = "ledger"
+
+
+class SumRecords(Protocol):
+    """The ledgers of all clients. Methods block; StorageError if a ledger can't be read."""
+
+    def clients(self) -> list[str]:
+        """Return the clients that have a ledger, sorted."""
+        ...
+
+    def spent(self, client: str) -> Fraction:
+        """Return the privacy loss of a client's sums."""
+        ...
+
+    def values(self, client: str) -> Mapping[str, Any]:
+        """Return a client's sums and masked uploads as JSON, under `sums` and `masked_uploads`."""
+        ...
+
+    def lines(self, client: str) -> Iterator[str]:
+        """Yield a client's sums as sentences."""
+        ...
+
+    def remarks(self, clients: Sequence[str], holds_against: str) -> Iterator[str]:
+        """Yield sentences that explain what the sums of these clients hide.
+
+        holds_against: description of the parties from which the sums hide it.
+        """
+        ...
+
+
+class UnreadableSums:
+    """Stands in for the ledgers on a host without secure aggregation: raises if one exists."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def clients(self) -> list[str]:
+        """Return the clients that have a ledger, sorted."""
+        return clients_with_files(self._folder, ".jsonl")
+
+    def spent(self, client: str) -> Fraction:
+        """Return 0. Raises StorageError if the client has a ledger."""
+        if client in self.clients():
+            raise StorageError(
+                f"can't read the ledger of secure sums of client '{client}' in {self._folder}: "
+                "this host lacks the package potluck.secagg; install all of potluck",
+                client=client,
+            )
+        return Fraction(0)
+
+    def values(self, client: str) -> Mapping[str, Any]:
+        """Return no sums. Raises StorageError if the client has a ledger."""
+        self.spent(client)
+        return {"sums": [], "masked_uploads": []}
+
+    def lines(self, client: str) -> Iterator[str]:
+        """Yield nothing. Raises StorageError if the client has a ledger."""
+        self.spent(client)
+        return iter(())
+
+    def remarks(self, clients: Sequence[str], holds_against: str) -> Iterator[str]:  # noqa: ARG002  # as in `SumRecords`
+        """Yield nothing."""
+        return iter(())
+
+
+def open_sum_records(folder: Path) -> SumRecords:
+    """Return the ledgers in a folder."""
+    if not plugins.is_present(plugins.SECURE_SUMS, _LEDGER):
+        return UnreadableSums(folder)
+    found: SumRecords = plugins.find(plugins.SECURE_SUMS, _LEDGER)(folder)
+    return found
+
+
+# The budget ---------------------------------------------------------------------------------------
 
 
 class PrivacyBudget:

@@ -24,8 +24,7 @@ from potluck.client.handlers.training_groups import TrainingGroups
 from potluck.client.private_training import PrivacyGuard
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
-from potluck.client.transfer.own_files import OwnFiles
-from potluck.client.transfer.saved_states import KeptStates
+from potluck.client.transfer.saved_states import KeptStates, OwnFiles
 from potluck.client.transfer.saved_updates import KeptUpdates
 from potluck.common.learning.task_failures import blamed_on_task
 from potluck.common.names import ClientId

@@ -1,20 +1,171 @@
-"""The table of handlers, one for each kind of instruction."""
+"""The table of handlers, one for each kind of instruction, and the short ones of them.
+
+Trainings and questions have modules of their own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from potluck.client.disclosure.disclosure_policy import check_held_out, check_question, check_tuning
+from potluck.client.disclosure.outgoing_log import Outgoing
+from potluck.client.disclosure.releases import ReleaseNoise, randomness
 from potluck.client.handlers.active_instruction import ActiveInstruction
-from potluck.client.handlers.check_handler import check
-from potluck.client.handlers.disclosure_handler import disclose
-from potluck.client.handlers.evaluation_handler import evaluate_held_out
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.question_handler import answer_question
-from potluck.client.handlers.training_handler import train
+from potluck.client.handlers.training_handler import permitted_weighting, train
+from potluck.common.disclosure import Parameters
 from potluck.common.errors import IdentityError, ProtocolVersionError
+from potluck.common.learning.measures import MeasureSums
 from potluck.common.names import ClientId
+from potluck.common.signal import signal_named
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
+
+if TYPE_CHECKING:
+    from potluck.client.training.device import TrainingDevice
+
+
+# Checks in advance --------------------------------------------------------------------------------
+# Checks that a training could begin, and that the owner's policy allows the data that the run
+# needs: the update, answers to questions, counts on held-out samples.
+
+
+async def check(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:
+    """Answer that all checks passed; otherwise raise the error that a training would raise."""
+    instruction, work = active.instruction, active.instruction.check
+    permitted_weighting(context.policy, instruction.client_id, work.train)
+    if work.train.HasField("privacy"):
+        await asyncio.to_thread(
+            lambda: context.guard().check(instruction.client_id, work.train)
+        )  # the first call imports a large library
+    noisy = work.train.HasField("privacy")
+    for kind in work.questions:
+        check_question(context.policy, instruction.client_id, kind, noisy=noisy)
+    if work.evaluates:
+        check_held_out(context.policy, instruction.client_id, least_group=work.least_group)
+    await context.compute(
+        active, work.train.task, lambda device: device.check(work.train, work.layout)
+    )
+    if context.trainers is not context.worker:  # each process loads the task before a round begins
+        context.trainers.prepare(lambda seat: seat.check(work.train, work.layout))
+    return rpc.Answer(instruction_id=instruction.id, checked=rpc.Checked())
+
+
+# Disclosures --------------------------------------------------------------------------------------
+
+
+async def disclose(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:
+    """Answer with a profile: a new one, or the stored one if it was disclosed before."""
+
+    async def measure(parameters: Parameters) -> dict[str, Any]:
+        return await _measured(context, active, parameters)
+
+    profile = await context.discloser.answer(active.instruction, measure)
+    return rpc.Answer(instruction_id=active.instruction.id, profile=profile)
+
+
+async def _measured(
+    context: HandlerContext, active: ActiveInstruction, parameters: Parameters
+) -> dict[str, Any]:
+    """Compute the profile's payload, with its noise."""
+    work, client = active.instruction.disclose, ClientId(active.instruction.client_id)
+    noise = ReleaseNoise(work.signal, parameters, randomness(context.policy, client, parameters))
+
+    async def measured(model: Path | None) -> dict[str, Any]:
+        def measure(device: TrainingDevice) -> dict[str, Any]:
+            return device.disclosed(
+                work,
+                parameters,
+                client,
+                noisy=noise,
+                model=model,
+                cancelled=active.cancelled.is_set,
+            )
+
+        payload = await context.compute(active, work.task, measure)
+        noise.check_drawn()
+        return payload
+
+    if not signal_named(work.signal).needs_model:
+        return await measured(None)
+    async with context.model(active, work.model, work.task) as model:
+        return await measured(model)
+
+
+# Evaluations --------------------------------------------------------------------------------------
+
+
+async def evaluate_held_out(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:
+    """Answer with counts or metrics. Raises DisclosureRefusedError if the policy forbids the
+    evaluation.
+    """
+    instruction, work = active.instruction, active.instruction.evaluate
+    client = ClientId(instruction.client_id)
+    check_held_out(context.policy, client, least_group=work.least_group)
+    if work.HasField("tuning"):
+        check_tuning(context.policy, instruction.client_id)
+    async with context.model(active, work.model, work.task) as model:
+        files = context.client_files(instruction, model, work.kept)
+        found = await context.train(
+            active,
+            work.task,
+            lambda seat: seat.evaluate(
+                instruction, files, progress=active.progress, cancelled=active.cancelled.is_set
+            ),
+        )
+    if isinstance(found, MeasureSums):
+        return _measures(context, active, found)
+    by_class = found.confusion.sum(axis=1)
+    context.outgoing.note(
+        instruction,
+        Outgoing.HELD_OUT,
+        model=work.model.blake3,
+        task=work.task.name,
+        samples=int(by_class.sum()),
+        correct=int(found.confusion.trace()),
+        loss_sum=found.loss_sum,
+        by_class=by_class.tolist(),
+        **_subject(work),
+    )
+    evaluation = rpc.EvaluationCounts(
+        loss_sum=found.loss_sum,
+        confusion=found.confusion.reshape(-1).tolist(),
+        group_samples=found.group_samples.tolist(),
+        group_correct=found.group_correct.tolist(),
+    )
+    return rpc.Answer(instruction_id=instruction.id, evaluation=evaluation)
+
+
+def _measures(context: HandlerContext, active: ActiveInstruction, found: MeasureSums) -> rpc.Answer:
+    """Answer with the metrics that the task's own trainer computed."""
+    instruction, work = active.instruction, active.instruction.evaluate
+    context.outgoing.note(
+        instruction,
+        Outgoing.HELD_OUT,
+        model=work.model.blake3,
+        task=work.task.name,
+        measures={name: vars(each) for name, each in found.measures.items()},
+        **_subject(work),
+    )
+    sums = {
+        name: transfer_pb2.MeasuredSum(sum=each.sum, count=each.count)
+        for name, each in found.measures.items()
+    }
+    return rpc.Answer(instruction_id=instruction.id, measures=rpc.MeasuredSums(sums=sums))
+
+
+def _subject(work: rpc.Evaluate) -> dict[str, str]:
+    """Return log fields naming the measured model; empty for the model as received."""
+    if work.HasField("tuning"):
+        return {"subject": "the model after more training"}
+    return {"subject": "its own model"} if work.personal else {}
+
+
+# The table ----------------------------------------------------------------------------------------
 
 Handler = Callable[[HandlerContext, ActiveInstruction], Awaitable[rpc.Answer | None]]
 """Returns the answer; None if an update was delivered instead. Raises PotluckError, and anything

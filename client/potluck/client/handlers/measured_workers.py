@@ -17,7 +17,7 @@ from potluck.client.base.worker import Worker
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.training.kept_choices import keep_choice, read_choice
 from potluck.client.training.plugin_options import json_object
-from potluck.client.training.processes.gpu_workers import (
+from potluck.client.training.processes.worker_count import (
     TrainingMemory,
     WorkerChoice,
     chosen_workers,

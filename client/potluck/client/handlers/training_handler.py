@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -26,7 +27,6 @@ from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.instruction_log import InstructionStage, digest_of_training
 from potluck.client.handlers.question_handler import numbers_asked
-from potluck.client.handlers.update_records import update_record
 from potluck.client.private_training import (
     GrantedTraining,
     UpdateNoise,
@@ -51,17 +51,55 @@ from potluck.common.errors import (
 from potluck.common.learning.task_failures import blamed_on_task, crashed
 from potluck.common.monitoring.metric_labels import TrainingWay
 from potluck.common.names import ClientId
+from potluck.common.tensors.tensor_files import FileDigest
 from potluck.common.updates.kept_states import CORRECTION, PURPOSES
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
-if TYPE_CHECKING:  # imports torch, which takes seconds: only the worker's thread may do so
+if TYPE_CHECKING:
     from potluck.client.training.auxiliary_files import ReceivedAuxiliaries
     from potluck.client.training.local_update import Trained
     from potluck.client.training.processes.training_seat import TrainingSeat
     from potluck.client.training.task_training import TrainingFiles
     from potluck.client.training.unmasked_update import Differences
 
+
+# Records of updates -------------------------------------------------------------------------------
+
+
+def update_record(
+    active: ActiveInstruction,
+    file: FileDigest,
+    report: UpdateReport,
+    *,
+    offer: Mapping[str, float] | None = None,
+    masked_input: str = "",
+    coordinator_id: str = "",
+) -> KeptUpdate:
+    """Return the record of an update. offer: numbers that are sent before the update.
+
+    For a masked update, `report` is empty and `masked_input` and `coordinator_id` are given."""
+    instruction, work = active.instruction, active.instruction.train
+    return KeptUpdate(
+        update_id=instruction.id,
+        client_id=instruction.client_id,
+        run_id=instruction.run_id,
+        round=instruction.round,
+        blake3=file.blake3,
+        size=file.size,
+        encoding=work.encoding,
+        delta=work.delta,
+        compressed=work.compressed and not masked_input,
+        report=report,
+        expires=time.time() + instruction.time_left.ToTimedelta().total_seconds(),
+        work=digest_of_training(instruction),
+        offer=dict(offer or {}),
+        masked_input=masked_input,
+        coordinator_id=coordinator_id,
+    )
+
+
+# The handler --------------------------------------------------------------------------------------
 
 log = structlog.get_logger()
 

@@ -16,7 +16,7 @@ from potluck.client.objective import Objective
 from potluck.client.private_training import check_terms, hides_records, private_loop
 from potluck.client.question import QuestionContext
 from potluck.client.training.auxiliary_files import Arrays, corrected, sendable, write_kept
-from potluck.client.training.device_memory import memory_taken
+from potluck.client.training.ditto import halves
 from potluck.client.training.lanes.group_training import (
     LaneOutcome,
     Trainee,
@@ -27,11 +27,8 @@ from potluck.client.training.lanes.group_training import (
 )
 from potluck.client.training.lanes.lane_choice import LaneChoice, LaneChoices, measured, subject_of
 from potluck.client.training.lanes.lane_steps import LaneRules
-from potluck.client.training.personal.ditto import halves
-from potluck.client.training.processes.gpu_workers import TrainingMemory
-from potluck.client.training.samples.device_samples import DeviceSamples
-from potluck.client.training.samples.quotas import positions_within
-from potluck.client.training.samples.validation import validation_split
+from potluck.client.training.processes.worker_count import TrainingMemory
+from potluck.client.training.samples import DeviceSamples, positions_within, validation_split
 from potluck.client.training.steps.in_turn import train_in_turn
 from potluck.client.training.steps.loop import (
     Corrected,
@@ -41,7 +38,7 @@ from potluck.client.training.steps.loop import (
     train,
 )
 from potluck.client.training.steps.optimizers import LocalOptimizer, make_optimizer
-from potluck.client.training.steps.smaller_batches import within_memory
+from potluck.client.training.steps.smaller_batches import memory_taken, within_memory
 from potluck.client.training.task_training import (
     ClientFiles,
     GroupMember,

@@ -40,7 +40,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:
     from potluck.client.training.auxiliary_files import ReceivedAuxiliaries
-    from potluck.client.training.processes.gpu_workers import TrainingMemory
+    from potluck.client.training.processes.worker_count import TrainingMemory
 
 _CLIENTS_KEPT = 64
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from potluck.client.correction import LocalCorrection
 from potluck.client.objective import Objective
+from potluck.client.training.ditto import Ditto
 from potluck.client.training.objective_sum import composed
-from potluck.client.training.personal.ditto import Ditto
 from potluck.client.training.plugin_options import created, json_object
-from potluck.client.training.steps.loop import TrainingResult
-from potluck.client.training.steps.squared_losses import UTILITY, utility
+from potluck.client.training.steps.loop import UTILITY, TrainingResult, utility
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import ProtocolVersionError
 from potluck.common.learning.local_steps import normalizer

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc.aio
@@ -13,14 +14,77 @@ from google.protobuf.message import Message
 
 from potluck.client.base.backoff import Backoff
 from potluck.client.base.host_metrics import HostMetrics
-from potluck.client.transfer.chunk_size import ChunkSize
 from potluck.client.transfer.object_stores import ObjectStores
-from potluck.client.transfer.piece_size import PieceSize
 from potluck.common.errors import UnreachableError, from_rpc_error
 from potluck.common.monitoring.metric_labels import Direction
 from potluck.common.net.frames import FrameDecoder, encode_frame
-from potluck.common.net.protocol import LEAST_CHUNK_BYTES
+from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
+
+# Chunks -------------------------------------------------------------------------------------------
+# If the link breaks, the received part of a chunk is lost.
+
+_FEW = 8
+_MANY = 64
+"""If at least this number of chunks arrived before a link broke, the size is doubled."""
+
+
+@dataclass
+class ChunkSize:
+    """The chunk size in one direction.
+
+    If a link breaks before a chunk arrives, chunks must get smaller, or a file never arrives."""
+
+    bytes: int = CHUNK_BYTES
+
+    def broke(self, gained: int) -> None:
+        """Adapt the size after the link broke; `gained`: bytes that had arrived.
+
+        Halve the size if few chunks had arrived, so that less is lost next time. Double the size if
+        many had arrived.
+        """
+        if gained < _FEW * self.bytes:
+            self.bytes = max(LEAST_CHUNK_BYTES, self.bytes // 2)
+        elif gained >= _MANY * self.bytes:
+            self.passed()
+
+    def passed(self) -> None:
+        """Double the size, after the rest of a file has been transferred."""
+        self.bytes = min(CHUNK_BYTES, self.bytes * 2)
+
+
+# Pieces -------------------------------------------------------------------------------------------
+# Heartbeats and pings wait behind the bytes in transit, so pieces must be small on a slow link.
+
+_SECONDS = 3.0
+"""Target duration of a piece, in seconds, at the last piece's rate; ping timeouts are longer."""
+
+LEAST_PIECE_BYTES = 5 << 10
+"""Minimum size of a piece, also used while the rate is unknown. Several hosts may share a line: at
+7.5 kB/s, the first pieces and handshakes of seven hosts arrive within a ping's timeout."""
+
+_GROWTH = 4
+"""Maximum growth factor: buffers in the network can make a small piece look too fast."""
+
+
+@dataclass
+class PieceSize:
+    """The piece size in one direction: the bytes that the link carries in a few seconds."""
+
+    bytes: int = LEAST_PIECE_BYTES
+
+    def confirmed(self, size: int, seconds: float) -> None:
+        """Adapt the size to the rate at which a piece arrived."""
+        carried = int(size / max(seconds, 1e-3) * _SECONDS)
+        self.bytes = max(LEAST_PIECE_BYTES, min(carried, self.bytes * _GROWTH))
+
+    def broke(self, gained: int, seconds: float) -> None:
+        """Halve the size after the link broke; reduce it further if the measured rate is lower."""
+        carried = int(gained / max(seconds, 1e-3) * _SECONDS)
+        self.bytes = max(LEAST_PIECE_BYTES, min(carried, self.bytes // 2))
+
+
+# The link -----------------------------------------------------------------------------------------
 
 _SERVICE = "/potluck.rpc.v1.CoordinatorService"
 

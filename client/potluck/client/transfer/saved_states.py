@@ -13,18 +13,25 @@ after the files are written. Files of updates that no record names are deleted.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from potluck.client.base.state_directory import write_atomically
-from potluck.common.errors import StateLostError
+from potluck.client.base.state_directory import KEPT, write_atomically
+from potluck.common.errors import ConfigurationError, LayoutError, StateLostError
+from potluck.common.tensors.layout import quoted
+from potluck.common.tensors.stored_tensors import StoredTensors
+from potluck.common.tensors.tensor_files import open_tensors, write_tensors
 from potluck.common.updates.kept_states import PURPOSES
+
+# States -------------------------------------------------------------------------------------------
 
 KEPT_DAYS: Final = 90.0
 """Days after which unused states of a run are deleted: the run is then considered over."""
@@ -186,3 +193,100 @@ def _read(path: Path) -> _Record | None:
         return _Record.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
+
+
+# Whole models for owners --------------------------------------------------------------------------
+# Only reads the host's files, so it can be used while the host runs.
+
+
+def chosen_states(
+    state_directory: Path,
+    *,
+    client: str | None = None,
+    run: str | None = None,
+    purpose: str | None = None,
+) -> list[SavedState]:
+    """Return the kept states in a state directory, sorted by run and client.
+
+    The arguments are filters; None selects all. run: prefix of the run's id.
+    """
+    return [
+        state
+        for state in saved_states(state_directory / KEPT)
+        if client in (None, state.client_id)
+        and purpose in (None, state.purpose)
+        and (run is None or state.run_id.startswith(run))
+    ]
+
+
+def described(state: SavedState) -> str:
+    """Return one line that describes a state."""
+    later = "; that of a later update is pending" if state.pending else ""
+    size = state.path.stat().st_size
+    return (
+        f"{state.client_id}: {state.purpose}, of update {state.update_id}, {size} bytes, "
+        f"{state.path}{later}"
+    )
+
+
+def write_whole(states: Sequence[SavedState], model: Path | None, output: Path) -> str:
+    """Write a client's whole model: `model`, with a kept state's tensors in place of its own.
+
+    Without `model`, write the kept state alone.
+
+    Returns a line that describes what was written. Raises ConfigurationError unless there is
+    exactly one state, or if `output` exists; LayoutError if a tensor has another shape or type than
+    the model's; StorageError.
+    """
+    if output.exists():
+        raise ConfigurationError(f"{output} is there already; name another file", path=output)
+    if len(states) != 1:
+        of = ", ".join(f"{s.client_id} in {s.run_id} ({s.purpose})" for s in states[:3])
+        raise ConfigurationError(
+            f"{len(states)} states fit{': ' if of else ''}{of}; name one by --client, --run and "
+            "--purpose, as `potluck-client kept` lists them",
+            states=len(states),
+        )
+    [state] = states
+    with contextlib.ExitStack() as stack:
+        own = stack.enter_context(open_tensors(state.path))
+        stored = dict(own.arrays.stored)
+        if model is not None:
+            whole = stack.enter_context(open_tensors(model))
+            for name, tensor in own.layout.by_name.items():
+                there = whole.layout.by_name.get(name)
+                if there and (there.shape, there.dtype) != (tensor.shape, tensor.dtype):
+                    raise LayoutError(
+                        f"{model} is another model: its tensor {quoted(name)} has shape "
+                        f"{there.shape}, the client's has {tensor.shape}",
+                        path=model,
+                    )
+            stored = {**whole.arrays.stored, **stored}
+        write_tensors(output, StoredTensors(stored), sync=True)
+    what = f"{len(own.layout.tensors)} of them {state.client_id}'s own"
+    return f"{output}: {len(stored)} tensors, {what}, of update {state.update_id}"
+
+
+# Files of tasks -----------------------------------------------------------------------------------
+# Each run and client has one folder; the trainer makes it if needed. Potluck neither sends nor
+# reads its files, and does not restore them if a round fails.
+
+
+class OwnFiles:
+    """The folders within a folder. `folder` may be called from any thread."""
+
+    def __init__(self, path: Path, *, now: float | None = None) -> None:
+        """Delete folders that no training has used for `KEPT_DAYS`. `now`: seconds since 1970."""
+        self._path = path
+        oldest = (time.time() if now is None else now) - KEPT_DAYS * 86400.0
+        for each in path.iterdir():
+            if each.stat().st_mtime < oldest:
+                shutil.rmtree(each, ignore_errors=True)
+
+    def folder(self, run_id: str, client_id: str) -> Path:
+        """Return a client's folder in a run, and mark it as used; it may not exist yet."""
+        text = f"{run_id}\n{client_id}"
+        folder = self._path / hashlib.sha256(text.encode()).hexdigest()[:40]
+        if folder.is_dir():
+            folder.touch()
+        return folder

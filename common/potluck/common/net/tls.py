@@ -43,7 +43,7 @@ _BOTH_SIDES: Options = (
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     # grpcio 1.85 in fact uses this timeout for an unanswered ping; the default is a minute. The
-    # answer waits behind data in transit: files are sent in pieces that take 3 s (`piece_size.py`).
+    # answer waits behind data in transit: files are sent in pieces that take 3 s (`link.py`).
     ("grpc.http2.ping_timeout_ms", 8_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),

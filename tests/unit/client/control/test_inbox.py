@@ -21,8 +21,7 @@ from potluck.client.handlers.training_groups import TrainingGroups
 from potluck.client.private_training import PrivacyGuard
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
-from potluck.client.transfer.own_files import OwnFiles
-from potluck.client.transfer.saved_states import KeptStates
+from potluck.client.transfer.saved_states import KeptStates, OwnFiles
 from potluck.client.transfer.saved_updates import KeptUpdates
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.secagg.host.sum_sessions import SumSessions

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.collector import running_collector
 
+from potluck.client.handlers.active_instruction import spans_of
 from potluck.client.handlers.instruction_log import InstructionStage
-from potluck.client.handlers.instruction_spans import spans_of
 from potluck.common.tracing.opening import open_tracer
 from potluck.common.tracing.tracing_settings import TracingSettings
 from potluck.rpc.v1 import coordinator_pb2 as rpc

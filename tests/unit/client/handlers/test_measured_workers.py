@@ -13,7 +13,7 @@ from potluck.client.base.worker import Worker
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.instruction_log import Entry
 from potluck.client.handlers.measured_workers import MeasuredWorkers
-from potluck.client.training.processes.gpu_workers import TrainingMemory
+from potluck.client.training.processes.worker_count import TrainingMemory
 from potluck.client.training.task_training import ClientFiles
 from potluck.common.errors import RoundClosedError, TrainingError
 from potluck.rpc.v1 import coordinator_pb2 as rpc

@@ -14,7 +14,7 @@ import pytest
 
 from potluck.client.base.availability_plan import AvailabilityPlan
 from potluck.client.training.processes.device_process import DeviceProcess, WorkerProcesses
-from potluck.client.training.processes.progress_board import ProgressBoard
+from potluck.client.training.processes.training_jobs import ProgressBoard
 from potluck.client.training.processes.training_worker import DeviceTerms
 from potluck.client.training.task_training import ClientFiles
 from potluck.common.errors import RoundClosedError, StorageError, TrainingError

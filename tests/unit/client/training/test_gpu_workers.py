@@ -9,15 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.client.training.device_memory import CONTEXT_BYTES, memory_taken
 from potluck.client.training.kept_choices import keep_choice, read_choice
-from potluck.client.training.processes.gpu_workers import (
+from potluck.client.training.processes.worker_count import (
     SHARE_OF_FREE,
     TrainingMemory,
     WorkerChoice,
     chosen_workers,
     workers_within,
 )
+from potluck.client.training.steps.smaller_batches import CONTEXT_BYTES, memory_taken
 
 GIB = 2**30
 

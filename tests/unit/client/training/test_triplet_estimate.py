@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from potluck.client.base.laplace import noisy_counts
 from potluck.client.disclosure.releases import ReleaseNoise
 from potluck.client.objective import Batch, LocalContext, Objective
-from potluck.client.training.features import features_and_logits
 from potluck.client.training.objectives.generalized_cross_entropy import (
     generalized_cross_entropy,
 )
@@ -24,6 +23,7 @@ from potluck.client.training.triplet_estimate import (
     EstimateTerms,
     MatrixEstimate,
     estimate_matrix,
+    features_and_logits,
 )
 from potluck.common.built_in_signals import released_triplet
 from potluck.common.disclosure import Mode, Parameters, TaskReference

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from potluck.client.transfer.chunk_size import ChunkSize
+from potluck.client.transfer.link import ChunkSize
 from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES
 
 KIB = 1 << 10

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from potluck.client.base.state_directory import KEPT
-from potluck.client.transfer.kept_models import chosen_states, described, write_whole
-from potluck.client.transfer.saved_states import KeptStates
+from potluck.client.transfer.saved_states import KeptStates, chosen_states, described, write_whole
 from potluck.common.errors import ConfigurationError, LayoutError
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
 

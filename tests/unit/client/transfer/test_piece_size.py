@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from potluck.client.transfer.piece_size import LEAST_PIECE_BYTES, PieceSize
+from potluck.client.transfer.link import LEAST_PIECE_BYTES, PieceSize
 
 PING_SECONDS = 8.0
 """Seconds that gRPC waits for the answer to a ping."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from potluck.client.training.processes.progress_board import ProgressBoard
+from potluck.client.training.processes.training_jobs import ProgressBoard
 from potluck.client.training.processes.training_worker import (
     DeviceTerms,
     Done,
@@ -34,8 +34,8 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:  # importing it imports torch, which only the thread that works has time for
     from potluck.client.training.local_update import Trained
-    from potluck.client.training.processes.gpu_workers import TrainingMemory
     from potluck.client.training.processes.training_jobs import SentFiles, WorkerJob
+    from potluck.client.training.processes.worker_count import TrainingMemory
     from potluck.client.training.task_training import (
         ClientFiles,
         GroupMember,

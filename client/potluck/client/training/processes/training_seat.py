@@ -13,7 +13,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:  # imports torch, which takes seconds: only the working thread may do so
     from potluck.client.training.local_update import Trained
-    from potluck.client.training.processes.gpu_workers import TrainingMemory
+    from potluck.client.training.processes.worker_count import TrainingMemory
     from potluck.client.training.task_training import (
         ClientFiles,
         GroupMember,

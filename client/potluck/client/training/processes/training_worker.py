@@ -112,8 +112,7 @@ def serve(connection: Connection, board: int, life: int) -> None:
         terms: DeviceTerms = connection.recv()
         if not structlog.is_configured():  # a forked process has the host's configuration
             configure_logging(terms.log_format, terms.log_level)
-        from potluck.client.training.processes.progress_board import ProgressBoard
-        from potluck.client.training.processes.training_jobs import portable_error
+        from potluck.client.training.processes.training_jobs import ProgressBoard, portable_error
 
         shared, device = ProgressBoard(board), None
         with contextlib.suppress(Exception, SystemExit, KeyboardInterrupt):  # each job reports why

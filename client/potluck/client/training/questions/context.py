@@ -12,7 +12,7 @@ from torch import Tensor
 
 from potluck.client.question import BoundedSums, Question, QuestionContext
 from potluck.client.training.questions.bounded_rows import bounded_sum
-from potluck.client.training.samples.validation import (
+from potluck.client.training.samples import (
     cross_entropy,
     mean_loss,
     mean_robust_loss,

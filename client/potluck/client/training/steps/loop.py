@@ -26,13 +26,49 @@ from potluck.client.objective import (
     Objective,
 )
 from potluck.client.training.steps.optimizers import LocalOptimizer, make_optimizer
-from potluck.client.training.steps.squared_losses import SquaredLosses
 from potluck.common.errors import DataError, DeviceMemoryError, RoundClosedError, TrainingError
 from potluck.common.learning.local_steps import normalizer
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
 from potluck.common.tensors.layout import Layout
 from potluck.common.updates.update_report import UpdateReport
+
+# Squared losses -----------------------------------------------------------------------------------
+
+UTILITY = "utility"
+"""Name, in a report, of the number that `utility` returns."""
+
+
+class SquaredLosses:
+    """The root mean square of cross-entropy over the samples of a training's first pass.
+
+    Each sample's loss is measured before the step that uses the sample. Oort's statistical utility
+    of a client follows from this value, without another pass over the samples. Costs one softmax
+    per step of the first pass; does not wait for the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._sum = torch.zeros((), dtype=torch.float64, device=device)
+        self._samples = 0
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Add a batch. logits: b × C. labels: b, int64."""
+        with torch.no_grad():
+            losses = functional.cross_entropy(logits.detach(), labels, reduction="none")
+            self._sum += losses.double().square().sum()
+        self._samples += len(labels)
+
+    def root_mean_square(self) -> float:
+        """Return the root mean square; NaN before the first sample. Waits for the device."""
+        return (float(self._sum) / self._samples) ** 0.5 if self._samples else float("nan")
+
+
+def utility(samples: int, root_mean_square: float) -> float:
+    """Return |B| · √(mean squared loss). samples: |B|, the disclosed number of samples."""
+    return samples * root_mean_square
+
+
+# The loop -----------------------------------------------------------------------------------------
 
 _PREDICTED_AT_ONCE = 256
 _REPORTS = 50

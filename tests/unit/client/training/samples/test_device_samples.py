@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from potluck.client.training.samples.device_samples import DeviceSamples, bytes_of
+from potluck.client.training.samples import DeviceSamples, bytes_of
 from potluck.common.task import Examples
 
 CPU = torch.device("cpu")

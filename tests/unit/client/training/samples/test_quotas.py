@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.client.training.samples.quotas import positions_within
+from potluck.client.training.samples import positions_within
 from potluck.common.errors import ProtocolError, TrainingError
 from potluck.common.task import Examples
 

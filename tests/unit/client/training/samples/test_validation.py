@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from potluck.client.training.samples.validation import mean_loss, mean_robust_loss, validation_split
-from potluck.client.training.steps.squared_losses import SquaredLosses, utility
+from potluck.client.training.samples import mean_loss, mean_robust_loss, validation_split
+from potluck.client.training.steps.loop import SquaredLosses, utility
 from potluck.common.names import ClientId
 from potluck.common.task import Examples
 from potluck.common.tasks.stored import Stored, StoredExamples
