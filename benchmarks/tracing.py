@@ -27,7 +27,7 @@ import grpc
 import tomlkit
 
 from potluck.common.process.logs import LogLevel, configure_logging
-from potluck.common.tracing.tracing_settings import is_traced
+from potluck.common.tracing import is_traced
 from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
 from potluck.deploy.local.local_federation import LocalFederation
 from potluck.rpc.v1 import operator_pb2

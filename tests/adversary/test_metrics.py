@@ -11,8 +11,7 @@ from support.pki import make_federation
 
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
-from potluck.common.monitoring.metrics_server import monitoring
-from potluck.common.monitoring.metrics_tls import MetricsTls
+from potluck.common.monitoring.metrics_server import MetricsTls, monitoring
 
 INSTRUMENTS = Instruments(MeasuredParty.HOST)
 REQUEST = b"GET /metrics HTTP/1.1\r\n\r\n"

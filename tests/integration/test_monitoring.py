@@ -13,8 +13,7 @@ from support.pki import TestFederation, make_federation
 from potluck.common.errors import ConfigurationError, IdentityError, UnreachableError
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
-from potluck.common.monitoring.metrics_server import monitoring, parse_address
-from potluck.common.monitoring.metrics_tls import MetricsTls
+from potluck.common.monitoring.metrics_server import MetricsTls, monitoring, parse_address
 from potluck.common.net.tls import TlsFiles
 
 INSTRUMENTS = Instruments(MeasuredParty.HOST)

@@ -26,8 +26,8 @@ from support.sum_federation import (
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.errors import ConfigurationError
-from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.measures import TRAINING
+from potluck.common.learning.spread import Coverage
 from potluck.common.tensors.tensor_files import write_tensors
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from sqlalchemy import create_engine, delete, insert
 
-from potluck.common.learning.coverage import Coverage
-from potluck.common.learning.spread import spread
+from potluck.common.learning.spread import Coverage, spread
 from potluck.server.store import (
     AttemptKey,
     ClientSeen,

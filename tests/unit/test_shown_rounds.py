@@ -16,8 +16,7 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from support.stored import AT, COHORT, RUN, UPDATE, commit, digest
 
-from potluck.common.learning.coverage import Coverage
-from potluck.common.learning.spread import spread
+from potluck.common.learning.spread import Coverage, spread
 from potluck.common.net.build_version import software_version
 from potluck.common.trainer import Measure
 from potluck.deploy.cards.card_source import make_card

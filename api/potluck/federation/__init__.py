@@ -13,8 +13,7 @@ from potluck.common.process.entry import WINDOWS
 if sys.platform == "win32":
     raise ImportError(WINDOWS)
 
-from potluck.common.learning.coverage import Coverage
-from potluck.common.learning.spread import Spread
+from potluck.common.learning.spread import Coverage, Spread
 from potluck.common.net.build_version import software_version
 from potluck.common.records.round import RoundMember as Member
 from potluck.federation.federation import Federation

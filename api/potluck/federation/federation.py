@@ -28,8 +28,7 @@ from potluck.deploy.operator.operator_client import OperatorClient, connect
 from potluck.deploy.operator.operator_config import OperatorFlags, load_operator_config
 from potluck.deploy.operator.run_view import RunView
 from potluck.deploy.view.watch import follow
-from potluck.federation.background import BackgroundLoop, background_loop
-from potluck.federation.following import RunFollower
+from potluck.federation.background import BackgroundLoop, RunFollower, background_loop
 from potluck.federation.local_party import LocalParties, Party, PartyOptions
 from potluck.federation.run import Run
 from potluck.federation.run_settings_text import checked_text, run_table
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
         SelectorLimits,
         Transport,
     )
-    from potluck.common.run_file.stopping import Stopping
+    from potluck.common.run_file.runfile import Stopping
     from potluck.common.settings.local_training import LocalTraining
     from potluck.common.settings.model_table import ModelTable
     from potluck.common.updates.lanes import HostSumSettings

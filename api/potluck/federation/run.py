@@ -15,11 +15,9 @@ from potluck.deploy.operator.model_download import DownloadedModel, download_mod
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import RunView, run_state_name, shown_measures
 from potluck.deploy.view.watch import display_for, follow
-from potluck.federation.background import BackgroundLoop
-from potluck.federation.following import RunFollower
-from potluck.federation.notebooks import in_notebook, shown
+from potluck.federation.background import BackgroundLoop, RunFollower
 from potluck.federation.rounds import Round
-from potluck.federation.run_html import run_html
+from potluck.federation.run_html import in_notebook, run_html, shown
 from potluck.federation.session_plugins import SessionPlugins
 from potluck.rpc.v1 import operator_pb2
 
@@ -157,7 +155,7 @@ class Run:
 
         Raises RunError before the run has its clients.
         """
-        from potluck.federation.disclosure_frames import profiles_frame
+        from potluck.federation.frames import profiles_frame
 
         _, clients = self._call(self._client.fetch_profiles(self.id))
         return profiles_frame(clients)
@@ -165,7 +163,7 @@ class Run:
     @property
     def disclosures(self) -> pd.DataFrame:
         """The clients' disclosures in addition to updates, with times; see `disclosures_frame`."""
-        from potluck.federation.disclosure_frames import disclosures_frame
+        from potluck.federation.frames import disclosures_frame
 
         return disclosures_frame(self._call(self._client.audit_disclosures(self.id)))
 

@@ -1,10 +1,12 @@
-"""A run as HTML, for notebooks."""
+"""A run as HTML, for notebooks, and displays that update themselves in one."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
+from typing import Any
 
 from potluck.deploy.operator.run_view import (
     RunView,
@@ -16,6 +18,8 @@ from potluck.deploy.operator.run_view import (
 from potluck.deploy.view.readable import readable_coverage, readable_measure
 from potluck.deploy.view.watch_table import progress_text
 from potluck.federation.rounds import Round
+
+# HTML ---------------------------------------------------------------------------------------------
 
 SHOWN_ROUNDS = 10
 _SHOWN_CLIENTS = 8
@@ -72,3 +76,22 @@ def _under_way(view: RunView) -> str:
         f'<p><progress max="1" value="{fraction_done(progress):.2f}"></progress> '
         f"round {progress.round}: {escape(progress_text(progress).plain)}</p>"
     )
+
+
+# Displays -----------------------------------------------------------------------------------------
+# A notebook has already loaded IPython, so Potluck need not depend on it.
+
+
+def in_notebook() -> bool:
+    """Return True in an IPython kernel; False in IPython on a terminal and in plain Python."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+def shown(value: object) -> Any:
+    """Display a value in the running cell.
+
+    The returned handle's `update` replaces the displayed value.
+    """
+    return sys.modules["IPython"].display.display(value, display_id=True)

@@ -59,7 +59,7 @@ from potluck.common.net.protocol import (
 )
 from potluck.common.net.tls import DATA_OPTIONS, channel
 from potluck.common.settings import plugins
-from potluck.common.tracing.opening import open_tracer
+from potluck.common.tracing import open_tracer
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:  # imports torch, which takes seconds: only the worker's thread may do so

@@ -12,17 +12,15 @@ from pydantic import Field, field_validator
 from potluck.client.base.availability_plan import AvailabilityPlan
 from potluck.client.base.worker import CANCEL_TIMEOUT_SECONDS
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
-from potluck.common.monitoring.metrics_server import MetricsAddress
-from potluck.common.monitoring.metrics_tls import MetricsTls
-from potluck.common.names import ClientId
+from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTls
+from potluck.common.names import ClientId, Tags
 from potluck.common.net.identity import expand_clients
 from potluck.common.net.tls import TlsFiles
 from potluck.common.process.logs import LogFormat, LogLevel
 from potluck.common.settings.configuration import Settings, annotated_example, load
 from potluck.common.settings.configuration_errors import HOST
 from potluck.common.settings.plugins import MODEL_MODULES
-from potluck.common.tags import Tags
-from potluck.common.tracing.tracing_settings import TracingSettings
+from potluck.common.tracing import TracingSettings
 
 ENVIRONMENT_PREFIX = "POTLUCK_CLIENT"
 MOST_WORKERS: Final = 256

@@ -6,9 +6,11 @@ import asyncio
 import ctypes
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
+
+# Work that ends soon ------------------------------------------------------------------------------
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,3 +92,23 @@ def interruption() -> Callable[[], None]:
             raise InterruptedWorkError("this work is no longer awaited")
 
     return check
+
+
+# Work that is not cancelled -----------------------------------------------------------------------
+
+
+async def shielded(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end, even if the caller is cancelled; return its result.
+
+    A cancellation is raised after `work` has ended; the result is then lost. Use this for work that
+    must not be interrupted, such as a thread's use of a file that the caller then closes.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if not task.done():
+            await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # retrieve it: asyncio logs exceptions that were never retrieved
+        raise

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from potluck.common.monitoring.metrics_server import MetricsAddress
-from potluck.common.monitoring.metrics_tls import MetricsTls
+from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTls
 from potluck.common.net.tls import TlsFiles
 from potluck.common.process.logs import LogFormat, LogLevel
 from potluck.common.settings.configuration import Settings, annotated_example, load

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from potluck.common.errors import PotluckError
 from potluck.common.monitoring import definitions as metrics
-from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.instruments import Instruments, show_certificate, show_disk
 from potluck.common.monitoring.metric_labels import (
     DeliveryOutcome,
     Direction,
@@ -17,7 +17,6 @@ from potluck.common.monitoring.metric_labels import (
     RelaySource,
     known_reason,
 )
-from potluck.common.monitoring.process_metrics import show_certificate, show_disk
 from potluck.common.net.tls import TlsFiles
 
 

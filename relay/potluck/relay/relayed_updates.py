@@ -14,11 +14,11 @@ import structlog
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.upload import deliver_file
 from potluck.common.errors import PotluckError, RoundClosedError, TruncatedError
+from potluck.common.interruptible import shielded
 from potluck.common.monitoring.metric_labels import DeliveryOutcome, Direction
+from potluck.common.net.frames import update_header, update_trailer
 from potluck.common.net.identity import Identity
-from potluck.common.net.shielded import shielded
 from potluck.common.net.transfer import FileReceiver, check_digest, held_bytes, verified
-from potluck.common.net.update_frames import update_header, update_trailer
 from potluck.relay.expected_updates import GRACE_SECONDS, ExpectedUpdates
 from potluck.relay.held_updates import HeldUpdate, HeldUpdates
 from potluck.relay.relay_metrics import RelayMetrics

@@ -8,14 +8,13 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from potluck.common.monitoring.metrics_server import MetricsAddress
-from potluck.common.monitoring.metrics_tls import MetricsTls
+from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTls
 from potluck.common.net.tls import TlsFiles
 from potluck.common.process.logs import LogFormat, LogLevel
 from potluck.common.settings.configuration import Settings, annotated_example
 from potluck.common.settings.configuration_errors import COORDINATOR
 from potluck.common.settings.plugins import MODEL_MODULES
-from potluck.common.tracing.tracing_settings import TracingSettings
+from potluck.common.tracing import TracingSettings
 
 _LAST_PORT = 65_535
 _STORE = re.compile(

@@ -20,7 +20,7 @@ from potluck.common.learning.measures import (
     shown_measures,
 )
 from potluck.common.run_file.runfile import RunFile
-from potluck.common.settings.near_names import meant
+from potluck.common.settings.wanted import meant
 from potluck.common.task import Task
 from potluck.common.trainer import Measure, Trainer
 from potluck.server.store.records import BestSoFar

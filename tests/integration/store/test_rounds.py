@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.stored import AT, COHORT, RUN, UPDATE, begun_run, commit, committed, digest, selected
 
 from potluck.common.errors import NotFoundError, StorageError
-from potluck.common.learning.coverage import Coverage
+from potluck.common.learning.spread import Coverage
 from potluck.server.store import (
     AttemptKey,
     BestSoFar,

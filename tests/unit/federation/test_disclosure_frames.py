@@ -2,7 +2,7 @@
 
 import math
 
-from potluck.federation.disclosure_frames import TRIPLET, disclosures_frame, profiles_frame
+from potluck.federation.frames import TRIPLET, disclosures_frame, profiles_frame
 from potluck.rpc.v1 import operator_pb2 as rpc
 
 

@@ -51,7 +51,6 @@ def test_sending_a_custom_class_without_its_library_names_the_extra(
     ("module", "library", "extra"),
     [
         ("potluck.federation.frames", "pandas", "potluck[notebook]"),
-        ("potluck.federation.disclosure_frames", "pandas", "potluck[notebook]"),
         ("potluck.federation.model_report", "sklearn.metrics", "potluck[notebook]"),
         ("potluck.integrations.adapters.lightning", "lightning", "potluck[lightning]"),
         ("potluck.integrations.adapters.lora", "peft", "potluck[lora]"),

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from potluck.common.errors import PotluckError
 from potluck.common.monitoring import definitions as metrics
-from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.instruments import Instruments, show_certificate, show_disk
 from potluck.common.monitoring.metric_labels import (
     Direction,
     DisclosureOutcome,
@@ -23,7 +23,6 @@ from potluck.common.monitoring.metric_labels import (
     known_reason,
     known_signal,
 )
-from potluck.common.monitoring.process_metrics import show_certificate, show_disk
 from potluck.common.net.tls import TlsFiles
 from potluck.common.records.privacy_loss import NEAR_LIMIT
 

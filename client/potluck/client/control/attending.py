@@ -29,9 +29,8 @@ from potluck.common.errors import (
 )
 from potluck.common.net.connection_errors import connection_error
 from potluck.common.net.membership_in_force import MembershipInForce
-from potluck.common.net.protocol import VERSIONS
+from potluck.common.net.protocol import VERSIONS, check_agreement
 from potluck.common.net.tls import channel
-from potluck.common.net.version_agreement import check_agreement
 from potluck.common.plain_text import make_plain
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc

@@ -10,7 +10,7 @@ from typing import Final
 from potluck.client.disclosure.weightings import is_masked
 from potluck.client.handlers.instruction_log import Entry, InstructionStage
 from potluck.common.errors import RoundClosedError
-from potluck.common.tracing.tracer import Span, Tracer
+from potluck.common.tracing import Span, Tracer
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 # The instruction ----------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from potluck.client.transfer.saved_updates import KeptUpdates
 from potluck.common.learning.task_failures import blamed_on_task
 from potluck.common.names import ClientId
 from potluck.common.tensors.layout import Layout
-from potluck.common.tracing.tracer import Tracer
+from potluck.common.tracing import Tracer
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from potluck.common.tensors.flat import FlatVector, TensorBorders
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import FileDigest, Tensors
-from potluck.common.updates.lane_files import AUXILIARY, BODY, vectors_of, write_lanes
-from potluck.common.updates.lane_packing import LaneReader
+from potluck.common.updates.lane_files import AUXILIARY, BODY, LaneReader, vectors_of, write_lanes
 from potluck.common.updates.lanes import (
     Lanes,
     LaneTerms,

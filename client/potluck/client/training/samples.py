@@ -1,4 +1,4 @@
-"""A client's samples: their choice for a training, their cache on a GPU, those held back from it."""
+"""A client's samples: their choice for a training, their cache on a GPU, those held back."""
 
 from __future__ import annotations
 

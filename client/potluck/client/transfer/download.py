@@ -15,7 +15,7 @@ from potluck.client.transfer.file_download import FileDownloads
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.model_cache import ModelCache
 from potluck.common.errors import NotFoundError, ProtocolError, TooLargeError, TransferError
-from potluck.common.net.shielded import shielded
+from potluck.common.interruptible import shielded
 from potluck.common.net.transfer import check_digest
 from potluck.common.tensors.layout import Layout
 from potluck.rpc.v1 import transfer_pb2

@@ -19,8 +19,7 @@ import numpy as np
 
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.settings import plugins
-from potluck.common.settings.option_checks import checked
-from potluck.common.settings.parameters import signature_of
+from potluck.common.settings.option_checks import checked, signature_of
 from potluck.common.settings.plugins import MODEL_MODULES
 from potluck.common.task import Task
 

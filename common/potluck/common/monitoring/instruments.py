@@ -1,12 +1,16 @@
 """Sets and returns the metrics that `definitions.py` defines. Each process object has its own
-registry, not the global one."""
+registry, not the global one.
+"""
 
 from __future__ import annotations
 
 import platform
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import product
+from pathlib import Path
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,7 +25,10 @@ from prometheus_client.registry import Collector
 
 from potluck.common.monitoring.definitions import (
     BUILD_INFO,
+    CERTIFICATE_EXPIRY,
     CLOCK,
+    DISK_FREE,
+    DISK_SIZE,
     SECONDS,
     Metric,
     MetricKind,
@@ -29,6 +36,9 @@ from potluck.common.monitoring.definitions import (
 )
 from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.common.net.build_version import software_version
+from potluck.common.net.tls import TlsFiles
+
+# Instruments --------------------------------------------------------------------------------------
 
 _Family = Counter | Gauge | Histogram
 
@@ -158,3 +168,20 @@ def _made(metric: Metric, registry: CollectorRegistry) -> _Family:
 
 def _combinations(metric: Metric) -> Iterable[tuple[str, ...]]:
     return product(*(label.values for label in metric.labels))
+
+
+# Metrics of every process -------------------------------------------------------------------------
+
+
+def show_disk(instruments: Instruments, folder: Path) -> None:
+    """Set the metrics of the free space and the size of the disk that contains a folder."""
+    with suppress(OSError):
+        usage = shutil.disk_usage(folder)
+        instruments.set(DISK_FREE, usage.free)
+        instruments.set(DISK_SIZE, usage.total)
+
+
+def show_certificate(instruments: Instruments, tls: TlsFiles) -> None:
+    """Set the metric of the time when the certificate expires. Raises the errors of
+    `TlsFiles.load`."""
+    instruments.set(CERTIFICATE_EXPIRY, tls.load().expires.timestamp())

@@ -12,13 +12,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from potluck.common.errors import ProtocolError, disk_error
-from potluck.common.net.protocol import CHUNK_BYTES
-from potluck.common.tensors.file_pieces import file_pieces
+from potluck.common.errors import ProtocolError, ProtocolVersionError, disk_error
+from potluck.common.net.protocol import CHUNK_BYTES, FRAMING_VERSION
+from potluck.common.net.transfer import check_digest
+from potluck.common.tensors.digest import file_pieces
+from potluck.rpc.v1 import transfer_pb2
+
+# Frames -------------------------------------------------------------------------------------------
 
 _FRAME_TAG = 0x0A  # field 1, length-delimited
 _CHUNK_TAG = 0x12  # field 2, length-delimited
@@ -119,3 +123,39 @@ def _read_varint(text: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return at, value
     return -1, 0
+
+
+# Frames of an upload ------------------------------------------------------------------------------
+
+
+def update_header(first: Any) -> transfer_pb2.UpdateHeader:
+    """Return the header in the first frame of an upload. Raises ProtocolError if it is not
+    valid."""
+    request = require(first, "an upload's header")
+    if request.frame.WhichOneof("part") != "header":
+        raise ProtocolError("the first frame of an upload must be its header")
+    return checked_header(request.frame.header)
+
+
+def checked_header(header: transfer_pb2.UpdateHeader) -> transfer_pb2.UpdateHeader:
+    """Return a header after checking its framing version and the form of its digest. Raises
+    ProtocolError."""
+    if header.version != FRAMING_VERSION:
+        raise ProtocolVersionError(
+            f"the upload has framing version {header.version}; expected {FRAMING_VERSION}",
+            version=header.version,
+        )
+    check_digest(header.blake3)
+    return header
+
+
+def update_trailer(request: Any) -> transfer_pb2.FileTrailer:
+    """Return the trailer in the frame that ends an upload. Raises ProtocolError if the frame is not
+    a trailer."""
+    frame = require(request, "a chunk or a trailer").frame
+    if frame.WhichOneof("part") != "trailer":
+        raise ProtocolError(
+            "the upload sent an unexpected frame; expected a chunk or a trailer after the header"
+        )
+    trailer: transfer_pb2.FileTrailer = frame.trailer
+    return trailer

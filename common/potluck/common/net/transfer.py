@@ -21,11 +21,9 @@ from potluck.common.errors import (
     TooLargeError,
     TruncatedError,
 )
-from potluck.common.interruptible import interruption
+from potluck.common.interruptible import interruption, shielded
 from potluck.common.net.protocol import CHUNK_BYTES
-from potluck.common.net.shielded import shielded
-from potluck.common.tensors.digest import hasher
-from potluck.common.tensors.file_pieces import file_pieces
+from potluck.common.tensors.digest import file_pieces, hasher
 from potluck.common.tensors.holes import write_at
 
 _BLAKE3 = re.compile(r"[0-9a-f]{64}")

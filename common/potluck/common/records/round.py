@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from potluck.common.learning.coverage import Coverage
-from potluck.common.learning.spread import Spread
+from potluck.common.learning.spread import Coverage, Spread
 from potluck.common.records.privacy_loss import RoundPrivacy
 
 INCLUDED: Final = "included"

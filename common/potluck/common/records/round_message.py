@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC
 from typing import Final
 
-from potluck.common.learning.coverage import Coverage
-from potluck.common.learning.spread import QUANTILES, Spread
+from potluck.common.learning.spread import QUANTILES, Coverage, Spread
 from potluck.common.records.privacy_loss import RoundPrivacy
 from potluck.common.records.round import JoinedUpdate, Round, RoundMember
 from potluck.rpc.v1 import operator_pb2

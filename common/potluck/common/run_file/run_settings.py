@@ -17,10 +17,9 @@ from potluck.common.disclosure import (
 )
 from potluck.common.learning.spread import LEAST_GROUP, SMALLEST_GROUP
 from potluck.common.learning.triplet import TripletSettings
-from potluck.common.names import Name
+from potluck.common.names import Name, TagValue
 from potluck.common.settings.configuration import RECOMMENDED, Settings
 from potluck.common.settings.old_spelling import old_spellings
-from potluck.common.tags import TagValue
 from potluck.common.tensors.encoding import Encoding
 
 

@@ -15,8 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from potluck.common.settings.near_names import meant
-from potluck.common.settings.wanted import any_of, wanted
+from potluck.common.settings.wanted import any_of, meant, wanted
 
 _SHOWN = 3
 _LONGEST_VALUE = 80

@@ -23,9 +23,23 @@ from pydantic_core import ErrorDetails
 from typing_extensions import Format, TypedDict, get_annotations
 
 from potluck.common.errors import PluginError
-from potluck.common.settings.near_names import meant
-from potluck.common.settings.parameters import signature_of
-from potluck.common.settings.wanted import wanted
+from potluck.common.settings.wanted import meant, wanted
+
+# Parameters ---------------------------------------------------------------------------------------
+
+
+def signature_of(make: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of `make`, even if its annotations name undefined types.
+
+    From Python 3.14 on, annotations are evaluated on access. They may name types that are imported
+    only for type checkers.
+    """
+    if sys.version_info >= (3, 14):
+        return inspect.signature(make, annotation_format=Format.FORWARDREF)
+    return inspect.signature(make)
+
+
+# Checks -------------------------------------------------------------------------------------------
 
 _LONGEST_VALUE = 80
 

@@ -19,9 +19,8 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.settings.extras import MissingLibraryError, missing_library
-from potluck.common.settings.near_names import meant
-from potluck.common.settings.option_checks import checked
-from potluck.common.settings.parameters import signature_of
+from potluck.common.settings.option_checks import checked, signature_of
+from potluck.common.settings.wanted import meant
 
 SELECTORS = "potluck.selectors"
 STRATEGIES = "potluck.strategies"

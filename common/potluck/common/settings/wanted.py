@@ -1,12 +1,17 @@
-"""States requirements on values in plain words, without type names of Python or pydantic."""
+"""Words of error messages: requirements on values, without type names of Python or pydantic, and
+suggestions for misspelt names.
+"""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 from typing import Final
 
 from pydantic_core import ErrorDetails
+
+# Requirements -------------------------------------------------------------------------------------
 
 _TABLE: Final = "must be a table"
 _TRUTH: Final = "must be true or false"
@@ -65,3 +70,16 @@ def any_of(reasons: Iterable[str]) -> str:
 
 def _entries(count: object) -> str:
     return "1 entry" if count == 1 else f"{count} entries"
+
+
+# Suggestions --------------------------------------------------------------------------------------
+
+
+def meant(name: str, choices: Iterable[str], *, likeness: float = 0.6) -> str:
+    """Return the text " (did you mean '…'?)" with the most similar choice; empty if none is
+    similar.
+
+    likeness: minimum similarity by difflib, from 0 to 1 (equal).
+    """
+    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=likeness)
+    return f" (did you mean '{close[0]}'?)" if close else ""

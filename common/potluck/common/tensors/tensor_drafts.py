@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from potluck.common.errors import StorageError
 from potluck.common.interruptible import interruption
-from potluck.common.tensors.digest import hasher
-from potluck.common.tensors.file_pieces import file_pieces
+from potluck.common.tensors.digest import file_pieces, hasher
 from potluck.common.tensors.holes import reserve, write_at
 from potluck.common.tensors.layout import DTYPES, Layout
 from potluck.common.tensors.tensor_files import FileDigest

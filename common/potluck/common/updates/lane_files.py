@@ -2,7 +2,7 @@
 
 A sum is a safetensors file. For each vector (`body`: the weighted differences; `auxiliary/NAME`: an
 auxiliary, sent with the weights) it contains `VECTOR/length`, and `VECTOR/widths` and
-`VECTOR/lanes` as in `lane_packing`, so that sums can be added even if the model is unknown.
+`VECTOR/lanes` as `pack` makes them, so that sums can be added even if the model is unknown.
 `members` is the digest of the ids of the updates in it (`lanes.members_digest`): it binds the file
 to the list of its members, and makes files of different clients different.
 """
@@ -10,8 +10,9 @@ to the list of its members, and makes files of different clients different.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,17 +20,190 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import LayoutError
+from potluck.common.interruptible import interruption
+from potluck.common.tensors.large_arrays import empty
 from potluck.common.tensors.layout import Layout, quoted
+from potluck.common.tensors.stored_tensors import StoredTensor
 from potluck.common.tensors.tensor_files import FileDigest, TensorFile, open_tensors, write_tensors
-from potluck.common.updates.lane_packing import (
-    MOST_BYTES,
-    LaneReader,
-    PackedLanes,
-    add,
-    blocks_of,
-    pack,
-)
-from potluck.common.updates.lanes import MEMBERS_BYTES
+from potluck.common.updates.lanes import MEMBERS_BYTES, Lanes, check_lanes
+
+# Packing ------------------------------------------------------------------------------------------
+# A block of 4,096 lanes is stored as two's complement, little-endian, with one width for the whole
+# block, from 0 bytes (all zero) to 8. The widths are stored separately, so that any block is found
+# without reading the blocks before it. Each sequence of lanes has exactly one valid packed form.
+
+BLOCK_LANES: Final = 4096
+"""Number of lanes in a block, which share a width."""
+MOST_BYTES: Final = 8
+"""Maximum width of a lane in bytes."""
+_WHOLE: Final = (1, 2, 4, 8)
+"""Widths in bytes for which processors have integer types."""
+_READ_LANES: Final = 8 * BLOCK_LANES
+"""Number of lanes per read; they stay in a processor's cache between two passes."""
+
+Bytes = NDArray[np.uint8]
+LaneReader = Callable[[int, int], Lanes]
+"""Function that returns lanes [begin, end); begin is a multiple of `BLOCK_LANES`. The caller may
+overwrite the result."""
+
+
+def blocks_of(lanes: int) -> int:
+    """Return the number of blocks that `lanes` lanes need."""
+    return -(-lanes // BLOCK_LANES)
+
+
+def width_of(block: Lanes) -> int:
+    """Return the minimum width in bytes that suffices for every lane of a block; 0 if all are
+    zero."""
+    return _width(int(block.min()), int(block.max()))
+
+
+def widths_of(lanes: Lanes) -> list[int]:
+    """Return the width of each block; the last block may be shorter."""
+    whole = lanes[: lanes.size // BLOCK_LANES * BLOCK_LANES].reshape(-1, BLOCK_LANES)
+    bounds = zip(whole.min(axis=1).tolist(), whole.max(axis=1).tolist(), strict=True)
+    widths = [_width(lowest, highest) for lowest, highest in bounds]
+    return widths if whole.size == lanes.size else [*widths, width_of(lanes[whole.size :])]
+
+
+def _width(lowest: int, highest: int) -> int:
+    if lowest == highest == 0:
+        return 0
+    largest = max(highest, -lowest - 1)  # −128 needs as many bytes as 127
+    return largest.bit_length() // 8 + 1
+
+
+def pack(read: LaneReader, lanes: int) -> tuple[Bytes, Bytes]:
+    """Return the widths of the blocks, and their bytes one after another."""
+    widths = np.zeros(blocks_of(lanes), np.uint8)
+    packed = empty((lanes * MOST_BYTES,), np.uint8)  # pages that are not written to cost nothing
+    end = 0
+    for first in range(0, lanes, _READ_LANES):
+        some = read(first, min(first + _READ_LANES, lanes))
+        found = widths_of(some)
+        widths[first // BLOCK_LANES :][: len(found)] = found
+        for begin, stop, width in _runs(found):
+            part = some[begin * BLOCK_LANES : stop * BLOCK_LANES]
+            size = part.size * width
+            if width:
+                _narrow(part, width, packed[end : end + size])
+            end += size
+    return widths, packed[:end]
+
+
+def _runs(widths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield (begin, end, width) for each group of adjacent blocks with the same width. A group is
+    processed in one step."""
+    begin = 0
+    for width, some in groupby(widths):
+        end = begin + sum(1 for _ in some)
+        yield begin, end, width
+        begin = end
+
+
+def _narrow(block: Lanes, width: int, out: Bytes) -> None:
+    """Write the lowest `width` bytes of each lane."""
+    if width in _WHOLE:
+        np.copyto(out.view(f"<i{width}"), block, casting="unsafe")
+        return
+    wide = block.astype("<i8", copy=False).view(np.uint8)
+    for place in range(width):  # three times as fast as copying a lane's bytes together
+        out[place::width] = wide[place::MOST_BYTES]
+
+
+class PackedLanes:
+    """Packed lanes, unpacked as they are read. Thread-safe."""
+
+    def __init__(self, widths: Bytes, packed: Bytes | StoredTensor, lanes: int) -> None:
+        """Raises LayoutError if widths and bytes don't match this number of lanes."""
+        if widths.shape != (blocks_of(lanes),) or packed.ndim != 1:
+            raise LayoutError(
+                f"lanes have {widths.size} widths where {blocks_of(lanes)} are needed for "
+                f"{lanes} lanes"
+            )
+        if widths.size and int(widths.max()) > MOST_BYTES:
+            raise LayoutError(
+                f"lanes are {int(widths.max())} bytes wide; the maximum is {MOST_BYTES}"
+            )
+        sizes = np.full(widths.size, BLOCK_LANES, np.int64)
+        if widths.size:
+            sizes[-1] = lanes - (widths.size - 1) * BLOCK_LANES
+        ends = np.cumsum(sizes * widths)
+        if (int(ends[-1]) if ends.size else 0) != packed.size:
+            raise LayoutError(
+                f"packed lanes have {packed.size} bytes, and their widths say "
+                f"{int(ends[-1]) if ends.size else 0}"
+            )
+        self.lanes = lanes
+        self._widths: list[int] = widths.tolist()
+        self._begins: list[int] = [0, *ends.tolist()]
+        self._packed = packed
+
+    def read(self, begin: int, end: int) -> Lanes:
+        """Return a copy of lanes [begin, end); begin is a multiple of `BLOCK_LANES`."""
+        lanes = np.empty(end - begin, np.int64)
+        first = begin // BLOCK_LANES
+        last = first + blocks_of(lanes.size)
+        offset = self._begins[first]
+        packed = self._packed[offset : self._begins[last]]
+        for start, stop, width in _runs(self._widths[first:last]):
+            some = lanes[start * BLOCK_LANES : stop * BLOCK_LANES]
+            place = self._begins[first + start] - offset
+            _widen(packed[place : place + some.size * width], width, some)
+        return lanes
+
+    def check(self, members: int) -> None:
+        """Read and check all lanes.
+
+        Raises LayoutError if a block is wider than necessary, OutOfBoundsError if a sum over
+        `members` clients can't have such lanes.
+        """
+        check = interruption()
+        for begin in range(0, self.lanes, _READ_LANES):
+            check()
+            lanes = self.read(begin, min(begin + _READ_LANES, self.lanes))
+            check_lanes(lanes, members)
+            first = begin // BLOCK_LANES
+            widths = self._widths[first : first + blocks_of(lanes.size)]
+            for width, needed in zip(widths, widths_of(lanes), strict=True):
+                if width != needed:
+                    raise LayoutError(
+                        f"a block of lanes is {width} bytes wide, but needs only {needed}; use the "
+                        "minimum width"
+                    )
+
+
+def _widen(narrow: Bytes, width: int, out: Lanes) -> None:
+    """Unpack bytes into lanes. out: at least one lane."""
+    if width == 0:
+        out.fill(0)
+        return
+    if width in _WHOLE:
+        np.copyto(out, narrow.view(f"<i{width}"))
+        return
+    # Read words that end where their lane ends, and begin in the lane before. The lane is in the
+    # upper bytes, so the shift extends its sign. No bytes precede the first lane.
+    out[0] = int.from_bytes(narrow[:width].tobytes(), "little", signed=True)
+    word = 4 if width < 4 else MOST_BYTES
+    words: NDArray[np.signedinteger[Any]] = np.ndarray(
+        out.size - 1, f"<i{word}", narrow, offset=2 * width - word, strides=(width,)
+    )
+    np.right_shift(words, 8 * (word - width), out=out[1:])
+
+
+def add(readers: list[LaneReader]) -> LaneReader:
+    """Return a reader of the sum of the lanes of these readers, of which there is at least one."""
+
+    def total(begin: int, end: int) -> Lanes:
+        lanes = readers[0](begin, end)
+        for read in readers[1:]:
+            np.add(lanes, read(begin, end), out=lanes)
+        return lanes
+
+    return total
+
+
+# Files --------------------------------------------------------------------------------------------
 
 BODY: Final = "body"
 AUXILIARY: Final = "auxiliary/"

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from potluck.common.learning.coverage import Coverage
+from potluck.common.learning.spread import Coverage
 from potluck.deploy.cards.card_parts import CardCoverage, CardFacts, CardNoise
 from potluck.deploy.view.readable import readable_count, readable_coverage, readable_measure
 

@@ -23,10 +23,9 @@ from potluck.common.errors import PotluckError
 from potluck.common.monitoring.metrics_server import parse_address
 from potluck.common.net.build_version import software_version
 from potluck.common.net.identity import parse_certificates
-from potluck.common.net.protocol import VERSIONS
+from potluck.common.net.protocol import VERSIONS, differences
 from potluck.common.net.revocation import Revocations, read_revocations
 from potluck.common.net.tls import TlsFiles
-from potluck.common.net.version_agreement import differences
 from potluck.deploy.operator.run_view import lacks_clients, waiting_text
 from potluck.deploy.view.readable import readable_bytes, readable_seconds
 from potluck.rpc.v1 import operator_pb2

@@ -10,13 +10,13 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.measures import (
     CLASSIFICATION,
     TRAINING,
     MeasuredModel,
     of_model,
 )
+from potluck.common.learning.spread import Coverage
 from potluck.common.records.round import INCLUDED, LEFT_OUT, TROUBLED, Round
 from potluck.common.records.round_message import coverage_of, member_state_name, round_of
 from potluck.common.trainer import Measure

@@ -6,7 +6,7 @@ import math
 import re
 from datetime import datetime
 
-from potluck.common.learning.coverage import Coverage
+from potluck.common.learning.spread import Coverage
 from potluck.common.records.privacy_loss import RoundPrivacy
 from potluck.common.trainer import SHARE
 

@@ -11,9 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.measures import MeasuredModel
-from potluck.common.learning.spread import QUANTILES
+from potluck.common.learning.spread import QUANTILES, Coverage
 from potluck.common.trainer import SHARE
 from potluck.deploy.view.picture import Picture
 from potluck.deploy.view.pictures import write_picture

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import RunError
-from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.measures import MeasuredModel
-from potluck.common.learning.spread import Spread
+from potluck.common.learning.spread import Coverage, Spread
 from potluck.common.records.privacy_loss import RoundPrivacy
 from potluck.common.records.round import INCLUDED, Round
 from potluck.common.trainer import Measure

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from potluck.common.errors import RunError
-from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.measures import TRAINING, MeasuredModel
+from potluck.common.learning.spread import Coverage
 from potluck.common.records.round import Round
 from potluck.deploy.operator.json_view import other_measures, spread_values
 from potluck.deploy.operator.run_view import RunView, shown_measures

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from itertools import zip_longest
 
-from potluck.common.learning.coverage import Coverage
+from potluck.common.learning.spread import Coverage
 from potluck.common.records.round import LEFT_OUT, Round
 from potluck.common.records.round_message import round_of
 from potluck.deploy.operator.run_view import (

@@ -12,7 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from potluck.common.learning.coverage import Coverage
+from potluck.common.learning.spread import Coverage
 from potluck.common.records.round import TROUBLED, Round
 from potluck.deploy.operator.run_view import (
     RunView,

@@ -11,7 +11,7 @@ import tomlkit
 from tomlkit.items import AoT
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.settings.near_names import meant
+from potluck.common.settings.wanted import meant
 from potluck.experiments.presets.preset import Preset
 
 _FOLDER = resources.files(__package__)

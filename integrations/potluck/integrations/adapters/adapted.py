@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from potluck.common.errors import TrainingError
-from potluck.common.settings.parameters import signature_of
+from potluck.common.settings.option_checks import signature_of
 from potluck.common.trainer import (
     Capability,
     EvaluationSettings,

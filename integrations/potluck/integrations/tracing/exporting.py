@@ -32,8 +32,7 @@ from opentelemetry.trace import Span as CollectedSpan
 from potluck.common.errors import ConfigurationError
 from potluck.common.net.build_version import software_version
 from potluck.common.net.proxies import direct_at_home
-from potluck.common.tracing.tracer import Attributes, Span, Tracer
-from potluck.common.tracing.tracing_settings import TracingSettings
+from potluck.common.tracing import Attributes, Span, Tracer, TracingSettings
 
 _SECONDS: Final = 2.0
 """Timeout of an export; spans are lost if the collector does not answer in time."""

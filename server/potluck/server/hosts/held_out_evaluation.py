@@ -17,7 +17,6 @@ from potluck.common.errors import (
     ProtocolError,
     TrainerError,
 )
-from potluck.common.learning.coverage import Coverage, coverages
 from potluck.common.learning.measures import (
     CLASSIFICATION,
     WORST_GROUP,
@@ -26,7 +25,7 @@ from potluck.common.learning.measures import (
     checked_measures,
 )
 from potluck.common.learning.scores import EvaluationCounts
-from potluck.common.learning.spread import Spread, spreads
+from potluck.common.learning.spread import Coverage, Spread, coverages, spreads
 from potluck.common.monitoring.metric_labels import known_reason
 from potluck.common.plain_text import plain
 from potluck.common.updates.update_report import measured

@@ -13,12 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import TrainerError
-from potluck.common.interruptible import in_thread
-from potluck.common.learning.coverage import Coverage
+from potluck.common.interruptible import in_thread, shielded
 from potluck.common.learning.measures import TRAINING, MeasuredModel, MeasureSums
 from potluck.common.learning.scores import EvaluationCounts
-from potluck.common.learning.spread import Spread
-from potluck.common.net.shielded import shielded
+from potluck.common.learning.spread import Coverage, Spread
 from potluck.common.process.memory import give_back_freed_memory
 from potluck.common.process.software import software_versions
 from potluck.rpc.v1 import operator_pb2

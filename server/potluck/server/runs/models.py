@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.interruptible import in_thread
-from potluck.common.learning.coverage import Coverage
-from potluck.common.learning.spread import Spread
+from potluck.common.learning.spread import Coverage, Spread
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.tensors.large_arrays import empty
 from potluck.rpc.v1 import coordinator_pb2

@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 
 from potluck.common.errors import LayoutError, TrainerError
-from potluck.common.learning.coverage import Coverage, coverages
 from potluck.common.learning.local_steps import LEAST_NORMALIZER, largest_normalizer
 from potluck.common.learning.measures import (
     MOST_COUNTED,
@@ -21,6 +20,7 @@ from potluck.common.learning.measures import (
     added_up,
     checked_measures,
 )
+from potluck.common.learning.spread import Coverage, coverages
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import transfer_pb2

@@ -18,8 +18,14 @@ from numpy.typing import NDArray
 from potluck.common.errors import LayoutError, RunError
 from potluck.common.interruptible import in_thread
 from potluck.common.monitoring.metric_labels import SUM as SUM_LABEL
-from potluck.common.updates.lane_files import AUXILIARY, BODY, LaneFile, opened_lanes, vectors_of
-from potluck.common.updates.lane_packing import add
+from potluck.common.updates.lane_files import (
+    AUXILIARY,
+    BODY,
+    LaneFile,
+    add,
+    opened_lanes,
+    vectors_of,
+)
 from potluck.common.updates.lanes import LaneTerms, members_digest, normalizer_of
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import transfer_pb2

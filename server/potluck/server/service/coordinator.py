@@ -18,7 +18,7 @@ from potluck.common.names import is_name
 from potluck.common.net.membership import Members
 from potluck.common.net.membership_in_force import MembershipInForce
 from potluck.common.settings import plugins
-from potluck.common.tracing.opening import open_tracer
+from potluck.common.tracing import open_tracer
 from potluck.server.clock import now, utc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.file_store import FileStore

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from potluck.common.monitoring import definitions as metrics
-from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.instruments import Instruments, show_disk
 from potluck.common.monitoring.metric_labels import (
     LATEST_RUNS,
     MOST_AWAY,
@@ -22,7 +22,6 @@ from potluck.common.monitoring.metric_labels import (
     TransferOutcome,
     known_reason,
 )
-from potluck.common.monitoring.process_metrics import show_disk
 from potluck.common.net.build_version import software_version
 from potluck.common.net.identity import Credential, Role
 from potluck.common.net.protocol import PROTOCOL_VERSION, VERSIONS

@@ -10,13 +10,11 @@ from urllib.parse import unquote
 
 from potluck.common.errors import IdentityError, ProtocolError
 from potluck.common.monitoring.metric_labels import Direction, TransferOutcome
-from potluck.common.names import is_name
+from potluck.common.names import check_tags, is_name
 from potluck.common.net.frames import chunk_of
 from potluck.common.net.identity import Identity, Role
-from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES, VERSIONS
+from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES, VERSIONS, check_agreement
 from potluck.common.net.transfer import check_digest
-from potluck.common.net.version_agreement import check_agreement
-from potluck.common.tags import check_tags
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc, transfer_pb2
 from potluck.server.clock import utc
 from potluck.server.hosts.attendance import LARGEST_EPOCH, LONGEST_TASK_NAME, HostSession

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from potluck.common.disclosure import parse_parameters
 from potluck.common.errors import ConfigurationError, ProtocolError
-from potluck.common.net.shielded import shielded
+from potluck.common.interruptible import shielded
 from potluck.rpc.v1 import operator_pb2, operator_pb2_grpc
 from potluck.server.aggregation.audit.label_audit import ClientAudit, Contradiction, LabelVerdict
 from potluck.server.rounds.pretraining import is_pretraining, pretraining_id

@@ -18,7 +18,7 @@ from potluck.common.errors import (
     StorageError,
     disk_error,
 )
-from potluck.common.tracing.tracer import Tracer
+from potluck.common.tracing import Tracer
 from potluck.server.aggregation.audit.audit_records import why_not_audited
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool

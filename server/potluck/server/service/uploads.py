@@ -15,11 +15,11 @@ from potluck.common.errors import (
     ProtocolError,
     TruncatedError,
 )
+from potluck.common.interruptible import shielded
 from potluck.common.monitoring.metric_labels import Direction
+from potluck.common.net.frames import checked_header, update_header, update_trailer
 from potluck.common.net.identity import Identity
-from potluck.common.net.shielded import shielded
 from potluck.common.net.transfer import FileReceiver, check_digest
-from potluck.common.net.update_frames import checked_header, update_header, update_trailer
 from potluck.common.tensors.finite_screen import FiniteScreen
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.runs.update_inbox import UpdateInbox, members_of

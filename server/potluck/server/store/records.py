@@ -12,8 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from potluck.common.learning.coverage import Coverage
-from potluck.common.learning.spread import Spread
+from potluck.common.learning.spread import Coverage, Spread
 from potluck.common.records.privacy_loss import RoundPrivacy
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.trainer import Measure

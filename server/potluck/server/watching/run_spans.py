@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from potluck.common.tracing.tracer import Span, Tracer
-from potluck.common.tracing.tracing_settings import is_traced
+from potluck.common.tracing import Span, Tracer, is_traced
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
 from potluck.server.store.records import MemberState, RunRow

@@ -7,8 +7,7 @@ from support.collector import running_collector
 
 from potluck.client.handlers.active_instruction import spans_of
 from potluck.client.handlers.instruction_log import InstructionStage
-from potluck.common.tracing.opening import open_tracer
-from potluck.common.tracing.tracing_settings import TracingSettings
+from potluck.common.tracing import TracingSettings, open_tracer
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1.transfer_pb2 import ENCODING_MASKED_UINT32 as MASKED
 

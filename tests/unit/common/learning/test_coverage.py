@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from potluck.common.learning.coverage import Coverage, coverages
 from potluck.common.learning.measures import MeasureSums
 from potluck.common.learning.scores import EvaluationCounts
+from potluck.common.learning.spread import Coverage, coverages
 from potluck.common.trainer import Measured
 
 

@@ -19,8 +19,8 @@ from potluck.common.errors import (
     TooLargeError,
     TruncatedError,
 )
+from potluck.common.interruptible import shielded
 from potluck.common.net.frames import FrameDecoder, encode_chunk
-from potluck.common.net.shielded import shielded
 from potluck.common.net.transfer import FileReceiver, held_bytes, part_path, verified
 from potluck.common.tensors.digest import digest_of
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from potluck.common.errors import ProtocolVersionError
-from potluck.common.net.protocol import VERSIONS
-from potluck.common.net.version_agreement import check_agreement
+from potluck.common.net.protocol import VERSIONS, check_agreement
 
 OURS = {"protocol": 1, "framing": 2, "encoding": 1}
 

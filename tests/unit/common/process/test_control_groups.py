@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck.common.process import capacity
-from potluck.common.process.control_groups import GroupLimits, control_group_limits
+from potluck.common.process.capacity import GroupLimits, control_group_limits
 
 V2 = "sys/fs/cgroup"
 V1_NONE = 9223372036854771712

@@ -11,8 +11,7 @@ from opentelemetry.trace import Span as CollectedSpan
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings.configuration import validate
-from potluck.common.tracing.opening import open_tracer
-from potluck.common.tracing.tracing_settings import TracingSettings, is_traced
+from potluck.common.tracing import TracingSettings, is_traced, open_tracer
 
 AWAY = TracingSettings(endpoint="http://127.0.0.1:9")
 

@@ -16,19 +16,17 @@ from numpy.typing import NDArray
 from potluck.common.errors import LayoutError, OutOfBoundsError, PotluckError
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
 from potluck.common.updates.lane_files import (
+    BLOCK_LANES,
     BODY,
+    LaneReader,
+    PackedLanes,
     add_files,
     largest_file,
     opened_lanes,
-    vectors_of,
-    write_lanes,
-)
-from potluck.common.updates.lane_packing import (
-    BLOCK_LANES,
-    LaneReader,
-    PackedLanes,
     pack,
+    vectors_of,
     width_of,
+    write_lanes,
 )
 from potluck.common.updates.lanes import (
     LARGEST_LANE,

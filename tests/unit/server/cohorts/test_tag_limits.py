@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck.common.errors import ProtocolError
-from potluck.common.tags import check_tags
+from potluck.common.names import check_tags
 from potluck.server.cohorts.cohort_limits import ineligible, narrowed
 from potluck.server.selection import Rows
 

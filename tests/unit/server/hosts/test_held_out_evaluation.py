@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from potluck.common.learning.coverage import Coverage
+from potluck.common.learning.spread import Coverage
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1.coordinator_pb2 import Answer
 from potluck.server.hosts import held_out_evaluation

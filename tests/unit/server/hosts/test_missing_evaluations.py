@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from potluck.common.learning.coverage import Coverage, coverages
 from potluck.common.learning.measures import MeasuredModel
+from potluck.common.learning.spread import Coverage, coverages
 from potluck.server.hosts.held_out_evaluation import (
     MissingEvaluation,
     failed,

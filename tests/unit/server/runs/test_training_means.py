@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from potluck.common.learning.coverage import Coverage
+from potluck.common.learning.spread import Coverage
 from potluck.common.trainer import Measured
 from potluck.common.updates.update_report import UpdateReport
 from potluck.server.runs.report_checks import (

@@ -8,8 +8,7 @@ from collections import Counter
 from support.collector import running_collector
 from support.stored import AT, RUN
 
-from potluck.common.tracing.opening import open_tracer
-from potluck.common.tracing.tracing_settings import TracingSettings
+from potluck.common.tracing import TracingSettings, open_tracer
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
 from potluck.server.store.records import MemberState, RunRow, RunState
