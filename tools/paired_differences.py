@@ -18,10 +18,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from potluck.experiments.grid.definition import ExperimentFile, load_experiment
+from potluck.experiments.grid.definition import ExperimentFile, load_experiment, seeds_in
 from potluck.experiments.grid.grid_cells import cells_of
 from potluck.experiments.grid.results import ResultsFolder
-from potluck.experiments.grid.seed_list import seeds_in
 from potluck.experiments.reports.contests import BEST, EQUAL, LAST, Contest, contests_of
 from potluck.experiments.reports.experiment_summary import Summary, paired_test, summarise
 from potluck.experiments.reports.readings import BUDGETS

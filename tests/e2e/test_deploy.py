@@ -39,10 +39,9 @@ from potluck.common.net.tls import TlsFiles
 from potluck.deploy.commands.deploy_commands import app
 from potluck.deploy.local.demo_files import reserved_port
 from potluck.deploy.machines.deploy_plan import Step
-from potluck.deploy.machines.deployment import Deployment
+from potluck.deploy.machines.deployment import Deployment, roll_out
 from potluck.deploy.machines.docker_engine import connected, open_engine
 from potluck.deploy.machines.inventory import MachineSettings, load_inventory
-from potluck.deploy.machines.roll_out import roll_out
 from potluck.deploy.machines.side_by_side import Say, failures
 from potluck.deploy.operator.operator_client import connect
 from potluck.deploy.operator.operator_config import OperatorConfig

@@ -11,8 +11,8 @@ from support.pki import make_federation
 from support.prometheus import hurried_config, prometheus_running, why_not
 
 from potluck.common.net.tls import TlsFiles
+from potluck.deploy.local.demo import reserved_ports
 from potluck.deploy.local.demo_files import DemoOptions, reserved_port, write_demo_files
-from potluck.deploy.local.demo_metrics import reserved_ports
 from potluck.deploy.local.local_federation import LocalFederation
 
 pytestmark = [

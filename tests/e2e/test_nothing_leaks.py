@@ -21,8 +21,8 @@ import pytest
 from support.federation import set_values
 
 from potluck.common.tensors.tensor_files import open_tensors
+from potluck.deploy.local.demo import reserved_ports, serve_metrics
 from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
-from potluck.deploy.local.demo_metrics import reserved_ports, serve_metrics
 from potluck.deploy.local.local_federation import LocalFederation
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_overrides import override

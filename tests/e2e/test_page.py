@@ -32,7 +32,7 @@ from potluck.common.net.identity import Role
 from potluck.deploy.operator.operator_config import OperatorConfig
 from potluck.deploy.pki import authority
 from potluck.deploy.view.readable import readable_bytes, readable_measure, readable_seconds
-from potluck.page import event_stream, overview_watch, page_connections, run_watch
+from potluck.page import event_stream, overview_watch, page_guard, run_watch
 from potluck.page.run_draft import FIRST_DRAFT
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState, RunState
@@ -488,7 +488,7 @@ async def test_a_fault_and_too_many_windows_are_shown_until_they_are_over(
         await expect(banner).to_have_count(0)
         monkeypatch.setattr(event_stream, "FULL_SECONDS", 1)
         with monkeypatch.context() as patched:
-            patched.setattr(page_connections.OpenStreams, "counted", lambda *_: nullcontext(False))
+            patched.setattr(page_guard.OpenStreams, "counted", lambda *_: nullcontext(False))
             await tab.go("/")
             await expect(banner).to_contain_text("until other windows of it are closed")
         await expect(page.get_by_role("link", name="tea")).to_be_visible()
@@ -498,10 +498,10 @@ async def test_a_fault_and_too_many_windows_are_shown_until_they_are_over(
 async def test_a_page_that_is_not_to_be_seen_listens_to_nothing(
     browser: Browser, server: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted, streams = page_connections.OpenStreams.counted, list[str]()
+    counted, streams = page_guard.OpenStreams.counted, list[str]()
 
     @contextmanager
-    def noted(self: page_connections.OpenStreams, of: str) -> Iterator[bool]:
+    def noted(self: page_guard.OpenStreams, of: str) -> Iterator[bool]:
         with counted(self, of) as has_room:
             streams.append(of)
             try:
@@ -509,7 +509,7 @@ async def test_a_page_that_is_not_to_be_seen_listens_to_nothing(
             finally:
                 streams.remove(of)
 
-    monkeypatch.setattr(page_connections.OpenStreams, "counted", noted)
+    monkeypatch.setattr(page_guard.OpenStreams, "counted", noted)
     async with opened_tab(browser, server.address) as tab:
         for path in ("/", RUN_PATH):
             await tab.go(path)

@@ -35,8 +35,8 @@ from support.s3_server import ENVIRONMENT, S3Server, s3_server
 from potluck.common.errors import IdentityError, from_rpc_error
 from potluck.common.net.identity import Role
 from potluck.common.net.tls import channel
+from potluck.deploy.local.demo import reserved_ports, serve_metrics
 from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
-from potluck.deploy.local.demo_metrics import reserved_ports, serve_metrics
 from potluck.deploy.local.local_federation import LocalFederation, kill
 from potluck.deploy.operator.operator_client import OperatorClient, connect
 from potluck.deploy.operator.operator_config import OperatorFlags, load_operator_config

@@ -20,8 +20,7 @@ from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.common.net.transfer import FileReceiver
 from potluck.common.tensors.digest import digest_of
 from potluck.integrations.s3.object_store import ListedObject, ObjectStore
-from potluck.integrations.s3.stored_files import StoredFiles
-from potluck.integrations.s3.stored_updates import StoredUpdates
+from potluck.integrations.s3.stored_files import StoredFiles, StoredUpdates
 from potluck.rpc.v1 import transfer_pb2
 from potluck.server.config import FilesSettings
 from potluck.server.store.model_files import ModelFiles

@@ -24,7 +24,7 @@ from support.pki import make_federation
 from potluck.deploy.operator.operator_config import OperatorConfig
 from potluck.page import overview_watch, page_app, page_command, page_guard, run_shown, run_watch
 from potluck.page.coordinator_link import CoordinatorLink
-from potluck.page.page_connections import bounded_http
+from potluck.page.page_guard import bounded_http
 from potluck.page.run_watch import RunWatches
 from potluck.rpc.v1.operator_pb2 import RunState
 

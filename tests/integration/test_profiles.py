@@ -27,7 +27,7 @@ from potluck.common.tasks.digits import ColoredDigits
 from potluck.deploy.commands.label_audit_command import audit_labels
 from potluck.deploy.commands.profile_commands import profiles_text
 from potluck.deploy.commands.report_command import report
-from potluck.deploy.operator.profile_file import read_profile_file
+from potluck.deploy.operator.offline_selection import read_profile_file
 from potluck.deploy.pki.federation_root import add_members, create_root
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import operator_pb2

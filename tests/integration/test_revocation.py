@@ -20,7 +20,7 @@ from potluck.common.errors import IdentityError
 from potluck.common.net.identity import Role
 from potluck.common.net.tls import TlsFiles
 from potluck.deploy.doctor.diagnosis import Verdict
-from potluck.deploy.doctor.host_admission import admission
+from potluck.deploy.doctor.party_checks import admission
 from potluck.deploy.operator.operator_client import connect
 from potluck.deploy.pki import authority as pki
 from potluck.deploy.pki import certificate_register

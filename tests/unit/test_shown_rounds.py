@@ -21,7 +21,7 @@ from potluck.common.net.build_version import software_version
 from potluck.common.trainer import Measure
 from potluck.deploy.cards.card_source import make_card
 from potluck.deploy.operator.json_view import event_values
-from potluck.deploy.operator.model_metadata import metadata_of
+from potluck.deploy.operator.model_download import metadata_of
 from potluck.deploy.operator.run_view import RunView, observe
 from potluck.deploy.view.run_report import report_values, run_report
 from potluck.deploy.view.run_summary import summarise

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from potluck.common.errors import (
     ConfigurationError,
@@ -19,6 +20,8 @@ from potluck.common.net.tls import TlsMaterial
 from potluck.deploy.operator.operator_client import OperatorClient, connect
 from potluck.deploy.operator.operator_config import OperatorConfig
 from potluck.page.page_shapes import ConnectionShown
+
+# The connection -----------------------------------------------------------------------------------
 
 Result = TypeVar("Result")
 
@@ -144,3 +147,36 @@ def trouble_of(error: PotluckError) -> Literal["lost", "certificate", "fault", "
     if isinstance(error, IdentityError):
         return "certificate"
     return "lost" if isinstance(error, UnreachableError) else "other"
+
+
+# Answers for many pages ---------------------------------------------------------------------------
+
+Answer = TypeVar("Answer")
+
+
+class SharedAnswers(Generic[Answer]):
+    """Answers by key, each valid for some seconds. Used on one event loop."""
+
+    def __init__(self, seconds: float) -> None:
+        """seconds: maximum age of an answer."""
+        self._seconds = seconds
+        self._asked: dict[str, tuple[float, asyncio.Task[Answer]]] = {}
+
+    async def of(self, key: str, ask: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+        """Return a recent or pending answer for `key`; call `ask` if there is none.
+
+        Raises the errors of `ask`. Errors are not kept: the next call asks again.
+        """
+        now = time.monotonic()
+        self._asked = {
+            name: (at, asking)
+            for name, (at, asking) in self._asked.items()
+            if not asking.done() or (now - at < self._seconds and _has_answer(asking))
+        }
+        if key not in self._asked:
+            self._asked[key] = now, asyncio.create_task(ask())
+        return await asyncio.shield(self._asked[key][1])  # other pages may wait for it as well
+
+
+def _has_answer(asking: asyncio.Task[Answer]) -> bool:
+    return not asking.cancelled() and asking.exception() is None

@@ -24,14 +24,13 @@ from potluck.common.errors import (
 )
 from potluck.common.run_file.runfile import example_run_file
 from potluck.deploy.operator.operator_config import OperatorConfig
-from potluck.page.coordinator_link import CoordinatorLink, PageFaultError, trouble_of
+from potluck.page.coordinator_link import CoordinatorLink, PageFaultError, SharedAnswers, trouble_of
 from potluck.page.disclosed_shown import shown_disclosures
 from potluck.page.event_stream import Listener, too_many
 from potluck.page.hosts_shown import shown_hosts
 from potluck.page.overview_watch import OverviewWatch
 from potluck.page.page_access import PageAccess
-from potluck.page.page_connections import MOST_STREAMS, OpenStreams
-from potluck.page.page_guard import SESSION, PageGuard
+from potluck.page.page_guard import MOST_STREAMS, SESSION, OpenStreams, PageGuard
 from potluck.page.page_shapes import (
     DraftSent,
     FormShown,
@@ -40,11 +39,9 @@ from potluck.page.page_shapes import (
     RunFileShown,
     Started,
 )
-from potluck.page.run_comparison import MOST_RUNS, compared
 from potluck.page.run_draft import FIRST_DRAFT, drafted, form_fields, refused
-from potluck.page.run_shown import MOST_ROUNDS, shown_details
+from potluck.page.run_shown import MOST_ROUNDS, MOST_RUNS, compared, shown_details
 from potluck.page.run_watch import RunWatch, RunWatches
-from potluck.page.shared_answers import SharedAnswers
 
 STATIC = Path(__file__).parent / "static"
 SHARED_SECONDS = 4.0

@@ -20,8 +20,7 @@ from potluck.deploy.local.interruption import run_interruptibly
 from potluck.deploy.operator.operator_config import OperatorConfig
 from potluck.page.page_access import PageAccess
 from potluck.page.page_app import PageServer
-from potluck.page.page_connections import MOST_CONNECTIONS, bounded_http
-from potluck.page.page_guard import PageGuard
+from potluck.page.page_guard import MOST_CONNECTIONS, PageGuard, bounded_http
 
 LOOPBACK = "127.0.0.1"
 _END_SECONDS = 2

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -11,6 +15,7 @@ from potluck.common.learning.measures import MeasuredModel
 from potluck.common.records.privacy_loss import RoundPrivacy
 from potluck.common.records.round import LEFT_OUT, Round
 from potluck.common.records.round_message import member_state_name
+from potluck.common.run_file.runfile import OLD_KEYS
 from potluck.deploy.operator.run_view import (
     ENDED,
     RunView,
@@ -24,6 +29,8 @@ from potluck.deploy.view.run_summary import CoverageSummary, MeasureSummary
 from potluck.deploy.view.watch_table import PHASES
 from potluck.page.page_shapes import (
     CohortShown,
+    ComparisonShown,
+    Difference,
     LiveShown,
     MemberShown,
     NoiseShown,
@@ -36,6 +43,8 @@ from potluck.page.page_shapes import (
 )
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState, RunState
+
+# A run --------------------------------------------------------------------------------------------
 
 MOST_ROUNDS = 2000
 """Maximum number of a run's rounds that are shown, the newest ones."""
@@ -262,3 +271,38 @@ def _fraction(member: operator_pb2.Member) -> float:
 
 def _of_clients(measure: str) -> bool:
     return measure.startswith((MeasuredModel.TUNED, MeasuredModel.PERSONAL))
+
+
+# Comparison of runs -------------------------------------------------------------------------------
+
+MOST_RUNS = 6
+"""Maximum number of runs compared at once; more colours can't be distinguished."""
+_ABSENT = "–"
+_NO_SETTING = frozenset({"name"})
+
+
+def compared(runs: Sequence[RunShown], run_files: Sequence[str]) -> ComparisonShown:
+    """Return the runs, and the settings in which their run files differ, in the files' order."""
+    tables = [tomllib.loads(text) for text in run_files]
+    current = [{OLD_KEYS.get(key, key): each[key] for key in each} for each in tables]
+    settings = [dict(_settings(table)) for table in current]
+    keys = dict.fromkeys(key for each in settings for key in each if key not in _NO_SETTING)
+    found = {key: [each.get(key, _ABSENT) for each in settings] for key in keys}
+    return ComparisonShown(
+        runs=list(runs),
+        differences=[
+            Difference(key=key, values=values)
+            for key, values in found.items()
+            if len(set(values)) > 1
+        ],
+    )
+
+
+def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the values of a TOML table as text, by dotted key."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{prefix}{key}.")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            yield f"{prefix}{key}", text

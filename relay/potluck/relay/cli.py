@@ -135,7 +135,7 @@ def _serve(config: RelayConfig) -> int:
 
 
 async def _run(config: RelayConfig, state: RelayState, ending: Ending) -> None:
-    from potluck.relay.serving import serving
+    from potluck.relay.relay_service import serving
 
     stop = asyncio.Event()
     ending.tell(stop.set)

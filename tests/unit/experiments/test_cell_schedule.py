@@ -15,13 +15,20 @@ from rich.console import Console
 
 from potluck.common.errors import ConfigurationError, RunError
 from potluck.experiments.grid.cell_run import Progress
-from potluck.experiments.grid.cell_schedule import ATTEMPTS, LOSSES, CellSchedule
 from potluck.experiments.grid.definition import ExperimentFile
 from potluck.experiments.grid.experiment_progress import Board
 from potluck.experiments.grid.grid_cells import Cell, cells_of
 from potluck.experiments.grid.label_mix import LabelMix, LabelMixes
 from potluck.experiments.grid.results import CellResult, ResultsFolder, Timings
-from potluck.experiments.grid.running import CellLostError, CellRunner, GridOutcome, run_missing
+from potluck.experiments.grid.running import (
+    ATTEMPTS,
+    LOSSES,
+    CellLostError,
+    CellRunner,
+    CellSchedule,
+    GridOutcome,
+    run_missing,
+)
 
 
 def cell(name: str) -> Cell:

@@ -17,7 +17,7 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.learning.triplet import TripletSettings
 from potluck.common.settings.configuration import validate
 from potluck.deploy.view.run_summary import CoverageSummary
-from potluck.experiments.grid.cell_costs import costs_of
+from potluck.experiments.grid.cell_run import costs_of
 from potluck.experiments.grid.definition import ExperimentFile, merged
 from potluck.experiments.grid.grid_cells import cells_of
 from potluck.experiments.grid.label_mix import LabelMixes, traits_of
@@ -31,8 +31,7 @@ from potluck.experiments.reports.differences import (
 )
 from potluck.experiments.reports.experiment_summary import summarise
 from potluck.experiments.reports.heat_maps import heat_maps, leaning_panels, measure_panel
-from potluck.experiments.reports.plots import in_colour
-from potluck.experiments.reports.rank_plot import first_ranks, plot_ranks
+from potluck.experiments.reports.plots import first_ranks, in_colour, plot_ranks
 from potluck.experiments.reports.ranks import critical_difference, holm, mean_ranks
 from potluck.experiments.reports.readings import (
     best_of,

@@ -18,17 +18,20 @@ from potluck.common.errors import ConfigurationError, StorageError
 from potluck.common.run_file.runfile import parse_run_file
 from potluck.deploy.view.run_summary import CoverageSummary
 from potluck.experiments.grid import grid_cells
-from potluck.experiments.grid.definition import ExperimentFile, load_experiment, merged, put
+from potluck.experiments.grid.definition import (
+    ExperimentFile,
+    load_experiment,
+    merged,
+    put,
+    seeds_in,
+)
 from potluck.experiments.grid.experiment_progress import Board
 from potluck.experiments.grid.grid_cells import cells_of
 from potluck.experiments.grid.label_mix import LabelMixes
 from potluck.experiments.grid.local_cells import BYTES_PER_PROCESS, jobs_for
 from potluck.experiments.grid.results import CellResult, ResultsFolder, RoundResult, Timings
-from potluck.experiments.grid.seed_list import seeds_in
 from potluck.experiments.presets import preset_named, preset_names, preset_run_file
 from potluck.experiments.reports.experiment_summary import paired_test, summarise
-from potluck.experiments.reports.html_report import html
-from potluck.experiments.reports.origin import origin
 from potluck.experiments.reports.plots import (
     held,
     included_matrix,
@@ -37,7 +40,8 @@ from potluck.experiments.reports.plots import (
     raster_figure,
 )
 from potluck.experiments.reports.readings import best_of, reached, reading_of
-from potluck.experiments.reports.tables import markdown, ranked, tidy_rows, write_tables
+from potluck.experiments.reports.report_files import html
+from potluck.experiments.reports.tables import markdown, origin, ranked, tidy_rows, write_tables
 from potluck.server.rounds.plan import draw_up
 
 READY = sorted((ROOT / "experiments").glob("*.toml"))

@@ -1,6 +1,6 @@
 """Limits on connections and streams of the web UI's server."""
 
-from potluck.page.page_connections import OpenStreams, WaitingConnections
+from potluck.page.page_guard import OpenStreams, WaitingConnections
 
 
 def test_oldest_idle_connection_is_closed_at_the_limit() -> None:

@@ -4,7 +4,6 @@ import pytest
 
 from potluck.common.run_file.runfile import example_run_file, parse_run_file
 from potluck.common.settings.old_spelling import OldSpellingWarning
-from potluck.page.run_comparison import compared
 from potluck.page.run_draft import (
     FIRST_DRAFT,
     drafted,
@@ -13,6 +12,7 @@ from potluck.page.run_draft import (
     problems_of,
     refused,
 )
+from potluck.page.run_shown import compared
 
 TEXT = """\
 # mine

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from potluck.common.errors import UnreachableError
-from potluck.page.shared_answers import SharedAnswers
+from potluck.page.coordinator_link import SharedAnswers
 
 
 class Coordinator:

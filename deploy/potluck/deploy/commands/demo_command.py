@@ -17,7 +17,7 @@ from potluck.common.settings.extras import missing_library
 from potluck.common.trainer import SHARE
 from potluck.deploy.commands.run_commands import Assignments
 from potluck.deploy.local.before_start import check_demo
-from potluck.deploy.local.demo import DemoRun, run_demo
+from potluck.deploy.local.demo import DemoRun, reserved_ports, run_demo, serve_metrics
 from potluck.deploy.local.demo_files import (
     DemoFiles,
     DemoOptions,
@@ -28,7 +28,6 @@ from potluck.deploy.local.demo_files import (
     reserved_port,
     write_demo_files,
 )
-from potluck.deploy.local.demo_metrics import reserved_ports, serve_metrics
 from potluck.deploy.local.interruption import run_interruptibly
 from potluck.deploy.terminal import terminal
 from potluck.deploy.view.readable import (

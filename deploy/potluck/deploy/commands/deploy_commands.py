@@ -15,11 +15,15 @@ from rich.text import Text
 
 from potluck.common.errors import PotluckError
 from potluck.deploy.commands.slurm_commands import app as slurm_app
-from potluck.deploy.machines.container_logs import follow_logs
 from potluck.deploy.machines.deploy_plan import Step
-from potluck.deploy.machines.deployment import ContainerStatus, Deployment, take_down
+from potluck.deploy.machines.deployment import (
+    ContainerStatus,
+    Deployment,
+    follow_logs,
+    roll_out,
+    take_down,
+)
 from potluck.deploy.machines.inventory import FILE_NAME, example_inventory, load_inventory
-from potluck.deploy.machines.roll_out import roll_out
 from potluck.deploy.machines.side_by_side import raise_failures, side_by_side
 from potluck.deploy.terminal import terminal
 

@@ -18,9 +18,9 @@ from potluck.client.config import load_config
 from potluck.common.errors import PotluckError
 from potluck.common.process.command_line import FAILED
 from potluck.common.settings.configuration import load
-from potluck.deploy.doctor import diagnosis, membership_check, privacy_check
+from potluck.deploy.doctor import diagnosis, party_checks
 from potluck.deploy.doctor.diagnosis import Finding, Verdict
-from potluck.deploy.doctor.host_admission import admission
+from potluck.deploy.doctor.party_checks import admission
 from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.operator_client import connect
 from potluck.deploy.operator.operator_config import (
@@ -88,13 +88,13 @@ def _examined(file: Path) -> list[Finding]:
         if "listen" in keys or not keys & {"coordinator", "clients"}:
             config = load(CoordinatorConfig, file, environment_prefix=SERVER_PREFIX)
             files = diagnosis.coordinator_files(config, now)
-            return [*files, *membership_check.coordinator_membership(config, now)]
+            return [*files, *party_checks.coordinator_membership(config, now)]
         host = load_config(file, {})
         files = diagnosis.host_files(host, now)
         found = [
             *files,
-            *membership_check.host_membership(host, now),
-            *privacy_check.private_trainings(host),
+            *party_checks.host_membership(host, now),
+            *party_checks.private_trainings(host),
         ]
         usable = not any(
             each.about == "certificate" and each.verdict is Verdict.ERROR for each in found

@@ -7,7 +7,8 @@ the app becomes a group of commands. The entry point is loaded when its command 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -15,7 +16,36 @@ from typer.main import get_group
 
 from potluck.common.errors import PluginError
 from potluck.common.settings import plugins
-from potluck.deploy.commands.command_groups import group_of, in_order
+
+# Groups -------------------------------------------------------------------------------------------
+
+OTHERS: Final = "From other packages"
+"""Title of the group of all commands that no group names."""
+
+GROUPS: Final[Mapping[str, Sequence[str]]] = {
+    "Run": ("demo", "config", "run", "watch", "stop", "resume", "delete"),
+    "Look": ("runs", "model", "evaluate", "export", "report", "page"),
+    "Federation": ("doctor", "clients", "pki", "deploy"),
+    "Privacy": ("privacy", "profiles", "audit", "audit-labels", "audit-selection"),
+    "Research": ("select", "experiment", "preset", "data", "pretrained"),
+}
+"""Names of commands by title of group, in the order of the help."""
+
+
+def group_of(command: str) -> str:
+    """Return the title of a command's group."""
+    return next((title for title, names in GROUPS.items() if command in names), OTHERS)
+
+
+def in_order(commands: Sequence[str]) -> list[str]:
+    """Return names of commands in the order of the help; those of other packages come last."""
+    listed = [name for names in GROUPS.values() for name in names]
+    return [name for name in listed if name in commands] + [
+        name for name in commands if name not in listed
+    ]
+
+
+# Commands of other packages -----------------------------------------------------------------------
 
 
 class InstalledCommands(TyperGroup):

@@ -42,7 +42,7 @@ async def profiles(
 
 
 def profiles_text(classes: int, clients: Sequence[operator_pb2.ClientProfile]) -> str:
-    """Return the text of a profile file, with one client per line; see `profile_file`."""
+    """Return the text of a profile file, with one client per line; see `offline_selection`."""
     lines = ",\n  ".join(json.dumps(_values(client)) for client in clients)
     return f'{{"classes": {classes}, "clients": [\n  {lines}\n]}}\n'
 

@@ -19,13 +19,18 @@ from potluck.common.process.command_line import FAILED
 from potluck.common.run_file.claims import privacy_claim
 from potluck.common.run_file.runfile import parse_run_file
 from potluck.common.settings.configuration import decode
-from potluck.deploy.cards.card_files import write_card
 from potluck.deploy.cards.card_source import card_of_run
+from potluck.deploy.cards.model_card import write_card
 from potluck.deploy.commands.connection import operator_command
 from potluck.deploy.operator.json_view import best_values, status_values, to_line
-from potluck.deploy.operator.model_download import download_model
-from potluck.deploy.operator.model_metadata import kept_patterns, metadata_of
-from potluck.deploy.operator.model_shards import shard_bytes, split, whole_file
+from potluck.deploy.operator.model_download import (
+    download_model,
+    kept_patterns,
+    metadata_of,
+    shard_bytes,
+    split,
+    whole_file,
+)
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_overrides import override
 from potluck.deploy.operator.run_view import best_coverage

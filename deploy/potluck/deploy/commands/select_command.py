@@ -13,8 +13,12 @@ from rich.table import Table
 
 from potluck.common.errors import PluginError
 from potluck.common.settings.plugins import SELECTORS, create, find, installed
-from potluck.deploy.operator.offline_selection import OfflineRound, parse_options, select_offline
-from potluck.deploy.operator.profile_file import read_profile_file
+from potluck.deploy.operator.offline_selection import (
+    OfflineRound,
+    parse_options,
+    read_profile_file,
+    select_offline,
+)
 from potluck.deploy.terminal import terminal
 from potluck.deploy.view.pictures import check_picture
 from potluck.server.selection import Population, Selector

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import docker
+import typer
 from docker.errors import DockerException
+from docker.models.containers import Container
+from rich.console import Console
+from rich.text import Text
 
-from potluck.common.errors import ConfigurationError
+from potluck.common.errors import ConfigurationError, PotluckError, UnreachableError
 from potluck.common.net.identity import Role
 from potluck.deploy.machines import machine_images
-from potluck.deploy.machines.deploy_plan import Step, StepKind, plan
-from potluck.deploy.machines.desired_state import DesiredContainer, PartyFiles, desired_on
-from potluck.deploy.machines.docker_engine import connected, open_engine
+from potluck.deploy.machines.deploy_plan import Step, StepKind, plan, roll_out_order
+from potluck.deploy.machines.desired_state import (
+    PARTY_LABEL,
+    DesiredContainer,
+    PartyFiles,
+    desired_on,
+)
+from potluck.deploy.machines.docker_engine import connected, containers_of, open_engine
 from potluck.deploy.machines.inventory import Inventory, MachineSettings
 from potluck.deploy.machines.machine_work import MachineWork
 from potluck.deploy.machines.party_files import issue_missing, missing, parties_on, read_files
-from potluck.deploy.machines.side_by_side import Say
+from potluck.deploy.machines.side_by_side import Say, attempt, failures, side_by_side
+
+# Commands -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,3 +209,106 @@ def _source(inventory: Inventory) -> Iterator[docker.DockerClient | None]:
 def _last_line(log: bytes) -> str:
     lines = log.decode(errors="replace").splitlines()
     return lines[-1].strip()[:400] if lines else ""
+
+
+# Roll-out -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RollOut:
+    """The outcome of `up`.
+
+    results: by machine, the steps taken, or the error. left: steps that were skipped because an
+    earlier step failed, each with its machine.
+    """
+
+    results: dict[str, list[Step] | PotluckError]
+    left: list[tuple[str, Step]] = field(default_factory=list)
+
+
+def roll_out(
+    deployment: Deployment, machines: Sequence[MachineSettings], console: Console
+) -> RollOut:
+    """Change the machines to match the inventory.
+
+    If a machine can't be reached, the others continue. If a container does not connect, the
+    roll-out stops, and later containers are not changed.
+    """
+    planned = side_by_side(machines, deployment.put_images, console)
+    plans = {name: each for name, each in planned.items() if not isinstance(each, PotluckError)}
+    taken = {
+        name: [step for step in steps if step.kind is StepKind.PUT_IMAGE]
+        for name, steps in plans.items()
+    }
+    failed = failures(planned)
+    found = {machine.name: machine for machine in machines}
+    left: list[tuple[str, Step]] = []
+    stopped = False
+    for name, step in roll_out_order(plans, deployment.roles(machines)):
+        if stopped or name in failed:
+            left.append((name, step))
+            continue
+        say = partial(_say, console, name)
+        done = attempt(partial(deployment.carry_out, step), found[name], say)
+        if isinstance(done, PotluckError):
+            failed[name] = done
+            stopped = not isinstance(done, UnreachableError)
+            say(f"failed: {done.message}")
+        else:
+            taken[name].append(done)
+    results = {name: failed.get(name) or taken[name] for name in planned}
+    return RollOut(results, left)
+
+
+def _say(console: Console, machine: str, text: str) -> None:
+    console.print(Text(f"{machine}: {text}"), soft_wrap=True)
+
+
+# Logs ---------------------------------------------------------------------------------------------
+
+_OUTPUT = threading.Lock()
+
+
+def follow_logs(
+    machine: MachineSettings,
+    say: Say,
+    *,
+    inventory: Inventory,
+    parties: Sequence[str],
+    tail: int,
+    follow: bool,
+) -> int:
+    """Print the last log lines of a machine's containers. Return the number of containers.
+
+    follow: also print new lines until the containers end.
+    """
+    say("reading")
+    with connected(machine) as client:
+        chosen = [
+            container
+            for container in containers_of(client, inventory.federation)
+            if not parties or container.labels.get(PARTY_LABEL) in parties
+        ]
+        with ThreadPoolExecutor(max(1, len(chosen))) as pool:
+            list(pool.map(lambda each: _print(each, tail=tail, follow=follow), chosen))
+        return len(chosen)
+
+
+def _print(container: Container, *, tail: int, follow: bool) -> None:
+    party = container.labels.get(PARTY_LABEL, str(container.name))
+    rest = b""
+    for chunk in container.logs(stream=True, follow=follow, tail=tail):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            _write(party, line)
+    if rest:
+        _write(party, rest)
+
+
+def _write(party: str, line: bytes) -> None:
+    # The line comes from another machine: it must not contain control sequences for this terminal.
+    text = "".join(
+        c if c.isprintable() or c == "\t" else "�" for c in line.decode(errors="replace")
+    )
+    with _OUTPUT:
+        typer.echo(f"{party}  {text}")

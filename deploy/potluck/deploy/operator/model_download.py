@@ -7,23 +7,110 @@ from bytes of the same model.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC
 from pathlib import Path
 
 from potluck.common.errors import (
     ConfigurationError,
+    LayoutError,
     PotluckError,
     ProtocolError,
+    StorageError,
     TransferError,
     TruncatedError,
     UnreachableError,
 )
 from potluck.common.net.transfer import FileReceiver, check_digest, held_bytes, part_path, verified
-from potluck.deploy.operator.model_metadata import metadata_of, write_metadata
+from potluck.common.records.round_message import round_of
+from potluck.common.tensors.layout import ALIGNMENT, LENGTH_BYTES
+from potluck.common.tensors.shards import write_shards
+from potluck.common.tensors.tensor_files import open_tensors
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.rpc.v1 import operator_pb2, transfer_pb2
+
+# Metadata -----------------------------------------------------------------------------------------
+# They are in the file's safetensors header under `__metadata__`, which programs that load the file
+# ignore. The coordinator's own files have no metadata: they are named by their digests, and equal
+# models must have equal names.
+
+_TABLES = ("task", "model", "selector", "strategy", "objective", "training")
+_MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+
+
+def metadata_of(origin: operator_pb2.ModelOrigin, blake3: str) -> dict[str, str]:
+    """Return the metadata for a model file; tables of the run file are JSON texts.
+
+    blake3: the digest of the file without metadata, by which the coordinator identifies the model.
+    """
+    metadata = {
+        "run": origin.run_id,
+        "name": origin.name,
+        "round": str(origin.round),
+        "blake3": blake3,
+    }
+    if origin.HasField("committed"):
+        committed = round_of(origin.committed)
+        metadata["measures"] = json.dumps(dict(sorted(committed.measures.items())))
+        coverage = {name: vars(each) for name, each in committed.coverage.items()}
+        metadata["coverage"] = json.dumps(coverage)
+        metadata["software"] = json.dumps(committed.software)
+        at = origin.committed.committed_at.ToDatetime(tzinfo=UTC)
+        metadata["committed_at"] = at.isoformat()
+    if origin.HasField("best"):
+        metadata["best_of"] = origin.best.measure
+    values = tomllib.loads(origin.run_file)
+    metadata["seed"] = str(values.get("seed", 0))
+    metadata |= {name: json.dumps(values[name], default=str) for name in _TABLES if name in values}
+    # Hugging Face's libraries refuse a file whose metadata don't name the tensors' framework.
+    return {"format": "pt", **{f"potluck.{name}": text for name, text in metadata.items()}}
+
+
+def kept_patterns(origin: operator_pb2.ModelOrigin) -> list[str]:
+    """Return patterns of the tensors that clients keep; the run's models don't contain these."""
+    table = tomllib.loads(origin.run_file).get("model", {})
+    return [str(pattern) for pattern in table.get("keep", ())]
+
+
+def write_metadata(path: Path, metadata: Mapping[str, str]) -> int:
+    """Write metadata into the header of a safetensors file. Return the file's new size in bytes.
+
+    The tensors stay as they are. Raises LayoutError if it is not a safetensors file, StorageError
+    if it can't be written; the file is unchanged then.
+    """
+    new = path.with_name(f"{path.name}.new")
+    try:
+        with path.open("rb") as source, new.open("wb") as target:
+            length = int.from_bytes(source.read(LENGTH_BYTES), "little")
+            if length > min(_MOST_HEADER_BYTES, path.stat().st_size):
+                raise LayoutError(f"{path} is not a safetensors file", path=path)
+            header = json.loads(source.read(length))
+            header["__metadata__"] = {**header.get("__metadata__", {}), **metadata}
+            text = json.dumps(header, separators=(",", ":")).encode()
+            text += b" " * (-len(text) % ALIGNMENT)
+            target.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+            shutil.copyfileobj(source, target, 1 << 20)
+            target.flush()
+            os.fsync(target.fileno())
+            size = target.tell()
+        new.replace(path)
+        return size
+    except (ValueError, AttributeError, TypeError):
+        raise LayoutError(f"{path} is not a safetensors file", path=path) from None
+    except OSError as error:
+        raise StorageError(f"can't write {new}: {error.strerror}", path=new) from error
+    finally:
+        new.unlink(missing_ok=True)
+
+
+# Downloads ----------------------------------------------------------------------------------------
 
 ATTEMPTS = 5
 """Number of consecutive failures without a new byte after which a download gives up."""
@@ -62,7 +149,7 @@ async def download_model(
     """Fetch the model of a run into `path`; `round_number` 0 stands for the last committed round.
 
     best: fetch the run's best model instead; the origin then describes it. describe: write the
-    origin into the file; see `model_metadata`.
+    origin into the file, as its metadata.
 
     A broken transfer is resumed until it breaks `ATTEMPTS` times in a row without progress. The
     received part is kept, and the next call resumes from it. Raises ConfigurationError if `path`
@@ -201,3 +288,56 @@ def _partial_files(path: Path) -> dict[str, Path]:
         part.name[len(start) : -len(end)]: part.with_name(part.name.removesuffix(end))
         for part in parts
     }
+
+
+# Shards -------------------------------------------------------------------------------------------
+
+_UNITS: Mapping[str, int] = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_WHOLE = "whole.safetensors"
+
+
+def shard_bytes(text: str) -> int:
+    """Return a size such as 5GB or 500MB in bytes. Raises ConfigurationError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmg]?)b?", text.strip().lower())
+    size = 0 if found is None else int(float(found[1]) * _UNITS[found[2]])
+    if size < 1:
+        raise ConfigurationError(
+            f"'{text}' is not a size; give one such as 5GB or 500MB", size=text
+        )
+    return size
+
+
+def whole_file(folder: Path) -> Path:
+    """Make the folder, and return the path in it for the model before it is split.
+
+    Raises ConfigurationError.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"can't make the folder {folder}: {error.strerror}; name another", path=folder
+        ) from error
+    return folder / _WHOLE
+
+
+async def split(
+    downloaded: DownloadedModel, metadata: Mapping[str, str], size: int
+) -> DownloadedModel:
+    """Replace a downloaded model by shards in the same folder.
+
+    size: maximum bytes per shard. Return a record whose path is the folder. Raises LayoutError,
+    StorageError.
+    """
+    folder = downloaded.path.parent
+
+    def work() -> int:
+        with open_tensors(downloaded.path) as file:
+            written = write_shards(file, folder, shard_bytes=size, metadata=metadata)
+        try:
+            downloaded.path.unlink()
+            return sum(path.stat().st_size for path in written)
+        except OSError as error:
+            raise StorageError(f"can't read {folder}: {error.strerror}", path=folder) from error
+
+    return replace(downloaded, path=folder, size=await asyncio.to_thread(work))

@@ -31,8 +31,12 @@ from potluck.common.net.identity import (
     parse_claims,
 )
 from potluck.common.net.key_files import KEY_MODE, PUBLIC_MODE, private_pem, write_file
-from potluck.deploy.pki.certificates import federation_of, is_authority, read_certificate
-from potluck.deploy.pki.revocation_list import sign_revocations
+from potluck.deploy.pki.certificates import (
+    federation_of,
+    is_authority,
+    read_certificate,
+    sign_revocations,
+)
 
 AUTHORITY = "authority"
 REGISTER = "issued"

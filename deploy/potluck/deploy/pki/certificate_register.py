@@ -34,8 +34,12 @@ from potluck.deploy.pki.authority import (
     check_request,
     load_authority,
 )
-from potluck.deploy.pki.certificates import CertificateSummary, inspect, read_certificate
-from potluck.deploy.pki.revocation_list import sign_revocations
+from potluck.deploy.pki.certificates import (
+    CertificateSummary,
+    inspect,
+    read_certificate,
+    sign_revocations,
+)
 
 SOON = timedelta(days=30)
 """Remaining validity below which a certificate should be renewed."""

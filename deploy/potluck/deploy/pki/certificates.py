@@ -1,18 +1,23 @@
-"""Reads and checks certificate files."""
+"""Reads and checks certificate files, and signs the authority's revocation list."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from potluck.common.errors import ConfigurationError, IdentityError
 from potluck.common.names import is_name
 from potluck.common.net.identity import Identity, identity_from_certificate, parse_certificates
+
+# Certificates -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,3 +83,33 @@ def federation_of(path: Path, certificate: x509.Certificate) -> str:
     if not is_name(name):
         raise IdentityError(f"{path} is not the authority of a Potluck federation", path=path)
     return name
+
+
+# The revocation list ------------------------------------------------------------------------------
+
+_FOR_EVER = timedelta(days=36_500)
+"""Validity of a list: it is in force until a newer one replaces it."""
+
+
+def sign_revocations(
+    authority: x509.Certificate,
+    key: ec.EllipticCurvePrivateKey,
+    revoked: Mapping[int, datetime],
+    *,
+    number: int,
+    now: datetime,
+) -> bytes:
+    """Return a signed list in PEM form. revoked: serial numbers with their times of revocation."""
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(authority.subject)
+        .last_update(now)
+        .next_update(now + _FOR_EVER)
+        .add_extension(x509.CRLNumber(number), critical=False)
+        .add_extension(identifier, critical=False)
+    )
+    for serial, since in sorted(revoked.items()):
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(since)
+        builder = builder.add_revoked_certificate(entry.build())
+    return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)

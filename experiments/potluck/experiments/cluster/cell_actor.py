@@ -21,13 +21,13 @@ from potluck.experiments.cluster.cell_report import (
     software,
 )
 from potluck.experiments.cluster.host_actor import (
+    LoopThread,
     SpreadFederation,
     data_directory,
     last_of_logs,
     node_address,
     use_environment,
 )
-from potluck.experiments.cluster.loop_thread import LoopThread
 from potluck.experiments.cluster.node_folder import NodeFolder, usual_folder
 from potluck.experiments.grid.cell_run import CellPlace, Progress, run_cell
 from potluck.experiments.grid.label_mix import LabelMix

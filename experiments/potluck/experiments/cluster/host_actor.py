@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 import tomlkit
@@ -21,11 +22,33 @@ from potluck.deploy.local.forked_processes import ForkedProcesses
 from potluck.deploy.local.local_federation import LocalFederation, start_program
 from potluck.deploy.local.processes import LocalProcess
 from potluck.experiments.cluster.cell_report import SentFile
-from potluck.experiments.cluster.loop_thread import LoopThread
 from potluck.experiments.cluster.node_folder import NodeFolder, usual_folder
 from potluck.experiments.cluster.sent_data import DataFile
 from potluck.experiments.grid.local_cells import OneForkServer
 from potluck.experiments.grid.running import CellLostError
+
+# The loop -----------------------------------------------------------------------------------------
+
+_Result = TypeVar("_Result")
+
+
+class LoopThread:
+    """Runs coroutines from any thread in one loop; ends with the process.
+
+    A Ray actor with coroutines as methods has its own loop, but that may be unable to start
+    processes.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="federation", daemon=True).start()
+
+    def do(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run a coroutine to its end. Return its result, or raise its exception."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+# The actors ---------------------------------------------------------------------------------------
 
 LOG_BYTES = 1 << 16
 

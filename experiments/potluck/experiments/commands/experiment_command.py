@@ -159,11 +159,10 @@ def experiment(
     potluck experiment mine.toml --ray 10.0.0.1:6379
     ```
     """
-    from potluck.experiments.grid.definition import load_experiment
+    from potluck.experiments.grid.definition import load_experiment, seeds_in
     from potluck.experiments.grid.grid_cells import cells_of
     from potluck.experiments.grid.results import ResultsFolder
     from potluck.experiments.grid.running import GridOutcome
-    from potluck.experiments.grid.seed_list import seeds_in
 
     cluster = _Cluster(ray, gpus=ray_gpus, apart=ray_hosts_apart)
     plan = load_experiment(file, quick=quick, seeds=None if seeds is None else seeds_in(seeds))

@@ -54,8 +54,7 @@ def pretrained(
     from potluck.common.tensors.large_arrays import large_arrays_in
     from potluck.common.tensors.model_arrays import state_arrays
     from potluck.common.tensors.tensor_files import write_tensors
-    from potluck.experiments.weights.pretrained import fitted
-    from potluck.experiments.weights.pretrained_files import read_weights
+    from potluck.experiments.weights import fitted, read_weights
     from potluck.server.rounds.plan import draw_up
 
     try:

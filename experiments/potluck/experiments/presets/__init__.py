@@ -5,7 +5,12 @@ none or several, or because we have not read it. They are shown when a preset is
 Each preset is a TOML file of this folder. Imports errors only. Input: a name. Output: a run file.
 """
 
-from potluck.experiments.presets.catalogue import preset_named, preset_names, preset_run_file
-from potluck.experiments.presets.preset import Assumption, Preset
+from potluck.experiments.presets.catalogue import (
+    Assumption,
+    Preset,
+    preset_named,
+    preset_names,
+    preset_run_file,
+)
 
 __all__ = ["Assumption", "Preset", "preset_named", "preset_names", "preset_run_file"]

@@ -28,8 +28,7 @@ from potluck.common.monitoring import definitions as metrics
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import Direction
 from potluck.common.tensors.digest import digest_of, hasher
-from potluck.integrations.s3.credential_source import read_credentials
-from potluck.integrations.s3.presigning import presigned_url
+from potluck.integrations.s3.presigning import presigned_url, read_credentials
 from potluck.server.clock import now, utc
 from potluck.server.config import FilesSettings
 

@@ -4,24 +4,208 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import math
+import re
+from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
 import structlog
 
-from potluck.common.errors import ConfigurationError, ObjectStoreError, UnreachableError
+from potluck.common.errors import (
+    ConfigurationError,
+    DigestMismatchError,
+    ObjectStoreError,
+    ProtocolError,
+    UnreachableError,
+)
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.net.transfer import FileReceiver
-from potluck.integrations.s3 import stored_models, stored_updates
-from potluck.integrations.s3.object_store import ObjectStore
-from potluck.integrations.s3.stored_models import StoredModels, model_key
-from potluck.integrations.s3.stored_updates import StoredUpdates
+from potluck.integrations.s3.object_store import LARGEST_PUT_BYTES, ObjectStore
 from potluck.rpc.v1 import transfer_pb2
-from potluck.server.clock import utc
+from potluck.server.clock import now, utc
 from potluck.server.config import FilesSettings
 from potluck.server.file_store import FileStore
 from potluck.server.store.model_files import ModelFiles
+
+# Models -------------------------------------------------------------------------------------------
+
+MODELS: Final = "models/"
+
+_ANEW_SECONDS: Final = 1.0
+"""Minimum time between two uploads of an object that hosts report as wrong."""
+_MOST_REMEMBERED: Final = 1000
+
+
+def model_key(blake3: str) -> str:
+    """Return the key of a model file."""
+    return f"{MODELS}{blake3}.safetensors"
+
+
+class StoredModels:
+    """Model files with a copy in the store. Lives on the event loop."""
+
+    def __init__(self, store: ObjectStore, files: ModelFiles) -> None:
+        self._store = store
+        self._files = files
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._put: OrderedDict[str, float] = OrderedDict()
+
+    async def url(self, blake3: str, *, distrust: bool) -> str:
+        """Return the URL of a file, once it is stored. Concurrent callers share one upload.
+
+        distrust: a host reports that the stored object is not the file. Raises NotFoundError if the
+        coordinator has no such file, ObjectStoreError.
+        """
+        task = self._under_way.get(blake3)
+        if task is None:
+            task = asyncio.create_task(self._ensure(blake3, distrust=distrust))
+            self._under_way[blake3] = task
+            task.add_done_callback(lambda done: self._ended(blake3, done))
+        await asyncio.shield(task)
+        return self._store.url_to_fetch(model_key(blake3))
+
+    def _ended(self, blake3: str, task: asyncio.Task[None]) -> None:
+        del self._under_way[blake3]
+        if not task.cancelled():
+            task.exception()  # retrieve it, even if no caller waits any more
+
+    async def _ensure(self, blake3: str, *, distrust: bool) -> None:
+        key = model_key(blake3)
+        with self._files.lent(blake3) as path:
+            held, size = await self._store.size_of(key), path.stat().st_size
+            late = now() - self._put.get(blake3, -math.inf) > _ANEW_SECONDS
+            if held == size and not (distrust and late):
+                return
+            await self._store.put(key, path, size=size)
+            if distrust:
+                await self._store.check(key, blake3=blake3, size=size)
+        self._put[blake3] = now()
+        self._put.move_to_end(blake3)
+        if len(self._put) > _MOST_REMEMBERED:
+            self._put.popitem(last=False)
+
+
+# Updates ------------------------------------------------------------------------------------------
+
+UPDATES: Final = "updates/"
+
+_PIECE_BYTES: Final = 4 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def update_key(header: transfer_pb2.UpdateHeader) -> str:
+    """Return the key of an announced update, unique per instruction and content."""
+    instruction = hashlib.sha256(f"{header.run_id}\n{header.update_id}".encode()).hexdigest()
+    return f"{UPDATES}{instruction[:32]}.{header.blake3}"
+
+
+class StoredUpdates:
+    """Updates that hosts upload to the store. Lives on the event loop."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._deleting: dict[str, asyncio.Task[None]] = {}
+
+    def url(self, header: transfer_pb2.UpdateHeader, sha256: str) -> str:
+        """Return the upload URL of an announced update. Raises ProtocolError, ObjectStoreError."""
+        if _SHA256.fullmatch(sha256) is None:
+            raise ProtocolError(
+                f"a SHA-256 digest is 64 lower-case hexadecimal digits, not {sha256[:80]!r}"
+            )
+        if header.size > LARGEST_PUT_BYTES:
+            raise ObjectStoreError(
+                f"an update of {header.size} bytes is too large for the object store, which "
+                f"accepts {LARGEST_PUT_BYTES} per request",
+                size=header.size,
+            )
+        return self._store.url_to_put(update_key(header), size=header.size, sha256=sha256)
+
+    async def lies_there(self, header: transfer_pb2.UpdateHeader) -> bool:
+        """Return True if an object of the announced size is stored. Raises ObjectStoreError."""
+        return await self._store.size_of(update_key(header)) == header.size
+
+    async def settled(self, header: transfer_pb2.UpdateHeader) -> None:
+        """Wait for a running deletion of an update's object: it must not hit a later upload."""
+        key = update_key(header)
+        if key in self._deleting:
+            await asyncio.wait({self._deleting[key]})
+
+    async def collect(
+        self,
+        header: transfer_pb2.UpdateHeader,
+        receiver: FileReceiver,
+        moved: Callable[[int], None],
+    ) -> None:
+        """Fetch the rest of an update into a receiver; `moved` is called with the bytes received.
+
+        Raises ObjectStoreError if the object is missing, DigestMismatchError for another size.
+        """
+        key, size = update_key(header), header.size
+        held = await self._store.size_of(key)
+        if held is None:
+            raise ObjectStoreError(
+                f"update '{header.update_id[:200]}' is not in the object store; upload it again",
+                update=header.update_id[:200],
+            )
+        if held != size:
+            self.forget(header)
+            raise DigestMismatchError(
+                f"the object has {held} bytes, the update was announced with {size}; upload it "
+                "again",
+                held=held,
+                size=size,
+            )
+        begin = receiver.received
+        coming = self._begin(key, begin, size)
+        try:
+            while coming is not None:
+                piece = await coming
+                if not piece:
+                    raise ObjectStoreError(
+                        f"the object of update '{header.update_id[:200]}' ended at {begin} of "
+                        f"{size} bytes; upload it again"
+                    )
+                begin += len(piece)
+                coming = self._begin(key, begin, size)
+                receiver.write(piece)
+                moved(len(piece))
+        finally:
+            if coming is not None:
+                coming.cancel()
+
+    def _begin(self, key: str, begin: int, size: int) -> asyncio.Task[memoryview] | None:
+        """Start to fetch the next piece, while the previous one is written; None at the end."""
+        if begin >= size:
+            return None
+        piece = min(_PIECE_BYTES, size - begin)
+        return asyncio.create_task(self._store.read(key, begin, piece))
+
+    def forget(self, header: transfer_pb2.UpdateHeader) -> None:
+        """Start deleting an update's object; if that fails, a later sweep deletes it."""
+        key = update_key(header)
+        if key not in self._deleting:
+            self._deleting[key] = asyncio.create_task(self._delete(key))
+
+    async def _delete(self, key: str) -> None:
+        try:
+            with suppress(ObjectStoreError):
+                await self._store.delete([key])
+        finally:
+            del self._deleting[key]
+
+    async def close(self) -> None:
+        """Cancel running deletions."""
+        deleting = list(self._deleting.values())
+        for task in deleting:
+            task.cancel()
+        await asyncio.gather(*deleting, return_exceptions=True)
+
+
+# Files --------------------------------------------------------------------------------------------
 
 log = structlog.get_logger()
 
@@ -87,7 +271,7 @@ class StoredFiles(FileStore):
         """
         try:
             if self.store.trouble:
-                await self.store.size_of(stored_updates.update_key(header))
+                await self.store.size_of(update_key(header))
             url = self.updates.url(header, sha256)
             await self.updates.settled(header)
             there = header.stored and await self.updates.lies_there(header)
@@ -140,8 +324,8 @@ class StoredFiles(FileStore):
         gone = [
             found.key
             for found in await self.store.listed()
-            if (found.key.startswith(stored_models.FOLDER) and found.key not in kept)
-            or (found.key.startswith(stored_updates.FOLDER) and found.modified < limit)
+            if (found.key.startswith(MODELS) and found.key not in kept)
+            or (found.key.startswith(UPDATES) and found.modified < limit)
         ]
         gone = [key for key in gone if not self._is_kept(key)]
         for begin in range(0, len(gone), _AT_ONCE):
@@ -153,7 +337,7 @@ class StoredFiles(FileStore):
     def _is_kept(self, key: str) -> bool:
         """Return True if the coordinator has this model, which may be newer than the listing."""
         folder, _, name = key.partition("/")
-        return f"{folder}/" == stored_models.FOLDER and (self._files.folder / name).is_file()
+        return f"{folder}/" == MODELS and (self._files.folder / name).is_file()
 
     async def close(self) -> None:
         """Cancel running deletions."""

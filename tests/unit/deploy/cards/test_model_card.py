@@ -13,9 +13,8 @@ from markdown_it.common.utils import escapeHtml
 from support.operator_service import RUN_ID, member, status
 
 from potluck.common.records.round_message import round_of
-from potluck.deploy.cards.card_files import write_card
 from potluck.deploy.cards.card_source import make_card
-from potluck.deploy.cards.model_card import ModelCard
+from potluck.deploy.cards.model_card import ModelCard, write_card
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState, RunState
 

@@ -11,7 +11,7 @@ from support.pki import make_federation
 
 from potluck.client.config import ClientConfig
 from potluck.deploy.doctor.diagnosis import Finding, Verdict
-from potluck.deploy.doctor.membership_check import coordinator_membership, host_membership
+from potluck.deploy.doctor.party_checks import coordinator_membership, host_membership
 from potluck.deploy.pki.federation_root import (
     add_members,
     create_root,

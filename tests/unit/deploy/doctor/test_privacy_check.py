@@ -10,9 +10,9 @@ import pytest
 
 from potluck.client.config import ClientConfig
 from potluck.common.settings.extras import MissingLibraryError
-from potluck.deploy.doctor import privacy_check
+from potluck.deploy.doctor import party_checks
 from potluck.deploy.doctor.diagnosis import Finding, Verdict
-from potluck.deploy.doctor.privacy_check import private_trainings
+from potluck.deploy.doctor.party_checks import private_trainings
 from potluck.privacy.host.privacy_ledger import ChargedTraining, PrivacyLedger
 
 
@@ -79,7 +79,7 @@ def test_missing_privacy_libraries_are_an_error_if_only_noise_is_allowed(
     def missing(library: str, _: str) -> None:
         raise MissingLibraryError(f"{library} is not installed; pip install '.[privacy]'")
 
-    monkeypatch.setattr(privacy_check, "require", missing)
+    monkeypatch.setattr(party_checks, "require", missing)
     [found] = findings(tmp_path, updates="private")
     assert found.verdict is Verdict.ERROR
     assert "[privacy]" in found.remedy

@@ -6,11 +6,12 @@ from matplotlib.image import imread
 from support.populations import labelled, population, rounds, table_6
 
 from potluck.deploy.view.selection_plots import (
+    CORNERS,
     client_groups,
     dominant_heterogeneity,
     plot_selection,
+    ternary_points,
 )
-from potluck.deploy.view.ternary_plot import CORNERS, ternary_points
 from potluck.server.cohorts.cohort_labels import cohort_labels
 from potluck.server.selection import Population
 from potluck.server.selectors.uniform import Uniform

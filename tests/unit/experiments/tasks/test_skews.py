@@ -12,8 +12,15 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.settings.plugins import create
 from potluck.common.task import Task
 from potluck.common.tasks.partition import Indices
-from potluck.experiments.tasks.skews import few_labels, mostly_one_class, uneven_sizes, without_drop
-from potluck.experiments.tasks.splitting import Splitting, split_by, used
+from potluck.experiments.tasks.label_skew import (
+    Splitting,
+    few_labels,
+    mostly_one_class,
+    split_by,
+    uneven_sizes,
+    used,
+    without_drop,
+)
 
 
 def balanced(classes: int, each: int) -> NDArray[np.int64]:

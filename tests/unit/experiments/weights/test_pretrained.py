@@ -23,8 +23,7 @@ from potluck.common.tensors.shards import INDEX, write_shards
 from potluck.common.tensors.tensor_files import NamedTensors, write_tensors
 from potluck.experiments.models.mobilenet import mobilenet_v2_gn
 from potluck.experiments.models.resnet import resnet18_gn, resnet50_gn
-from potluck.experiments.weights.pretrained import fitted
-from potluck.experiments.weights.pretrained_files import read_weights
+from potluck.experiments.weights import fitted, read_weights
 from potluck.server.aggregation.publishing import load_weights
 
 Arrays = dict[str, NDArray[Any]]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from potluck.common.errors import ConfigurationError
-from potluck.integrations.s3.credential_source import read_credentials
+from potluck.integrations.s3.presigning import read_credentials
 
 WHOLE = """[default]
 aws_access_key_id = one

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from potluck.common.run_file.run_settings import SampleLimits
-from potluck.experiments.tasks.splitting import Splitting, split_by
+from potluck.experiments.tasks.label_skew import Splitting, split_by
 from potluck.server.cohorts.cohort_limits import counted
 
 MOST = 1 << 40
