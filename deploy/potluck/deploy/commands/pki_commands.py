@@ -1,4 +1,4 @@
-"""`potluck pki`: make the federation's TLS authority and its parties' certificates; manage these."""
+"""`potluck pki`: make and manage the federation's TLS authority and its parties' certificates."""
 
 from __future__ import annotations
 

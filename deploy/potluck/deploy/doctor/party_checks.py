@@ -26,8 +26,8 @@ from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 from potluck.server.config import CoordinatorConfig
 
 # Admission of a host ------------------------------------------------------------------------------
-# The check connects with the host's own certificate. A valid certificate may have been revoked, or may not allow a client that the configuration names.
-# Only the coordinator can report that.
+# The check connects with the host's own certificate. A valid certificate may have been revoked, or
+# may not allow a client that the configuration names. Only the coordinator can report that.
 
 ANSWER_SECONDS = 15.0
 _NO_UPDATE = "doctor"
