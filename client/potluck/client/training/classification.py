@@ -16,6 +16,7 @@ from potluck.client.objective import Objective
 from potluck.client.private_training import check_terms, hides_records, private_loop
 from potluck.client.question import QuestionContext
 from potluck.client.training.auxiliary_files import Arrays, corrected, sendable, write_kept
+from potluck.client.training.device_memory import memory_taken
 from potluck.client.training.ditto import halves
 from potluck.client.training.lanes.group_training import (
     LaneOutcome,
@@ -38,7 +39,7 @@ from potluck.client.training.steps.loop import (
     train,
 )
 from potluck.client.training.steps.optimizers import LocalOptimizer, make_optimizer
-from potluck.client.training.steps.smaller_batches import memory_taken, within_memory
+from potluck.client.training.steps.smaller_batches import within_memory
 from potluck.client.training.task_training import (
     ClientFiles,
     GroupMember,

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from potluck.client.training.device_memory import CONTEXT_BYTES, memory_taken
 from potluck.client.training.kept_choices import keep_choice, read_choice
 from potluck.client.training.processes.worker_count import (
     SHARE_OF_FREE,
@@ -17,7 +18,6 @@ from potluck.client.training.processes.worker_count import (
     chosen_workers,
     workers_within,
 )
-from potluck.client.training.steps.smaller_batches import CONTEXT_BYTES, memory_taken
 
 GIB = 2**30
 
