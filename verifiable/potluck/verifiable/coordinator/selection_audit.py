@@ -15,7 +15,7 @@ import numpy as np
 from potluck.common.errors import ConfigurationError, IdentityError, PotluckError
 from potluck.common.net.membership import Members
 from potluck.server.clock import utc
-from potluck.server.cohorts.tag_limits import narrowed
+from potluck.server.cohorts.cohort_limits import narrowed
 from potluck.server.config import CoordinatorConfig
 from potluck.server.eligibility.alarms import TagLimit
 from potluck.server.profiles.trust import load_trust
