@@ -37,6 +37,8 @@ OPTIONS = {
     # Its equal weights are for strategies that take weights from a selector.
     "clustered-sampling": ['selector.weights="samples"'],
     "dc-exhaustive": ["selector.added=1"],
+    "delta": ['selector.weights="samples"'],
+    "ocs": ['selector.weights="samples"'],
     "feddf": ["strategy.steps=2"],
 }
 """Options of selectors and strategies, by name."""

@@ -18,6 +18,7 @@ INCLUDED, SPARED = operator_pb2.MEMBER_STATE_INCLUDED, operator_pb2.MEMBER_STATE
 LEARNING = [
     ['selector.name="fedpns"', "clients_per_round=4", "selector.share=0.5"],
     ['selector.name="clustered-sampling"', 'selector.by="updates"', "selector.unbiased=true"],
+    ['selector.name="delta"', "rounds=6"],
     ['selector.name="divfl"', "selector.weighted=true", "rounds=6"],
     ['selector.name="hics-fl"', "rounds=6"],
     ['selector.name="greedyfed"', "rounds=6", "task.central=true"],

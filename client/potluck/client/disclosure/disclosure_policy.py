@@ -173,7 +173,7 @@ class DisclosurePolicy(Settings):
         default=(),
         description='Questions of selectors that clients may answer: "loss" (mean loss of the\n'
         'coordinator\'s model; pow-d), "context" (flash), "gradient-norm" (norm of the model\'s\n'
-        'gradient; feel), "sketch" (22 sums over a local update, which takes a training;\n'
+        'gradient; feel, ocs), "sketch" (22 sums over a local update, which takes a training;\n'
         'hcsfed), "label-entropy" (evenness of labels, estimated from a local update;\n'
         "hics-fl), or those of installed packages. In runs with [privacy], answers have noise\n"
         "and are charged to training_epsilon. Without noise, a coordinator that chooses the\n"

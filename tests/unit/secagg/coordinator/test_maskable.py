@@ -36,6 +36,8 @@ MASKED = "secure_aggregation = true\n"
             '[selector]\nname = "clustered-sampling"\nunbiased = true\n',
             "clustered-sampling sets the weight of each update",
         ),
+        ("", '[selector]\nname = "delta"\n', "delta needs each update's gram"),
+        ("", '[selector]\nname = "ocs"\n', "ocs sets the weight of each update"),
         (
             "",
             '[selector]\nname = "clustered-sampling"\nby = "updates"\nweights = "samples"\n',

@@ -53,6 +53,7 @@ def test_selector_weights_are_refused_with_strategies_that_do_not_weight_by_samp
     [
         ('name = "fedcor"', 10_000),
         ('name = "divfl"', 3_000),
+        ('name = "fedgs"', 1_000),
         ('name = "hics-fl"', 3_000),
         ('name = "clustered-sampling"\nby = "updates"', 3_000),
         ('name = "clustered-sampling"', None),

@@ -25,8 +25,27 @@ privacy.answer_noise_multiplier = 20.0
 clients_per_round = 6
 selector.name = "{name}"
 """
-ASKING = ("fedcor", "fedlecc", "feel", "flash", "neural-bandit", "pow-d", "restless-bandit")
-WITHOUT_DATA = {"clustered-sampling", "dc-random", "everyone", "refl", "round-robin", "uniform"}
+ASKING = (
+    "afl",
+    "fedcor",
+    "fedlecc",
+    "feel",
+    "flash",
+    "neural-bandit",
+    "ocs",
+    "pow-d",
+    "restless-bandit",
+    "tifl",
+)
+WITHOUT_DATA = {
+    "clustered-sampling",
+    "dc-random",
+    "everyone",
+    "fedcs",
+    "refl",
+    "round-robin",
+    "uniform",
+}
 
 
 def verdict(name: str, unit: Protection) -> SelectionVerdict:
@@ -71,6 +90,7 @@ def test_selectors_that_use_no_client_data_cost_no_privacy_loss() -> None:
         ("pow-d", "asks clients for loss"),
         ("oort", "wants utility reported"),
         ("divfl", "each update's sketch"),
+        ("delta", "each update's gram"),
         ("greedyfed", "means of some updates"),
         ("fedentropy", "skips uploads"),
         ("clustered-sampling", "sets the weight"),

@@ -22,13 +22,13 @@ LIMIT: Final = 3_000
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def check_size(name: str, context: SelectionContext) -> None:
+def check_size(name: str, context: SelectionContext, limit: int = LIMIT) -> None:
     """Raise ConfigurationError if a run has too many clients to compare them pairwise."""
     clients = len(context.population)
-    if clients > LIMIT:
+    if clients > limit:
         raise ConfigurationError(
             f"selector {name} compares all clients with one another and supports up to "
-            f"{LIMIT:,} of them, not {clients:,}; choose another selector or option, or a smaller "
+            f"{limit:,} of them, not {clients:,}; choose another selector or option, or a smaller "
             "roster",
             selector=name,
             clients=clients,

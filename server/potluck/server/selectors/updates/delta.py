@@ -1,0 +1,114 @@
+"""DELTA: draws clients whose updates are long and differ from the others'.
+
+Wang, Lin and Chen, "DELTA: Diverse Client Sampling for Fasting Federated Learning", NeurIPS 2023.
+The probabilities are those of the authors' program for practice, which needs no gradients of
+clients that did not train.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from potluck.server.selection import (
+    Floats,
+    Population,
+    RoundOutcome,
+    Selection,
+    SelectionContext,
+    Selector,
+    UpdateFact,
+    UpdateFacts,
+)
+from potluck.server.selectors.parts.choosing import Cohort, draw_weighted, samples_or_mean
+from potluck.server.state import State
+
+_LEAST = 1e-6
+"""Minimum probability of a client, as a multiple of the mean; at 0 it would never be drawn
+again."""
+
+
+@dataclass(kw_only=True)
+class Delta(Selector):
+    """Draws clients whose last updates were long and unlike those of their cohort.
+
+    Draws the cohort without replacement, client k with probability ∝ P_k; at first all P are equal.
+    After a round, the clients whose updates arrived share the sum of their P in proportion to n_k
+    ((1 − β) ‖g_k‖ + β ‖g_k − ḡ‖). n_k: samples; g_k: update per step; ḡ: mean of these g. All
+    other clients keep their P.
+
+    diversity: β. weights: weights of the updates. `inverse` weights by n_k / P_k, so that clients
+    drawn often don't count more; numbers of samples that are not known yet are replaced by the
+    mean. `samples` is for strategies and sums that accept no weights from a selector. Late joiners
+    start with the mean P. O(K) and one pass over the updates, of O(cohort² · parameters).
+    """
+
+    diversity: Annotated[float, Field(ge=0, le=1)] = 0.5
+    weights: Literal["inverse", "samples"] = "inverse"
+
+    needs_facts = frozenset({UpdateFact.GRAM})
+
+    def __post_init__(self) -> None:
+        self.sets_weights = self.weights == "inverse"
+
+    def init(self, population: Population) -> State:
+        """Return a state in which all clients have the same probability."""
+        return State(arrays={"chances": np.ones(len(population))})
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """Return a cohort, drawn by the probabilities."""
+        generator = context.generator("delta")
+        cohort = Cohort(context, generator)
+        chances = _grown(state.arrays["chances"], len(context.population))[context.available]
+        drawn = draw_weighted(chances, cohort.size, generator)
+        reasons = [f"drawn with {factor:.3g} of an equal share" for factor in chances[drawn]]
+        cohort.extend(context.available[drawn].tolist(), reasons)
+        selection = cohort.selection()
+        if not self.sets_weights:
+            return selection
+        samples = samples_or_mean(context.population, selection.rows)
+        return replace(selection, weights=samples / chances[drawn])
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """Share the probability of the clients whose updates arrived among them."""
+        clients = int(outcome.selected.max(initial=-1)) + 1
+        chances = _grown(state.arrays["chances"], clients)
+        facts = outcome.facts
+        if facts is not None and len(facts.rows):
+            before = chances[facts.rows]
+            # a selector that sets the weights finds these in place of the samples
+            samples = facts.samples * before if self.sets_weights else facts.samples
+            chances[facts.rows] = shared(before, samples, facts, self.diversity)
+        return State(arrays={"chances": chances})
+
+
+def shared(before: Floats, samples: Floats, facts: UpdateFacts, diversity: float) -> Floats:
+    """Return the probabilities of a round's clients after it; their sum is that of `before`, up to
+    the minimum of each.
+
+    The probabilities stay as they are if the updates are all 0 or not all finite.
+    """
+    gram = facts.gram
+    with np.errstate(over="ignore", invalid="ignore"):
+        if len(facts.steps):
+            gram = gram / np.outer(facts.steps, facts.steps)
+        gram = gram / np.abs(gram).max()
+        squares = np.diagonal(gram)
+        apart = squares - 2 * gram.mean(axis=1) + gram.mean()
+        lengths, away = np.sqrt(squares.clip(min=0)), np.sqrt(apart.clip(min=0))
+        importance = samples / samples.max() * ((1 - diversity) * lengths + diversity * away)
+        total = importance.sum()
+    if not (np.isfinite(total) and total > 0):
+        return before
+    found: Floats = np.maximum(before.sum() * (importance / total), _LEAST)
+    return found
+
+
+def _grown(chances: Floats, clients: int) -> Floats:
+    """Return a copy, with the mean for each client that has joined since."""
+    joined = max(0, clients - len(chances))
+    mean = float(chances.mean()) if len(chances) else 1.0
+    return np.append(chances, np.full(joined, mean))

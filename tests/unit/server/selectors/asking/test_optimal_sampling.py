@@ -1,0 +1,187 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import ArrayLike
+from support.populations import Respond, context, population, select
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.settings.plugins import create
+from potluck.server.selection import Answers, Ask, Population, Selector
+from potluck.server.selectors.asking.optimal_sampling import (
+    OptimalSampling,
+    approximate,
+    optimal,
+    systematic,
+)
+from potluck.server.state import State
+
+NORMS = [1.0, 2.0, 3.0, 4.0, 10.0]
+
+
+def federation(samples: list[int]) -> Population:
+    return replace(population(len(samples)), samples=np.array(samples, dtype=np.int64))
+
+
+def answering(norms: ArrayLike) -> Respond:
+    told = np.array(norms, dtype=np.float64)
+
+    def respond(ask: Ask) -> Answers:
+        assert ask.kind == "gradient-norm"
+        return Answers(rows=ask.rows, values={"gradient-norm": told[ask.rows]})
+
+    return respond
+
+
+def test_probabilities_by_hand() -> None:
+    """Two of five: 10 is more than the sum of the others, so its client is in every cohort; the
+    others share one place by 1 : 2 : 3 : 4. Four of five: norms from 3 on are always drawn."""
+    assert optimal(np.array(NORMS), 2).tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 1])
+    assert optimal(np.array(NORMS), 3).tolist() == pytest.approx([0.2, 0.4, 0.6, 0.8, 1])
+    assert optimal(np.array(NORMS), 4).tolist() == pytest.approx([1 / 3, 2 / 3, 1, 1, 1])
+
+
+def bisected(importance: list[float], size: int) -> list[float]:
+    """The solution min(1, u / τ), with τ by bisection: another form of the same optimum."""
+    low, high = 0.0, sum(importance)
+    for _ in range(200):
+        middle = (low + high) / 2
+        if sum(min(1.0, each / middle) for each in importance) > size:
+            low = middle
+        else:
+            high = middle
+    return [min(1.0, each / high) for each in importance]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=12), st.data())
+def test_probabilities_are_those_of_the_optimum(norms: list[float], data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, len(norms) - 1))
+    found = optimal(np.array(norms), size)
+    assert found.sum() == pytest.approx(size)
+    assert found.tolist() == pytest.approx(bisected(norms, size), rel=1e-6)
+
+
+def authors_chances(norms: list[float], size: int, steps: int) -> list[float]:
+    """The authors' program: each client knows its norm and sums only."""
+    total = sum(norms)
+    chances = [min(1.0, norm * size / total) for norm in norms]
+    for _ in range(steps):
+        message = [(chance, 1.0) if chance < 1 else (0.0, 0.0) for chance in chances]
+        mass, below = (sum(column) for column in zip(*message, strict=True))
+        if mass == 0:  # all are certain
+            break
+        factor = (size - len(norms) + below) / mass
+        chances = [chance if chance == 1 else min(1.0, chance * factor) for chance in chances]
+        if factor <= 1:
+            break
+    return chances
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=12), st.integers(1, 5), st.data())
+def test_the_approximation_is_that_of_the_authors_program(
+    norms: list[float], steps: int, data: st.DataObject
+) -> None:
+    size = data.draw(st.integers(1, len(norms) - 1))
+    found = approximate(np.array(norms), size, steps)
+    assert found.tolist() == pytest.approx(authors_chances(norms, size, steps))
+    assert found.sum() <= size + 1e-9
+    many = approximate(np.array(norms), size, 50)
+    assert many.tolist() == pytest.approx(optimal(np.array(norms), size).tolist(), rel=1e-6)
+
+
+def test_gradients_of_zero_share_what_the_others_leave() -> None:
+    for rule in (optimal, lambda u, size: approximate(u, size, 4)):
+        assert rule(np.zeros(4), 2).tolist() == [0.5] * 4
+    assert optimal(np.array([0.0, 3.0, 0.0]), 2).tolist() == [0.5, 1.0, 0.5]
+
+
+def test_draws_have_their_probabilities_and_a_fixed_size() -> None:
+    """Within four and a half deviations of 3000 draws."""
+    chances, times = np.array([0.1, 0.2, 0.3, 0.4, 1.0]), np.zeros(5)
+    for seed in range(3000):
+        drawn = systematic(chances, np.random.default_rng(seed))
+        assert len(set(drawn.tolist())) == len(drawn) == 2
+        times[drawn] += 1
+    deviations = np.sqrt(3000 * chances * (1 - chances))
+    assert (np.abs(times - 3000 * chances) <= 4.5 * deviations).all()
+
+
+def test_the_weighted_sum_is_unbiased() -> None:
+    """The mean over seeds of Σ n_k x_k / (n p_k) is the mean of x by samples."""
+    clients, values = federation([100, 100, 200, 50, 10]), np.array([1.0, -4.0, 2.0, 10.0, 7.0])
+    told = answering([1.0, 5.0, 0.3, 2.0, 40.0])
+    sums = []
+    for seed in range(2500):
+        chosen = select(OptimalSampling(), State(), context(clients, 2, seed=seed), told)
+        assert chosen.weights is not None
+        assert len(chosen.rows) == 2
+        sums.append(float((chosen.weights * values[chosen.rows]).sum()) / 460)
+    expected = float((clients.samples * values).sum()) / 460
+    assert abs(np.mean(sums) - expected) < 4 * np.std(sums) / np.sqrt(len(sums))
+
+
+def test_weights_are_samples_over_probabilities() -> None:
+    clients = federation([10] * 5)
+    chosen = select(OptimalSampling(), State(), context(clients, 2), answering(NORMS))
+    assert chosen.rows[0] == 4
+    assert chosen.reasons[0] == "gradient 10: probability 1"
+    assert chosen.weights is not None
+    expected = 10 / np.array([0.1, 0.2, 0.3, 0.4, 1])[chosen.rows]
+    assert chosen.weights == pytest.approx(expected)
+    plain = OptimalSampling(weights="samples")
+    assert not plain.sets_weights
+    again = select(plain, State(), context(clients, 2), answering(NORMS))
+    assert again.weights is None
+    assert again.rows.tolist() == chosen.rows.tolist()
+
+
+def test_candidates_are_drawn_uniformly() -> None:
+    asked = []
+
+    def note(ask: Ask) -> Answers:
+        asked.append(ask.rows.tolist())
+        return answering(np.ones(100))(ask)
+
+    clients = federation([1] * 100)
+    for candidates in (32, 3, 0):
+        selector = OptimalSampling(candidates=candidates)
+        select(selector, State(), context(clients, 5), note)
+    assert [len(rows) for rows in asked] == [32, 5, 100]
+    assert asked[0] == sorted(asked[0])
+
+
+@pytest.mark.parametrize("nonsense", [np.nan, np.inf, -1.0])
+def test_candidates_without_a_norm_come_last(nonsense: float) -> None:
+    clients, told = federation([10] * 4), answering([nonsense, 0.0, 3, nonsense])
+    for seed in range(10):
+        chosen = select(OptimalSampling(), State(), context(clients, 3, seed=seed), told)
+        assert chosen.rows[:2].tolist() == [2, 1]
+        assert chosen.reasons[2] == "gave no gradient norm; drawn uniformly"
+        assert chosen.weights is not None
+        assert chosen.weights.tolist() == [10.0] * 3
+
+
+def test_the_approximation_may_leave_places_free() -> None:
+    """By hand: 4 u / Σu = .0117, .0469, .188, .751 and 3.0; 1 for the last leaves three places for
+    .997, and three times .751 is 1 again. The optimum is .2, .8, 1, 1 and 1."""
+    norms = np.array([1.0, 4, 16, 64, 256])
+    once = approximate(norms, 4, 1)
+    assert once.tolist() == pytest.approx([0.03529, 0.14118, 0.56471, 1, 1], abs=1e-5)
+    assert optimal(norms, 4).tolist() == pytest.approx([0.2, 0.8, 1, 1, 1])
+    clients = federation([10] * 5)
+    selector = OptimalSampling(rule="approximate", steps=1)
+    sizes = {
+        len(select(selector, State(), context(clients, 4, seed=seed), answering(norms)).rows)
+        for seed in range(30)
+    }
+    assert sizes == {2, 3}
+
+
+@pytest.mark.parametrize("options", [{"candidates": -1}, {"rule": "best"}, {"steps": 0}])
+def test_options_are_checked(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
+        create(Selector, "ocs", options)

@@ -1,0 +1,176 @@
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.populations import context, labelled, outcome, population, rounds, select
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.settings.plugins import create
+from potluck.server.selection import Floats, Population, Rows, Selector
+from potluck.server.selectors.flips import Flips, clusters_of, davies_bouldin
+from potluck.server.state import State
+
+KINDS = [0] * 6 + [1] * 3 + [2] * 2
+"""The kind of labels of eleven clients."""
+FEDERATION = labelled([[[9, 1, 0], [0, 18, 2], [3, 0, 27]][kind] for kind in KINDS])
+
+
+def kinds(rows: list[int]) -> list[int]:
+    return [KINDS[row] for row in rows]
+
+
+def after(
+    selections: list[int] | None = None, failed: list[int] | None = None, clients: int = 11
+) -> State:
+    counts = selections or [0] * clients
+    return State(
+        arrays={"selections": np.array(counts), "failed": np.array(failed or [], dtype=np.int64)}
+    )
+
+
+def test_clusters_are_the_kinds_of_labels() -> None:
+    """The number of clusters is found, and sizes of clients do not matter."""
+    for given in (None, 3):
+        found = clusters_of(FEDERATION, given).tolist()
+        assert len(set(zip(found, KINDS, strict=True))) == len(set(found)) == 3
+
+
+def test_every_cluster_gets_the_same_number_of_places() -> None:
+    for seed in range(5):
+        chosen = select(Flips(), after(), context(FEDERATION, 6, seed=seed)).rows.tolist()
+        assert sorted(kinds(chosen[:3])) == sorted(kinds(chosen[3:])) == [0, 1, 2]
+
+
+def test_a_small_cluster_leaves_its_places_to_the_others() -> None:
+    chosen = select(Flips(), after(), context(FEDERATION, 9)).rows.tolist()
+    assert Counter(kinds(chosen)) == {0: 4, 1: 3, 2: 2}
+
+
+def test_places_that_remain_go_to_the_clusters_selected_least() -> None:
+    selections = [1, 0, 0, 0, 0, 0, 2, 2, 0, 0, 3]
+    for seed in range(5):
+        chosen = select(Flips(), after(selections), context(FEDERATION, 4, seed=seed))
+        assert Counter(kinds(chosen.rows.tolist())) == {0: 2, 1: 1, 2: 1}
+        assert 8 in chosen.rows
+        assert 9 in chosen.rows
+        assert 0 not in chosen.rows
+
+
+def plain(selections: list[int], cluster: list[int], count: int) -> list[int]:
+    """The clusters of the places: a loop that asks for the least in each turn."""
+    left = Counter(cluster)
+    past: Counter[int] = Counter()
+    for kind, times in zip(cluster, selections, strict=True):
+        past[kind] += times
+    places: Counter[int] = Counter()
+    order = []
+    for _ in range(count):
+        best = min((k for k in left if left[k]), key=lambda k: (places[k], past[k]))
+        order.append(best)
+        left[best] -= 1
+        places[best] += 1
+    return order
+
+
+def test_turns_are_those_of_a_plain_loop() -> None:
+    generator = np.random.default_rng(2)
+    cluster = clusters_of(FEDERATION, 3)
+    for count in range(1, 12):
+        selections = generator.permutation(11).tolist()  # no two clusters have equal sums
+        chosen = select(Flips(), after(selections), context(FEDERATION, count)).rows
+        expected = plain(selections, cluster.tolist(), count)
+        assert cluster[chosen].tolist() == expected
+        for kind in set(expected):
+            members = [selections[row] for row in chosen.tolist() if cluster[row] == kind]
+            assert (
+                members
+                == sorted(
+                    s for s, k in zip(selections, cluster.tolist(), strict=True) if k == kind
+                )[: len(members)]
+            )
+
+
+def test_all_clients_of_a_cluster_take_turns() -> None:
+    times: Counter[int] = Counter()
+    for selection in rounds(Flips(), FEDERATION, 3, 12):
+        times.update(selection.rows.tolist())
+    assert [times[row] for row in range(11)] == [2] * 6 + [4] * 3 + [6] * 2
+
+
+def test_spare_places_go_to_clusters_whose_clients_failed() -> None:
+    wanted = replace(context(FEDERATION, 6), spares=3)
+    state = after(failed=[6, 8])
+    chosen = select(Flips(), state, wanted)
+    assert sorted(kinds(chosen.rows[:3].tolist())) == [0, 1, 2]
+    assert kinds(chosen.rows[3:].tolist())[:2] == [1, 1]
+    assert chosen.reasons[3].endswith("where clients failed in the last round")
+    assert chosen.reasons[5].endswith("in turn")  # no client of that cluster is left
+
+
+def test_clients_that_failed_are_remembered_for_one_round() -> None:
+    selector = Flips()
+    state = selector.init(FEDERATION)
+    selection = select(selector, state, context(FEDERATION, 4))
+    ended = replace(outcome(1, selection), included=selection.rows[:3])
+    state = selector.observe(state, ended)
+    assert state.arrays["failed"].tolist() == [selection.rows[3]]
+    assert state.arrays["selections"].sum() == 4
+    state = selector.observe(state, outcome(2, selection))
+    assert state.arrays["failed"].tolist() == []
+
+
+def test_clients_without_samples_or_profile_come_last() -> None:
+    federation = labelled([[0.0, 0.0], [3.0, 4.0], [np.nan, np.nan], [-5.0, -2.0], [9.0, 1.0]])
+    found = select(Flips(), after(clients=5), context(federation, 4))
+    assert set(found.rows[:2].tolist()) == {1, 4}
+    assert found.reasons[2] == found.reasons[3] == "no label counts; drawn uniformly"
+
+
+def plain_index(points: Floats, centres: Floats) -> float:
+    groups: dict[int, list[int]] = {}
+    for place, point in enumerate(points):
+        nearest = min(range(len(centres)), key=lambda c: float(np.linalg.norm(point - centres[c])))
+        groups.setdefault(nearest, []).append(place)
+    spread = {
+        c: float(np.mean([np.linalg.norm(points[p] - centres[c]) for p in members]))
+        for c, members in groups.items()
+    }
+    worst = [
+        max(
+            (spread[a] + spread[b]) / float(np.linalg.norm(centres[a] - centres[b]))
+            for b in groups
+            if b != a
+        )
+        for a in groups
+    ]
+    return float(np.mean(worst))
+
+
+def test_the_index_of_clusters_is_that_of_the_definition() -> None:
+    generator = np.random.default_rng(4)
+    for count in (2, 3, 5):
+        points, centres = generator.dirichlet([0.4] * 4, 30), generator.dirichlet([1] * 4, count)
+        assert davies_bouldin(points, centres) == pytest.approx(plain_index(points, centres))
+    assert davies_bouldin(points, centres[:1]) == np.inf
+
+
+def many(clients: int) -> tuple[Population, Rows]:
+    generator = np.random.default_rng(1)
+    kind = generator.integers(4, size=clients)
+    counts = 50 * np.eye(4)[kind] + generator.integers(0, 3, (clients, 4))
+    return population(clients, classes=4, label_counts=counts), kind
+
+
+def test_clusters_of_many_clients_come_from_a_sample() -> None:
+    federation, kind = many(5000)
+    found = clusters_of(federation, None)
+    assert len(set(zip(found.tolist(), kind.tolist(), strict=True))) == 4
+    chosen = select(Flips(), after(clients=5000), context(federation, 8)).rows
+    assert Counter(kind[chosen].tolist()) == dict.fromkeys(range(4), 2)
+
+
+@pytest.mark.parametrize("clusters", [0, 1001, 2.5])
+def test_options_are_checked(clusters: object) -> None:
+    with pytest.raises(ConfigurationError, match="'clusters'"):
+        create(Selector, "flips", {"clusters": clusters})

@@ -1,0 +1,119 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.populations import context, facts_of, outcome, population, select
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.settings.plugins import create
+from potluck.server.selection import Floats, Population, Selector
+from potluck.server.selectors.updates.delta import Delta, shared
+from potluck.server.state import State
+
+
+def federation(samples: list[int]) -> Population:
+    return replace(population(len(samples)), samples=np.array(samples, dtype=np.int64))
+
+
+def authors_chances(
+    chances: list[float], gradients: Floats, samples: list[float], beta: float
+) -> list[float]:
+    """The authors' program for practice, with every client of the cohort in a list."""
+    mean = sum(gradients) / len(gradients)
+    total = sum(samples)
+    apart = gradients - mean
+    size = np.linalg.norm
+    lengths = [n / total * float(size(g)) for n, g in zip(samples, gradients, strict=True)]
+    away = [n / total * float(size(d)) for n, d in zip(samples, apart, strict=True)]
+    weights = [(1 - beta) * a + beta * b for a, b in zip(lengths, away, strict=True)]
+    return [weight / sum(weights) * sum(chances) for weight in weights]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_probabilities_are_those_of_the_authors_program(beta: float) -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(5):
+        steps = generator.integers(1, 6, 4)
+        gradients, samples = generator.normal(size=(4, 9)), generator.uniform(1, 50, 4)
+        before = generator.uniform(0.2, 2, 4)
+        given = replace(facts_of(gradients * steps[:, None]), steps=steps)
+        expected = authors_chances(before.tolist(), gradients, samples.tolist(), beta)
+        assert shared(before, samples, given, beta) == pytest.approx(expected)
+
+
+def test_a_round_by_hand() -> None:
+    """Updates (2, 0), (0, 2), (2, 2) of two steps: lengths 1, 1, √2; to their mean (2/3, 2/3)
+    .745, .745 and .471. With β = 1 and equal samples the shares are .380, .380 and .240."""
+    selector = Delta(diversity=1.0, weights="samples")
+    clients = federation([10] * 5)
+    state = selector.init(clients)
+    selection = select(selector, state, context(clients, 3))
+    ended = replace(
+        outcome(1, selection), facts=facts_of([[2, 0], [0, 2], [2, 2]], rows=selection.rows)
+    )
+    after = selector.observe(state, ended).arrays["chances"]
+    assert after[selection.rows] == pytest.approx([1.13962, 1.13962, 0.72076], abs=1e-5)
+    others = np.setdiff1d(np.arange(5), selection.rows)
+    assert after[others].tolist() == [1.0, 1.0]
+    assert after.sum() == pytest.approx(5)
+
+
+@pytest.mark.parametrize("weights", ["inverse", "samples"])
+def test_samples_are_found_where_the_selector_sets_the_weights(weights: str) -> None:
+    """The facts have the weights in place of the samples; both ways give the same state."""
+    clients = federation([10, 40, 20, 30])
+    selector = create(Selector, "delta", {"weights": weights})
+    state = State(arrays={"chances": np.array([0.5, 1.0, 2.0, 0.5])})
+    selection = select(selector, state, context(clients, 4))
+    updates = np.random.default_rng(3).normal(size=(4, 6))[selection.rows]
+    samples = clients.samples[selection.rows].astype(np.float64)
+    given = replace(
+        facts_of(updates, rows=selection.rows),
+        samples=samples if selection.weights is None else selection.weights,
+    )
+    after = selector.observe(state, replace(outcome(1, selection), facts=given))
+    expected = authors_chances([0.5, 1, 2, 0.5], updates, samples.tolist(), 0.5)
+    assert after.arrays["chances"][selection.rows] == pytest.approx(expected)
+
+
+def test_weights_are_inverse_to_the_probabilities() -> None:
+    clients = federation([10, 40, 0])
+    state = State(arrays={"chances": np.array([0.5, 2.0, 1.0])})
+    selection = select(Delta(), state, context(clients, 3))
+    assert selection.weights is not None
+    found = dict(zip(selection.rows.tolist(), selection.weights.tolist(), strict=True))
+    assert found == {0: 20, 1: 20, 2: 25}  # the samples of client 2 are not known: 25
+    assert select(Delta(weights="samples"), state, context(clients, 3)).weights is None
+
+
+def test_the_expected_weight_of_a_single_draw_is_the_share_of_samples() -> None:
+    """Within four deviations of 4000 draws of one client each."""
+    clients = federation([10, 40, 50])
+    state = State(arrays={"chances": np.array([2.0, 0.5, 0.5])})
+    totals = np.zeros(3)
+    draws = 4000
+    for seed in range(draws):
+        selection = select(Delta(), state, context(clients, 1, seed=seed))
+        assert selection.weights is not None
+        totals[selection.rows] += selection.weights
+    chances = np.array([2.0, 0.5, 0.5]) / 3
+    expected = draws * clients.samples / 3
+    deviations = clients.samples / (3 * chances) * np.sqrt(draws * chances * (1 - chances))
+    assert (np.abs(totals - expected) < 4 * deviations).all()
+
+
+@pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
+def test_updates_without_a_size_change_nothing(value: float) -> None:
+    before = np.array([0.5, 1.5])
+    assert shared(before, np.ones(2), facts_of([[value], [value]]), 0.5) is before
+
+
+def test_a_client_whose_update_is_zero_can_be_drawn_again() -> None:
+    found = shared(np.ones(2), np.ones(2), facts_of([[0.0, 0.0], [3.0, 4.0]]), 0.0)
+    assert found.tolist() == [pytest.approx(1e-6), 2.0]
+
+
+@pytest.mark.parametrize("options", [{"diversity": 1.5}, {"weights": "equal"}])
+def test_options_are_checked(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
+        create(Selector, "delta", options)
