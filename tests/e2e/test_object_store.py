@@ -135,7 +135,7 @@ async def test_the_store_sends_other_bytes_for_a_while(
     )
     await until_blamed(federation, "models/")
     assert (
-        "object store returned other bytes than were stored than were put"
+        "object store returned other bytes than were stored"
         in federation.files.log("coordinator").read_text()
     )
     server.tell_the_truth()

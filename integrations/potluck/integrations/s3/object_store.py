@@ -230,7 +230,7 @@ class ObjectStore:
             return
         if self._wrong is None:
             log.warning(
-                "object store returned other bytes than were stored than were put",
+                "object store returned other bytes than were stored",
                 store=self.address,
                 object=key,
                 remedy="see the store, and the proxies and caches before it",
