@@ -1,4 +1,4 @@
-"""Bytes down count once hosts have them, not when gRPC takes them."""
+"""Downloaded bytes are counted when hosts confirm them, not when gRPC accepts them."""
 
 from __future__ import annotations
 

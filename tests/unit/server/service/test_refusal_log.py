@@ -1,4 +1,4 @@
-"""However many calls are refused, the log stays short and loses no count."""
+"""The refusal log stays short and counts every refused call."""
 
 from __future__ import annotations
 
