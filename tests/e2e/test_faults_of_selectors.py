@@ -68,6 +68,7 @@ async def picked(federation: Federation, run_id: str) -> list[list[tuple[str, st
         "flash",
         "oort",
         "feel",
+        "ocs",
         "refl",
         "hcsfed",
         "fedlecc",

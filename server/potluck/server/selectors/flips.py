@@ -44,8 +44,8 @@ class Flips(Selector):
     Every cluster gets the same number of places if it has enough clients. The clusters whose
     clients were selected least often so far get the remaining places. In its turn, a cluster adds
     its client that was selected least often. Ties are broken at random. The last places, as many as
-    `round.over_selection` adds, go to the clusters with clients that failed in the last round, if
-    there are any.
+    `round.over_selection` adds, go to the clusters with clients that failed or came too late in the
+    last round, if there are any.
 
     clusters: number of k-means clusters of label distributions. By default, the number from 2 to 20
     with the smallest Davies–Bouldin index. Clients without samples or without a profile come last.
@@ -57,8 +57,8 @@ class Flips(Selector):
     needs_profiles = frozenset({Signal.LABEL_COUNTS})
 
     def init(self, population: Population) -> State:
-        """Return a state in which no client was selected. failed: rows that failed in the last
-        round."""
+        """Return a state in which no client was selected. failed: rows that failed or came too late
+        in the last round."""
         return State(arrays={**no_selections(len(population)), "failed": np.zeros(0, np.int64)})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
@@ -132,7 +132,7 @@ def _fill(cohort: Cohort, turns: Turns, spares: int, troubled: NDArray[np.int64]
     for place in range(cohort.size):
         for_failed = place >= cohort.size - spares and len(troubled) > 0
         found = turns.next(troubled) if for_failed else None
-        reason = "cluster {} of {}, where clients failed in the last round"
+        reason = "cluster {} of {}, where clients were missing in the last round"
         if found is None:
             found, reason = turns.next(), "cluster {} of {}, in turn"
         if found is None:

@@ -104,7 +104,7 @@ def test_spare_places_go_to_clusters_whose_clients_failed() -> None:
     chosen = select(Flips(), state, wanted)
     assert sorted(kinds(chosen.rows[:3].tolist())) == [0, 1, 2]
     assert kinds(chosen.rows[3:].tolist())[:2] == [1, 1]
-    assert chosen.reasons[3].endswith("where clients failed in the last round")
+    assert chosen.reasons[3].endswith("where clients were missing in the last round")
     assert chosen.reasons[5].endswith("in turn")  # no client of that cluster is left
 
 
