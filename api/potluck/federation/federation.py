@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         Retention,
         RoundPolicy,
         SampleLimits,
+        SelectionProof,
         SelectorLimits,
         Transport,
     )
@@ -206,6 +207,7 @@ class Federation:
         host_sums: Table | HostSumSettings | None = None,
         profiles: Table | ProfileSettings | None = None,
         selector_limits: Table | SelectorLimits | None = None,
+        selection: Table | SelectionProof | None = None,
         sample_limits: Table | SampleLimits | None = None,
         virtual_clock: Table | VirtualClock | None = None,
         stop: Table | Stopping | None = None,
@@ -245,6 +247,7 @@ class Federation:
             "host_sums": host_sums,
             "profiles": profiles,
             "selector_limits": selector_limits,
+            "selection": selection,
             "sample_limits": sample_limits,
             "virtual_clock": virtual_clock,
             "stop": stop,

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.handlers.training_handler import permitted_weighting
+from potluck.common.errors import DisclosureRefusedError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.verifiable.documents import (
     COORDINATOR,
@@ -89,3 +92,15 @@ def test_a_host_that_knows_nothing_of_a_run_lets_it_train(tmp_path: Path) -> Non
     training = rpc.Instruction(client_id=CLIENT, run_id=RUN, round=1, train=rpc.Train())
     CommittedSelections(tmp_path, None, None).check(training)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_owner_who_requires_it_trains_by_verified_selections_only() -> None:
+    policy, work = DisclosurePolicy(verified_selection=True), rpc.Train(training_json="{}")
+    with pytest.raises(DisclosureRefusedError, match="`verified_selection` is true"):
+        permitted_weighting(policy, CLIENT, work)
+    work.selection.outcome_sha256 = "33" * 32  # committed to, and not recomputed
+    with pytest.raises(DisclosureRefusedError, match="`verified_selection` is true"):
+        permitted_weighting(policy, CLIENT, work)
+    work.selection.hosts_verify = True
+    permitted_weighting(policy, CLIENT, work)
+    permitted_weighting(DisclosurePolicy(), CLIENT, rpc.Train(training_json="{}"))

@@ -26,7 +26,7 @@ def audit_selection(
         bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,
 ) -> None:
-    """Repeat the selections of a run, and compare them with what happened.
+    """Repeat the selections of a run and compare them.
 
     For runs with `verifiable = true` in `[selection]` of the run file. Runs on the coordinator's
     machine, also while the coordinator runs, or on a restored backup; it changes nothing.

@@ -113,6 +113,11 @@ class DisclosurePolicy(Settings):
         "secure_aggregation are refused. private: only from a training with noise, within\n"
         "training_epsilon; runs without [privacy] are refused.",
     )
+    verified_selection: bool = Field(
+        default=False,
+        description="Whether clients train only in runs whose cohorts this host recomputes; runs\n"
+        "without selection.hosts_verify are refused.",
+    )
     training_epsilon: float = Field(
         default=8.0,
         ge=0,
@@ -430,6 +435,20 @@ def check_updates(
         raise DisclosureRefusedError(
             f"client '{client}' sends masked updates only: `updates` is \"masked\" in {_TABLE}; "
             "set secure_aggregation = true in the run file",
+            client=client,
+        )
+
+
+def check_selection(policy: DisclosurePolicy, client: str, *, verified: bool) -> None:
+    """Raise DisclosureRefusedError if the owner requires selections that this host recomputes.
+
+    verified: True if the training claims to be by such a selection.
+    """
+    if policy.verified_selection and not verified:
+        raise DisclosureRefusedError(
+            f"client '{client}' trains only if its host can recompute who is selected: "
+            f"`verified_selection` is true in {_TABLE}; set verifiable = true and hosts_verify = "
+            "true in [selection] of the run file",
             client=client,
         )
 

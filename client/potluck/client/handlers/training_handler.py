@@ -18,6 +18,7 @@ from potluck.client.disclosure.disclosure_policy import (
     check_correction,
     check_pace,
     check_question,
+    check_selection,
     check_updates,
     check_weighting,
 )
@@ -163,6 +164,7 @@ def permitted_weighting(policy: DisclosurePolicy, client: str, work: rpc.Train) 
     weighting = weighting_of(work)
     check_weighting(policy, client, weighting)
     check_pace(policy, client, work.pace)
+    check_selection(policy, client, verified=work.selection.hosts_verify)
     check_updates(policy, client, masked=is_masked(work), private=work.HasField("privacy"))
     correction = work.auxiliary.correction.name
     alike = json_object(work.training_json, "training_json").get("steps")

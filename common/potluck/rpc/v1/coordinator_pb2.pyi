@@ -1049,8 +1049,11 @@ class CommittedSelection(_message.Message):
 
     OUTCOME_SHA256_FIELD_NUMBER: _builtins.int
     COHORT_FIELD_NUMBER: _builtins.int
+    HOSTS_VERIFY_FIELD_NUMBER: _builtins.int
     outcome_sha256: _builtins.str
     """SHA-256 digest of the outcome, 64 lower-case hexadecimal digits. Empty in a check."""
+    hosts_verify: _builtins.bool
+    """Whether hosts have made the seed and recompute the cohort."""
     @_builtins.property
     def cohort(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Of a masked round: all clients of the cohort, the only ones that its sum may include."""
@@ -1060,10 +1063,11 @@ class CommittedSelection(_message.Message):
         *,
         outcome_sha256: _builtins.str = ...,
         cohort: _abc.Iterable[_builtins.str] | None = ...,
+        hosts_verify: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cohort", b"cohort", "outcome_sha256", b"outcome_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cohort", b"cohort", "hosts_verify", b"hosts_verify", "outcome_sha256", b"outcome_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,7 +27,7 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Look": ("runs", "model", "evaluate", "export", "report", "page"),
     "Federation": ("doctor", "clients", "pki", "deploy"),
     "Privacy": ("privacy", "profiles", "audit", "audit-labels", "audit-selection"),
-    "Research": ("select", "experiment", "preset", "data", "pretrained"),
+    "Research": ("select", "experiment", "preset", "data", "traces", "pretrained"),
 }
 """Names of commands by title of group, in the order of the help."""
 

@@ -127,6 +127,8 @@ def check_instruction(
     least_group = plan.run_file.evaluation.disclosed_group if evaluates else 0
     train = _train(plan, round_number, client, transfer_pb2.ModelReference())
     _add_personal(train, plan)
+    if plan.run_file.selection.hosts_verify:
+        train.selection.hosts_verify = True
     correction = plan.strategy.correction
     if correction is not None:
         train.auxiliary.correction.name = correction.name

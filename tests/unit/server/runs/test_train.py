@@ -15,6 +15,7 @@ from potluck.server.rounds.events import MarkMember
 from potluck.server.rounds.lateness import LateRegister
 from potluck.server.rounds.machine import Phase
 from potluck.server.runs.run import Run
+from potluck.server.runs.selection_record import SelectionRecord
 from potluck.server.runs.train import Training
 from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.runs.update_path import UpdatePath
@@ -73,7 +74,7 @@ async def test_client_spared_while_its_update_is_stored_keeps_the_state_spared()
     )
     path = cast(UpdatePath, SimpleNamespace(lose=lambda _client: None))
     inbox = UpdateInbox(cast(Run, run), path)
-    training = Training(cast(Run, run), path, inbox)
+    training = Training(cast(Run, run), path, inbox, SelectionRecord())
     update = SpooledUpdate(client="client-0", path=Path("update"), row=UPDATE)
     arrival = asyncio.create_task(inbox.accept({"update": update}))
     await asyncio.sleep(0)  # the update is on its way to the store

@@ -112,6 +112,7 @@ class CommittedRun(SelectionRecord):
                 "`selections` from a backup, or start a new run"
             )
         work.selection.outcome_sha256 = attempt.chain.outcome_sha256
+        work.selection.hosts_verify = self._joint
         if self._run.plan.run_file.secure_aggregation:
             work.selection.cohort.extend(attempt.chain.outcome.cohort)
 

@@ -132,6 +132,10 @@ class CommittedSelections:
             client in settled.cohort,
             f"client '{client}' was instructed to train and is not in the committed cohort",
         )
+        _require(
+            not work.selection.hosts_verify or (chain.opening is not None and chain.opening.joint),
+            "hosts can't recompute the cohort, although the training says so",
+        )
         named = tuple(work.selection.cohort)
         _require(
             named == settled.cohort or not (named or is_masked(work)),
