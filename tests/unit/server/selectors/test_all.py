@@ -72,6 +72,7 @@ NAMES = (
     "flash",
     "flips",
     "hcsfed",
+    "k-vib",
     "kl",
     "known-matrix",
     "neural-bandit",

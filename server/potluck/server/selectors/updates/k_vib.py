@@ -1,0 +1,174 @@
+"""K-Vib: draws clients so that the weighted mean of their updates varies least.
+
+Zeng et al., "Enhanced Federated Optimization: Adaptive Unbiased Client Sampling with Reduced
+Variance", 2025, Alg. 2. Details that the paper leaves open follow its authors' program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from pydantic import NonNegativeInt, PositiveFloat
+
+from potluck.server.selection import (
+    Floats,
+    Population,
+    RoundOutcome,
+    Rows,
+    Selection,
+    SelectionContext,
+    Selector,
+    UpdateFact,
+)
+from potluck.server.selectors.parts.choosing import Cohort, samples_or_mean
+from potluck.server.selectors.parts.reported import plausible
+from potluck.server.state import State
+
+_FACTOR = 100.0
+"""Maximum plausible norm, as a multiple of the median; larger norms are limited to it."""
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVib(Selector):
+    """Draws clients with probabilities p from the lengths of their earlier updates.
+
+    A client's feedback is π = λ‖Δ‖, with its share of the samples λ. p minimises Σ (W + γ)/p, in
+    which W is the sum of the client's earlier π²/p; of K clients, the cohort's size are expected.
+    p is then mixed with a uniform draw of share θ. An update is weighted by λ/p, so that the
+    weighted sum is unbiased.
+
+    regularization: γ in units of the mean of π², times K/(θ·count). Larger draws more uniformly.
+    rounds: number of rounds T in θ = (K/(T·count))^⅓; 0 for the run's number, or 1,000 if unknown.
+
+    The cohort is drawn by systematic sampling: it has exactly `count` clients, each with its
+    probability p. In the paper, clients are drawn independently, and the size varies. Unknown
+    numbers of samples are replaced by the mean. O(K log K).
+    """
+
+    regularization: PositiveFloat = 0.1
+    rounds: NonNegativeInt = 0
+
+    sets_weights = True
+    needs_facts = frozenset({UpdateFact.NORM})
+
+    def init(self, population: Population) -> State:
+        """Return a state without feedback.
+
+        For each row, it has its λ, relative to the mean, and its W. The scalars `sum` and `number`
+        are of all π² so far.
+        """
+        sizes = samples_or_mean(population, np.arange(len(population)))
+        return State(
+            scalars={"sum": 0.0, "number": 0},
+            arrays={
+                "shares": sizes / sizes.mean() if len(sizes) else sizes,
+                "feedback": np.zeros(len(population)),
+            },
+        )
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """Return a cohort in which each available client is with its probability."""
+        generator = context.generator("k-vib")
+        cohort = Cohort(context, generator)
+        if not cohort.size:
+            return replace(cohort.selection(), weights=np.zeros(0))
+        state = _grown(state, len(context.population))
+        rows = generator.permutation(context.available)
+        chances = self._probabilities(state, rows, cohort.size, context.rounds)
+        drawn = systematic(chances, cohort.size, generator)
+        reasons = [f"drawn with probability {chance:.3g}" for chance in chances[drawn].tolist()]
+        cohort.extend(rows[drawn].tolist(), reasons)
+        weights = state.arrays["shares"][rows[drawn]] / chances[drawn]
+        return replace(cohort.selection(), weights=weights)
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """Add the feedback of the round's updates."""
+        state = _grown(state, int(outcome.selected.max(initial=-1)) + 1)
+        facts = outcome.facts
+        if facts is None or not len(facts.rows):
+            return state
+        shares = state.arrays["shares"][facts.rows]
+        norms = np.nan_to_num(plausible(facts.norms, factor=_FACTOR))
+        squares = np.square(shares * norms)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            chances = np.clip(np.nan_to_num(shares / facts.samples, nan=1.0), _ROUNDING, 1.0)
+        feedback = state.arrays["feedback"].copy()
+        feedback[facts.rows] += squares / chances
+        return State(
+            scalars={
+                "sum": _number(state, "sum") + float(squares.sum()),
+                "number": int(_number(state, "number")) + len(squares),
+            },
+            arrays={**state.arrays, "feedback": feedback},
+        )
+
+    def _probabilities(self, state: State, rows: Rows, count: int, rounds: int) -> Floats:
+        """Return the probability of each of these rows, in (0, 1]; they sum to `count`."""
+        clients, horizon = len(rows), self.rounds or rounds or 1000
+        mixed = min(1.0, (clients / (horizon * count)) ** (1 / 3))
+        number = int(_number(state, "number"))
+        typical = _number(state, "sum") / number if number else 0.0
+        gamma = self.regularization * typical * clients / (mixed * count)
+        found = least_variance(np.sqrt(state.arrays["feedback"][rows] + gamma), count)
+        result: Floats = (1 - mixed) * found + mixed * count / clients
+        return result
+
+
+def least_variance(lengths: Floats, count: int) -> Floats:
+    """Return the probabilities p in [0, 1] that sum to `count` and minimise Σ lengths²/p.
+
+    p ∝ length, except that lengths that are too large have p = 1. lengths: ≥ 0, at least `count`;
+    if too few are above 0, the rest of `count` is shared equally by the others.
+    """
+    clients = len(lengths)
+    order = np.argsort(lengths, kind="stable")
+    ascending = lengths[order]
+    sums = np.cumsum(ascending)
+    # with l clients below 1, the largest of them has (count + l − clients) · length / sum
+    below = np.arange(1, clients + 1)
+    budget = count + below - clients
+    fits = (budget > 0) & (budget * ascending <= sums)
+    found = np.ones(clients)
+    if not fits.any() or sums[-1] <= 0:
+        found[:] = count / clients
+        return found
+    last = int(np.flatnonzero(fits)[-1])
+    if sums[last] > 0:
+        found[: last + 1] = budget[last] * ascending[: last + 1] / sums[last]
+    else:
+        found[: last + 1] = budget[last] / below[last]
+    result = np.empty(clients)
+    result[order] = np.clip(found, 0.0, 1.0)
+    return result
+
+
+def systematic(chances: Floats, count: int, generator: np.random.Generator) -> Rows:
+    """Draw `count` different positions, each with its probability. chances: in [0, 1], with sum
+    `count`."""
+    borders = np.cumsum(chances)
+    borders *= count / borders[-1]
+    places = np.arange(count) + generator.random()
+    drawn = np.minimum(np.searchsorted(borders, places, side="right"), len(chances) - 1)
+    positions: Rows = np.unique(drawn)
+    if len(positions) < count:  # rounding can put two places on one client
+        others = np.setdiff1d(np.arange(len(chances)), positions)
+        more = others[np.argsort(-chances[others], kind="stable")][: count - len(positions)]
+        positions = np.append(positions, more)
+    return positions
+
+
+def _number(state: State, name: str) -> float:
+    value = state.scalars[name]
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _grown(state: State, clients: int) -> State:
+    """Return the state with rows for clients that have joined since, with the mean share."""
+    more = max(0, clients - len(state.arrays["feedback"]))
+    arrays = {
+        "shares": np.append(state.arrays["shares"], np.ones(more)),
+        "feedback": np.append(state.arrays["feedback"], np.zeros(more)),
+    }
+    return State(scalars=state.scalars, arrays=arrays)
