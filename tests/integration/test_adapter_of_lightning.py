@@ -1,4 +1,4 @@
-"""A LightningModule trains and measures itself."""
+"""The adapter that trains and evaluates a LightningModule."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def new_model() -> Line:
         return Line()
 
 
-def test_the_module_trains_and_is_measured() -> None:
+def test_lightning_module_is_trained_and_evaluated() -> None:
     trainer, model = LightningTrainer(MEASURES), new_model()
     contribution, after = trained(
         trainer, model, DataLoader(samples(), batch_size=4, shuffle=True), settings_of(epochs=3)
@@ -78,7 +78,7 @@ def test_the_module_trains_and_is_measured() -> None:
     assert after_it["error"].mean < 0.5 * expected
 
 
-def test_settings_of_the_run_count_where_the_script_chooses_none() -> None:
+def test_run_settings_apply_unless_the_script_sets_its_own() -> None:
     loader = DataLoader(samples(), batch_size=4)
     by_steps, _ = trained(LightningTrainer(MEASURES), new_model(), loader, settings_of(steps=7))
     assert by_steps.steps == 7
@@ -90,7 +90,7 @@ def test_settings_of_the_run_count_where_the_script_chooses_none() -> None:
     assert model.lr == 0.02
 
 
-def test_losses_of_accumulated_batches_count_whole() -> None:
+def test_gradient_accumulation_does_not_change_the_reported_loss() -> None:
     loader = DataLoader(samples(), batch_size=4)
     still: dict[str, Any] = {"learning_rate": "lr"}
     rate = settings_of(learning_rate=1e-30)
@@ -101,7 +101,9 @@ def test_losses_of_accumulated_batches_count_whole() -> None:
     assert accumulated.measures["loss"].mean == pytest.approx(plain.measures["loss"].mean)
 
 
-def test_manners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning_trainer_is_reproducible_cancellable_and_isolated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loader = DataLoader(samples(), batch_size=4, shuffle=True)
     check_manners(
         LightningTrainer(MEASURES),
@@ -114,13 +116,13 @@ def test_manners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Total length of .* across ranks is zero")
-def test_a_loader_without_batches_is_named() -> None:
+def test_loader_without_batches_is_an_error() -> None:
     loader = DataLoader(samples(3), batch_size=4, drop_last=True)
     with pytest.raises(TrainingError, match="read no batch"):
         trained(LightningTrainer(MEASURES), new_model(), loader, settings_of())
 
 
-def test_a_module_of_another_lightning_is_said_with_what_to_change() -> None:
+def test_module_of_another_lightning_package_is_refused_with_a_remedy() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import pytorch_lightning
@@ -138,13 +140,13 @@ def test_a_module_of_another_lightning_is_said_with_what_to_change() -> None:
         measured_by(trainer, nn.Linear(3, 1), loader)
 
 
-def test_a_private_module_takes_the_granted_steps_with_noise() -> None:
+def test_private_lightning_training_takes_the_granted_noisy_steps() -> None:
     loader = DataLoader(samples(), batch_size=4)
     check_private_training(LightningTrainer(MEASURES, private=True), new_model(), loader)
 
 
 @pytest.mark.parametrize("name", ["accumulate_grad_batches", "callbacks", "precision"])
-def test_an_option_with_which_noise_hides_nothing_is_refused(name: str) -> None:
+def test_option_that_breaks_differential_privacy_is_refused(name: str) -> None:
     options: dict[str, Any] = {name: 2}
     with pytest.raises(ConfigurationError, match=f"option {name} is not compatible with private"):
         LightningTrainer(MEASURES, private=True, **options)
@@ -155,7 +157,7 @@ class Scheduled(Line):
         return {"optimizer": super().configure_optimizers()}
 
 
-def test_a_private_module_with_more_than_an_optimizer_is_refused() -> None:
+def test_private_module_with_a_scheduler_is_refused() -> None:
     loader = DataLoader(samples(), batch_size=4)
     with pytest.raises(ConfigurationError, match="return one optimizer"):
         check_private_training(LightningTrainer(MEASURES, private=True), Scheduled(), loader)

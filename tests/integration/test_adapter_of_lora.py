@@ -33,7 +33,7 @@ def network(seed: int = 1) -> nn.Module:
 
 
 @pytest.mark.parametrize("rank", [1, 3, RANK])
-def test_a_training_stays_within_its_rank(rank: int) -> None:
+def test_training_at_a_lower_rank_leaves_the_other_adapter_rows_zero(rank: int) -> None:
     model = with_lora(network(), rank=RANK, targets=["0", "2"])
     inputs = torch.randn(32, 6, generator=torch.Generator().manual_seed(2))
     trained = [each for each in model.parameters() if each.requires_grad]
@@ -53,7 +53,7 @@ def test_a_training_stays_within_its_rank(rank: int) -> None:
         assert not up[:, rank:].any()
 
 
-def test_only_adapters_are_trained_with_noise() -> None:
+def test_private_training_changes_only_adapters() -> None:
     model = with_lora(network(), rank=RANK, targets=["0", "2"])
     before = {name: each.clone() for name, each in model.named_parameters()}
     generator = torch.Generator().manual_seed(2)
@@ -69,7 +69,7 @@ def test_only_adapters_are_trained_with_noise() -> None:
     assert moved == {name for name in before if ".lora_" in name}
 
 
-def test_the_scaling_is_that_of_all_ranks() -> None:
+def test_lora_adds_the_scaled_product_to_the_weight() -> None:
     plain, model = network(), with_lora(network(), rank=RANK, targets=["0"], scaling=2.5)
     state = model.state_dict()
     [each] = adapters(list(state))
@@ -80,7 +80,7 @@ def test_the_scaling_is_that_of_all_ranks() -> None:
         assert torch.allclose(model(inputs), plain(inputs), atol=1e-6)
 
 
-def test_a_higher_rank_than_the_models_is_refused() -> None:
+def test_rank_of_zero_or_above_the_models_rank_is_refused() -> None:
     model = with_lora(network(), rank=RANK, targets=["0"])
     for rank in (0, RANK + 1):
         with pytest.raises(ValueError, match=f"of rank {RANK} can't be trained as one of rank"):
@@ -88,7 +88,7 @@ def test_a_higher_rank_than_the_models_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_model_of_transformers_finds_its_base_in_the_folder_it_saves(tmp_path: Path) -> None:
+def test_transformers_model_loads_its_base_from_a_saved_folder(tmp_path: Path) -> None:
     """The base is in shards, under its own names, with one of two tied tensors."""
     sizes: dict[str, Any] = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16}
     configuration = LlamaConfig(
@@ -110,7 +110,7 @@ def test_a_model_of_transformers_finds_its_base_in_the_folder_it_saves(tmp_path:
 PERCEPTRON = {"name": "perceptron", "inputs": 6, "hidden": [5], "classes": 2, "dropout": 0.0}
 
 
-def test_every_linear_layer_of_a_named_model_is_adapted() -> None:
+def test_low_rank_model_adapts_every_linear_layer() -> None:
     model = model_maker("low-rank", {"of": PERCEPTRON, "rank": RANK, "scaling": 2.0})()
     table = ModelTable(trainable=("*.lora_?.*", "*.base_layer.weight"))
     parts = divided(model, table, None)
@@ -136,6 +136,6 @@ def test_every_linear_layer_of_a_named_model_is_adapted() -> None:
         ({"name": "unknown"}, "'unknown' is not installed"),
     ],
 )
-def test_what_has_no_low_rank_form_is_refused(of: dict[str, Any], why: str) -> None:
+def test_model_without_a_low_rank_form_is_refused(of: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         model_maker("low-rank", {"of": of})()

@@ -126,7 +126,7 @@ TRAINERS = {
 
 
 @pytest.mark.parametrize("kind", TRAINERS)
-def test_it_trains_and_measures_over_images(kind: str) -> None:
+def test_monai_trainer_trains_and_evaluates_on_images(kind: str) -> None:
     trainer, model = TRAINERS[kind], new_model()
     settings = settings_of(learning_rate=0.02, epochs=6)
     contribution, after = trained(trainer, model, loader(12, train=True), settings)
@@ -137,7 +137,7 @@ def test_it_trains_and_measures_over_images(kind: str) -> None:
     assert measured_by(trainer, after, loader(9, train=False))["dice"].mean > max(0.6, before.mean)
 
 
-def test_both_ways_train_and_measure_the_same() -> None:
+def test_loop_and_engine_trainers_give_the_same_model_and_metric() -> None:
     settings = settings_of(learning_rate=0.02, epochs=2)
     ways = [
         trained(trainer, new_model(), loader(12, train=True), settings)[1]
@@ -153,7 +153,7 @@ def test_both_ways_train_and_measure_the_same() -> None:
     assert found[0].count == found[1].count
 
 
-def test_the_sum_of_a_metric_is_over_images() -> None:
+def test_metric_is_averaged_over_images_with_a_value() -> None:
     metric = DiceMetric(include_background=True, reduction="mean")
     generator = torch.Generator().manual_seed(4)
     ours, theirs = (torch.randint(0, 2, (5, 3, 8, 8), generator=generator) for _ in range(2))
@@ -166,7 +166,9 @@ def test_the_sum_of_a_metric_is_over_images() -> None:
 
 
 @pytest.mark.parametrize("kind", TRAINERS)
-def test_manners(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_monai_trainer_is_reproducible_cancellable_and_isolated(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = settings_of(learning_rate=0.02, epochs=2)
     batches = loader(12, train=True)
     check_manners(TRAINERS[kind], new_model(), batches, settings, tmp_path / "here", monkeypatch)
@@ -177,7 +179,7 @@ def small() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 1))
 
 
-def test_a_private_engine_takes_the_granted_steps_with_noise() -> None:
+def test_private_monai_training_takes_the_granted_noisy_steps() -> None:
     trainer = MonaiEngineTrainer(engine, evaluator, MEASURES, private=True)
     data = Dataset(slices(22), ToTensord(("image", "label")))
     check_private_training(trainer, small(), DataLoader(data, batch_size=4))
@@ -189,7 +191,7 @@ def mixed(model: nn.Module, batches: Any, settings: TrainerSettings) -> Any:
     return made
 
 
-def test_an_engine_that_may_skip_steps_is_refused() -> None:
+def test_private_engine_that_can_skip_steps_is_refused() -> None:
     trainer = MonaiEngineTrainer(mixed, evaluator, MEASURES, private=True)
     data = Dataset(slices(22), ToTensord(("image", "label")))
     with pytest.raises(ConfigurationError, match="plain SupervisedTrainer: without amp"):

@@ -65,7 +65,7 @@ def make(model: Any, arguments: Any, train: Any, held_out: Any) -> Any:
     )
 
 
-def test_the_trainer_trains_and_measures() -> None:
+def test_transformers_trainer_trains_and_evaluates() -> None:
     trainer, model = TransformersTrainer(make, MEASURES), new_model()
     settings = settings_of(learning_rate=0.006, epochs=6, batch_size=16)
     contribution, after = trained(trainer, model, Words(128), settings)
@@ -78,7 +78,7 @@ def test_the_trainer_trains_and_measures() -> None:
     assert found["loss"].mean < 0.5 * before["loss"].mean
 
 
-def test_arguments_of_the_script_go_before_settings_of_the_run() -> None:
+def test_script_arguments_override_run_settings() -> None:
     trainer = TransformersTrainer(make, MEASURES, num_train_epochs=1, gradient_accumulation_steps=2)
     contribution, _ = trained(trainer, new_model(), Words(32), settings_of(epochs=3, batch_size=4))
     assert contribution.steps == 4
@@ -88,7 +88,7 @@ def test_arguments_of_the_script_go_before_settings_of_the_run() -> None:
     assert by_steps.steps == 3
 
 
-def test_manners(
+def test_transformers_trainer_is_reproducible_cancellable_and_isolated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = settings_of(learning_rate=0.01, batch_size=8)
@@ -99,7 +99,7 @@ def test_manners(
     assert capsys.readouterr().out == ""
 
 
-def test_one_gpu_of_several_is_refused() -> None:
+def test_training_on_one_gpu_of_several_is_refused() -> None:
     settings = settings_of()
     on_another = type(settings)(**{**vars(settings), "device": "cuda:1"})
     with pytest.raises(TrainingError, match="start a host for each GPU"):

@@ -1,4 +1,4 @@
-"""Instructions whose hosts never come back."""
+"""Deadlines of instructions for hosts that do not reconnect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def instruction(client: str) -> coordinator_pb2.Instruction:
     return coordinator_pb2.Instruction(id=f"settle/{client}", client_id=client, settle=settle)
 
 
-async def test_instructions_are_retired_when_their_deadline_has_passed(
+async def test_instructions_for_disconnected_hosts_are_dropped_after_their_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attendance, "LOOK_SECONDS", 0.01)

@@ -1,4 +1,4 @@
-"""Operators and hosts that come and go amid what the coordinator stores."""
+"""Stops, resumes and disconnections while the coordinator writes to its store."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def operators(federation: SumFederation) -> OperatorService:
     return OperatorService(coordinator, revoking)
 
 
-async def test_a_run_stopped_while_its_last_commit_is_tidied_up_after_is_stopped(
+async def test_stop_during_clean_up_after_a_commit_stops_the_run(
     federation: SumFederation,
 ) -> None:
     coordinator = federation.coordinator
@@ -118,7 +118,9 @@ async def test_a_run_stopped_while_its_last_commit_is_tidied_up_after_is_stopped
     assert (row.state, row.committed_rounds) == (RunState.STOPPED, 1)
 
 
-async def test_a_round_stored_amid_a_stop_is_told(federation: SumFederation) -> None:
+async def test_round_committed_during_a_stop_is_reported_to_watchers(
+    federation: SumFederation,
+) -> None:
     coordinator = federation.coordinator
     await federation.start()
     with held(Store, "commit_round") as gate:
@@ -139,7 +141,7 @@ async def test_a_round_stored_amid_a_stop_is_told(federation: SumFederation) -> 
     assert told == [1]
 
 
-async def test_updates_that_arrive_while_their_run_is_stopped_leave_nothing(
+async def test_updates_that_arrive_during_a_stop_leave_no_files(
     federation: SumFederation,
 ) -> None:
     coordinator, state = federation.coordinator, federation.coordinator.config.state_directory
@@ -161,7 +163,7 @@ async def test_updates_that_arrive_while_their_run_is_stopped_leave_nothing(
     assert not any((state / "spool").iterdir())
 
 
-async def test_a_run_stopped_before_its_pretraining_begins_does_not_pretrain(
+async def test_stop_before_pretraining_prevents_it(
     federation: SumFederation,
 ) -> None:
     coordinator = federation.coordinator
@@ -175,7 +177,7 @@ async def test_a_run_stopped_before_its_pretraining_begins_does_not_pretrain(
     assert row.state is RunState.STOPPED
 
 
-async def test_a_run_whose_operator_left_while_it_was_stored_begins(
+async def test_run_starts_if_its_operator_disconnects_during_the_start(
     federation: SumFederation,
 ) -> None:
     request = operator_pb2.StartRunRequest(run_file=RUN_FILE)
@@ -190,7 +192,7 @@ async def test_a_run_whose_operator_left_while_it_was_stored_begins(
     assert federation.coordinator.runs.driver(row.run_id) is not None
 
 
-async def test_a_run_is_resumed_as_soon_as_its_end_is_stored(federation: SumFederation) -> None:
+async def test_run_can_be_resumed_as_soon_as_its_end_is_stored(federation: SumFederation) -> None:
     coordinator = federation.coordinator
     row = await coordinator.start_run(RUN_FILE)
     driver = coordinator.runs.driver(row.run_id)
@@ -207,7 +209,7 @@ async def test_a_run_is_resumed_as_soon_as_its_end_is_stored(federation: SumFede
     assert coordinator.runs.driver(row.run_id) not in (None, driver)
 
 
-async def test_a_host_that_leaves_while_its_coming_is_stored_does_not_attend(
+async def test_host_that_disconnects_during_registration_is_not_connected(
     federation: SumFederation,
 ) -> None:
     hosts, attendance = federation.coordinator.hosts, federation.coordinator.attendance

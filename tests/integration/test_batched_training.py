@@ -33,7 +33,7 @@ def said(federation: Federation, what: str) -> int:
     return sum(federation.files.log(f"host-{n}").read_text().count(what) for n in range(2))
 
 
-async def test_a_round_takes_one_batched_step_a_host(
+async def test_each_host_trains_its_clients_in_one_batched_step(
     federation: Federation, undisturbed: str
 ) -> None:
     before = said(federation, "trained in one batched step")
@@ -42,7 +42,7 @@ async def test_a_round_takes_one_batched_step_a_host(
     assert said(federation, "trained in one batched step") == before + 4
 
 
-async def test_a_host_killed_before_any_update_is_there(
+async def test_host_killed_before_its_first_update_gives_the_same_model(
     federation: Federation, undisturbed: str
 ) -> None:
     federation.points.kill("train-client-1")
@@ -52,7 +52,7 @@ async def test_a_host_killed_before_any_update_is_there(
     assert await federation.finished(run_id) == undisturbed
 
 
-async def test_a_host_killed_when_some_of_its_updates_are_there(
+async def test_host_killed_between_its_updates_gives_the_same_model(
     federation: Federation, undisturbed: str
 ) -> None:
     federation.points.hold("train-client-3")
@@ -64,7 +64,7 @@ async def test_a_host_killed_when_some_of_its_updates_are_there(
     assert await federation.finished(run_id) == undisturbed
 
 
-async def test_the_coordinator_killed_while_a_group_trains(
+async def test_coordinator_killed_during_a_batched_step_gives_the_same_model(
     federation: Federation, undisturbed: str
 ) -> None:
     federation.points.hold("train-client-4")
@@ -76,7 +76,7 @@ async def test_the_coordinator_killed_while_a_group_trains(
     assert await federation.finished(run_id) == undisturbed
 
 
-async def test_a_network_that_lanes_do_not_know_is_trained_client_by_client(
+async def test_unsupported_network_is_trained_client_by_client(
     federation: Federation,
 ) -> None:
     alone = await federation.finished(await federation.start_run())

@@ -59,7 +59,7 @@ async def scene(tmp_path: Path, federation: TestFederation) -> AsyncIterator[Sce
         yield scene
 
 
-async def test_says_hello_and_trains(scene: Scene) -> None:
+async def test_host_registers_its_clients_and_trains(scene: Scene) -> None:
     model = scene.model()
     async with scene.host():
         hello = scene.fake.hellos[0]
@@ -79,7 +79,7 @@ async def test_says_hello_and_trains(scene: Scene) -> None:
     assert scene.fake.answers == []
 
 
-async def test_same_instruction_same_bytes(scene: Scene) -> None:
+async def test_same_instruction_gives_the_same_update_bytes(scene: Scene) -> None:
     model = scene.model()
     async with scene.host():
         uploads = []
@@ -90,7 +90,7 @@ async def test_same_instruction_same_bytes(scene: Scene) -> None:
     assert uploads[0].content != uploads[1].content
 
 
-async def test_clients_share_one_download_and_rounds_the_cache(scene: Scene) -> None:
+async def test_clients_of_a_host_share_one_model_download_across_restarts(scene: Scene) -> None:
     model = scene.model()
     names = [f"t{n}" for n in range(6)]
     async with scene.host():
@@ -104,7 +104,7 @@ async def test_clients_share_one_download_and_rounds_the_cache(scene: Scene) -> 
     assert scene.fake.fetches == [(model.blake3, 0)]
 
 
-async def test_a_repeated_instruction_is_not_trained_twice(scene: Scene) -> None:
+async def test_repeated_instruction_is_not_trained_again(scene: Scene) -> None:
     model = scene.model()
     async with scene.host():
         scene.fake.instruct(train_instruction("a", model))
@@ -117,7 +117,7 @@ async def test_a_repeated_instruction_is_not_trained_twice(scene: Scene) -> None
     assert len(scene.fake.headers) == 1
 
 
-async def test_a_coordinator_that_lost_an_update_gets_it_again_untrained(scene: Scene) -> None:
+async def test_lost_update_is_sent_again_without_training(scene: Scene) -> None:
     model = scene.model()
     async with scene.host():
         scene.fake.instruct(train_instruction("a", model))
@@ -129,7 +129,7 @@ async def test_a_coordinator_that_lost_an_update_gets_it_again_untrained(scene: 
         assert (await scene.fake.completed("a")).content == first.content
 
 
-async def test_a_broken_download_goes_on_where_it_broke(scene: Scene) -> None:
+async def test_interrupted_download_resumes_at_its_offset(scene: Scene) -> None:
     content = np.random.default_rng(0).bytes(1 << 20)
     broken = scene.fake.offer(content)
     scene.fake.cut_download_after = [1 << 18, 1 << 17]
@@ -140,7 +140,7 @@ async def test_a_broken_download_goes_on_where_it_broke(scene: Scene) -> None:
     assert scene.fake.fetches == [(broken, 0), (broken, 1 << 18), (broken, (1 << 18) + (1 << 17))]
 
 
-async def test_a_broken_upload_goes_on_where_it_broke(scene: Scene) -> None:
+async def test_interrupted_upload_resumes_at_its_offset(scene: Scene) -> None:
     model = scene.model()
     scene.fake.cut_upload_after = [10_000]
     async with scene.host():
@@ -151,7 +151,7 @@ async def test_a_broken_upload_goes_on_where_it_broke(scene: Scene) -> None:
     assert len(upload.content) == model.size
 
 
-async def test_a_download_with_a_wrong_digest_is_fetched_whole_again(scene: Scene) -> None:
+async def test_download_with_a_wrong_digest_restarts_from_the_beginning(scene: Scene) -> None:
     model = scene.model()
     scene.fake.corrupt = 2
     async with scene.host():
@@ -160,7 +160,7 @@ async def test_a_download_with_a_wrong_digest_is_fetched_whole_again(scene: Scen
     assert scene.fake.fetches == [(model.blake3, 0)] * 3
 
 
-async def test_a_download_that_never_has_its_digest_fails(scene: Scene) -> None:
+async def test_download_fails_after_three_wrong_digests(scene: Scene) -> None:
     model = scene.model()
     scene.fake.corrupt = 100
     async with scene.host():
@@ -171,7 +171,7 @@ async def test_a_download_that_never_has_its_digest_fails(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(("mismatches", "delivered"), [(2, True), (3, False)])
-async def test_an_upload_with_a_wrong_digest_is_sent_whole_again(
+async def test_upload_with_a_wrong_digest_restarts_from_the_beginning(
     scene: Scene, mismatches: int, delivered: bool
 ) -> None:
     scene.fake.mismatches = mismatches
@@ -184,7 +184,7 @@ async def test_an_upload_with_a_wrong_digest_is_sent_whole_again(
     assert [header.offset for header in scene.fake.headers] == [0, 0, 0]
 
 
-async def test_a_refused_update_is_given_up(scene: Scene) -> None:
+async def test_refused_update_is_not_sent_again(scene: Scene) -> None:
     scene.fake.refuse_update = NotFiniteError("tensor 'x' holds NaN")
     async with scene.host():
         scene.fake.instruct(train_instruction("a", scene.model()))
@@ -193,7 +193,7 @@ async def test_a_refused_update_is_given_up(scene: Scene) -> None:
     assert len(scene.fake.headers) == 1
 
 
-async def test_an_update_nobody_waits_for_is_dropped(scene: Scene, tmp_path: Path) -> None:
+async def test_update_of_a_closed_round_is_deleted(scene: Scene, tmp_path: Path) -> None:
     scene.fake.refuse_update = RoundClosedError("the round is over")
     model = scene.model()
     async with scene.host():
@@ -214,7 +214,7 @@ def _settle(name: str, *, round_: int) -> rpc.Instruction:
     )
 
 
-async def test_failures_are_answered_in_one_line(scene: Scene) -> None:
+async def test_failed_instruction_is_answered_with_a_one_line_message(scene: Scene) -> None:
     model = scene.model()
     small = {"learning_rate": 1e30, "epochs": 3}
     cases = {
@@ -261,7 +261,7 @@ FAULTS = {
 }
 
 
-async def test_a_task_is_blamed_for_its_own_faults(
+async def test_failure_caused_by_a_task_names_the_task_code(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(FAULTY)
@@ -281,7 +281,7 @@ async def test_a_task_is_blamed_for_its_own_faults(
         assert "client 'client-0', held out," in (await scene.fake.answered("e")).failure.message
 
 
-async def test_the_disk_is_blamed_for_its_faults(scene: Scene, tmp_path: Path) -> None:
+async def test_failure_of_the_disk_names_the_folder(scene: Scene, tmp_path: Path) -> None:
     model = scene.model()
     async with scene.host():
         updates = tmp_path / "state" / "updates"
@@ -293,7 +293,7 @@ async def test_the_disk_is_blamed_for_its_faults(scene: Scene, tmp_path: Path) -
     assert str(updates) in failure.message
 
 
-async def test_evaluates_on_held_out_samples(scene: Scene) -> None:
+async def test_host_evaluates_a_model_on_held_out_samples(scene: Scene) -> None:
     model = scene.model()
     async with scene.host():
         scene.fake.instruct(evaluate_instruction("e", model, options={"held_out": 0.25}))
@@ -305,7 +305,7 @@ async def test_evaluates_on_held_out_samples(scene: Scene) -> None:
     assert counts.loss_sum > 0
 
 
-async def test_abandoned_work_stops(scene: Scene) -> None:
+async def test_cancelled_training_stops_and_the_next_one_starts(scene: Scene) -> None:
     model = scene.model()
     async with scene.host():
         endless = train_instruction("endless", model, training={"epochs": 10_000_000})
@@ -318,7 +318,7 @@ async def test_abandoned_work_stops(scene: Scene) -> None:
     assert scene.fake.answers == []
 
 
-async def test_work_abandoned_while_its_update_is_written_leaves_no_file(
+async def test_training_cancelled_while_its_update_is_written_leaves_no_file(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, writing, go_on = scene.model(), threading.Event(), threading.Event()
@@ -340,7 +340,7 @@ async def test_work_abandoned_while_its_update_is_written_leaves_no_file(
         assert list((scene.folder / "state" / "updates").iterdir()) == []
 
 
-async def test_a_model_is_fetched_again_while_one_given_up_is_still_verified(
+async def test_model_is_fetched_again_while_a_cancelled_download_is_verified(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, honest = scene.model(), FileReceiver.finish
@@ -369,7 +369,7 @@ async def test_a_model_is_fetched_again_while_one_given_up_is_still_verified(
     assert scene.fake.answers == []
 
 
-async def test_abandoned_work_that_is_asked_for_again_is_done(scene: Scene) -> None:
+async def test_cancelled_training_is_done_if_requested_again(scene: Scene) -> None:
     model = scene.model()
     async with scene.host():
         scene.fake.instruct(train_instruction("a", model))
@@ -385,7 +385,7 @@ async def test_abandoned_work_that_is_asked_for_again_is_done(scene: Scene) -> N
         assert (await scene.fake.completed("a")).content == first.content
 
 
-async def test_an_instruction_abandoned_before_its_arrival_is_refused_once(scene: Scene) -> None:
+async def test_instruction_cancelled_before_its_arrival_is_refused_once(scene: Scene) -> None:
     model = scene.model()
     async with scene.host():
         scene.fake.instruct(_abandon("a"))
@@ -395,7 +395,9 @@ async def test_an_instruction_abandoned_before_its_arrival_is_refused_once(scene
         await scene.fake.completed("a")
 
 
-async def test_a_restarted_coordinator_is_refused_nothing(scene: Scene) -> None:
+async def test_cancellations_of_a_previous_coordinator_do_not_apply_after_a_restart(
+    scene: Scene,
+) -> None:
     model = scene.model()
     async with scene.host():
         scene.fake.instruct(_abandon("a"))
@@ -413,7 +415,7 @@ def _abandon(instruction_id: str) -> rpc.Instruction:
     return rpc.Instruction(id=f"abandon/{instruction_id}", abandon=abandon)
 
 
-async def test_the_same_id_with_another_model_is_other_work(scene: Scene) -> None:
+async def test_instruction_with_a_known_id_and_another_model_is_trained(scene: Scene) -> None:
     first, second = scene.model(0), scene.model(1)
     async with scene.host():
         scene.fake.instruct(train_instruction("a", first))
@@ -430,8 +432,8 @@ async def test_the_same_id_with_another_model_is_other_work(scene: Scene) -> Non
         assert (await scene.fake.completed("b")).content == before.content
 
 
-async def test_a_new_training_takes_the_place_of_every_other_of_its_run(scene: Scene) -> None:
-    """A coordinator that went back to a backup knows nothing of what it had asked for."""
+async def test_new_training_cancels_other_trainings_of_its_run(scene: Scene) -> None:
+    """A coordinator restored from a backup does not know its later instructions."""
     model = scene.model()
     async with scene.host():
         endless = train_instruction("5", model, round_=5, training={"epochs": 10_000_000})
@@ -442,7 +444,7 @@ async def test_a_new_training_takes_the_place_of_every_other_of_its_run(scene: S
     assert [header.update_id for header in scene.fake.headers] == ["3"]
 
 
-async def test_work_past_its_deadline_is_dropped(scene: Scene) -> None:
+async def test_training_past_its_deadline_is_cancelled(scene: Scene) -> None:
     model = scene.model()
     async with scene.host():
         late = train_instruction("late", model, training={"epochs": 10_000_000}, seconds=0.5)
@@ -452,7 +454,7 @@ async def test_work_past_its_deadline_is_dropped(scene: Scene) -> None:
     assert [header.update_id for header in scene.fake.headers] == ["next"]
 
 
-async def test_work_past_its_deadline_that_has_time_again_is_done(scene: Scene) -> None:
+async def test_expired_instruction_repeated_with_a_new_deadline_is_delivered(scene: Scene) -> None:
     model = scene.model()
     async with scene.host():
         scene.fake.hold_uploads = asyncio.Event()
@@ -465,7 +467,7 @@ async def test_work_past_its_deadline_that_has_time_again_is_done(scene: Scene) 
         await scene.fake.completed("a")
 
 
-async def test_a_coordinator_that_comes_back_is_attended_again(
+async def test_host_reconnects_to_a_restarted_coordinator(
     tmp_path: Path, federation: TestFederation
 ) -> None:
     scene = Scene(tmp_path, federation)
@@ -490,7 +492,7 @@ async def test_a_coordinator_that_comes_back_is_attended_again(
         await host.__aexit__(None, None, None)
 
 
-async def test_a_transfer_outlives_the_control_stream(scene: Scene) -> None:
+async def test_upload_continues_after_the_control_stream_reconnects(scene: Scene) -> None:
     scene.fake.hold_uploads = asyncio.Event()
     model = scene.model()
     async with scene.host():
@@ -537,9 +539,7 @@ async def delivery(scene: Scene, path: Path) -> AsyncIterator[tuple[Link, asynci
     await link.close()
 
 
-async def test_a_transfer_whose_connection_is_closed_begins_again(
-    scene: Scene, tmp_path: Path
-) -> None:
+async def test_upload_restarts_if_its_connection_is_closed(scene: Scene, tmp_path: Path) -> None:
     path = tmp_path / "update"
     path.write_bytes(b"weights")
     async with delivery(scene, path) as (link, delivering):
@@ -551,7 +551,7 @@ async def test_a_transfer_whose_connection_is_closed_begins_again(
         assert (await scene.fake.completed("a")).content == b"weights"
 
 
-async def test_a_transfer_whose_file_cannot_be_read_fails(scene: Scene, tmp_path: Path) -> None:
+async def test_upload_of_a_missing_file_fails(scene: Scene, tmp_path: Path) -> None:
     path = tmp_path / "update"
     path.write_bytes(b"weights")
     async with delivery(scene, path) as (link, delivering):
@@ -561,7 +561,9 @@ async def test_a_transfer_whose_file_cannot_be_read_fails(scene: Scene, tmp_path
             await delivering
 
 
-async def test_an_update_that_somebody_deleted_is_a_failure(scene: Scene, tmp_path: Path) -> None:
+async def test_deleted_update_file_is_reported_as_a_storage_failure(
+    scene: Scene, tmp_path: Path
+) -> None:
     model = scene.model()
     async with scene.host():
         scene.fake.instruct(train_instruction("a", model))
@@ -572,7 +574,7 @@ async def test_an_update_that_somebody_deleted_is_a_failure(scene: Scene, tmp_pa
         assert (await scene.fake.answered("a")).failure.reason == "STORAGE_FAILED"
 
 
-async def test_a_model_that_somebody_deleted_is_fetched_again(scene: Scene, tmp_path: Path) -> None:
+async def test_deleted_model_file_is_downloaded_again(scene: Scene, tmp_path: Path) -> None:
     model = scene.model()
     async with scene.host():
         for name in ("a", "b"):
@@ -585,7 +587,9 @@ async def test_a_model_that_somebody_deleted_is_fetched_again(scene: Scene, tmp_
 @pytest.mark.parametrize(
     "error", [ProtocolVersionError("speak version 2"), IdentityError("not your client")]
 )
-async def test_gives_up_where_connecting_again_cannot_help(scene: Scene, error: Exception) -> None:
+async def test_host_does_not_reconnect_after_a_permanent_refusal(
+    scene: Scene, error: Exception
+) -> None:
     scene.fake.refuse_hello = error  # type: ignore[assignment]  # both are PotluckErrors
     with pytest.raises(type(error), match=str(error)):
         async with scene.host():
@@ -593,13 +597,15 @@ async def test_gives_up_where_connecting_again_cannot_help(scene: Scene, error: 
     assert len(scene.fake.hellos) == 1
 
 
-async def test_a_client_the_certificate_does_not_allow(scene: Scene) -> None:
+async def test_client_that_the_certificate_does_not_name_is_refused(scene: Scene) -> None:
     with pytest.raises(IdentityError, match="client 'client-6'"):
         async with scene.host(clients=("client-0:6",)):
             pass
 
 
-async def test_a_federation_of_another_authority(scene: Scene, tmp_path: Path) -> None:
+async def test_host_refuses_a_coordinator_of_another_authority(
+    scene: Scene, tmp_path: Path
+) -> None:
     scene.federation = make_federation(tmp_path / "other")
     with pytest.raises(IdentityError, match="another CA"):
         async with scene.host():
@@ -609,7 +615,7 @@ async def test_a_federation_of_another_authority(scene: Scene, tmp_path: Path) -
 
 @pytest.mark.parametrize("encoding", [Encoding.INT8, Encoding.BFLOAT16, Encoding.FLOAT32])
 @pytest.mark.parametrize("delta", [False, True])
-async def test_models_and_updates_in_other_encodings(
+async def test_models_and_updates_are_exchanged_in_each_encoding(
     scene: Scene, tmp_path: Path, encoding: Encoding, delta: bool
 ) -> None:
     number = transfer_pb2.Encoding.Value(f"ENCODING_{encoding.name}")
@@ -663,7 +669,7 @@ async def test_models_and_updates_in_other_encodings(
     assert 0 < distance < 1
 
 
-async def test_without_its_base_a_delta_is_passed_over(scene: Scene) -> None:
+async def test_host_without_the_base_downloads_the_full_model(scene: Scene) -> None:
     model = scene.model()
     whole = model.renditions.pop()
     model.renditions.append(

@@ -82,7 +82,7 @@ def offer_model(fake: FakeCoordinator, folder: Path) -> transfer_pb2.ModelRefere
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-async def test_trains_and_stops_amid_training(
+async def test_client_process_trains_and_stops_on_sigterm_during_training(
     tmp_path: Path,
     federation: TestFederation,
     fake: FakeCoordinator,
@@ -108,7 +108,7 @@ async def test_trains_and_stops_amid_training(
     await fake.until(lambda: fake.hosts == 0)
 
 
-async def test_killed_with_an_update_on_its_way_it_delivers_after_a_restart(
+async def test_process_killed_during_an_upload_delivers_the_update_after_a_restart(
     tmp_path: Path, federation: TestFederation, fake: FakeCoordinator
 ) -> None:
     model = offer_model(fake, tmp_path)
@@ -132,7 +132,7 @@ async def test_killed_with_an_update_on_its_way_it_delivers_after_a_restart(
     assert upload.header.blake3 == fake.headers[0].blake3
 
 
-async def test_killed_while_downloading_it_goes_on_after_a_restart(
+async def test_process_killed_during_a_download_resumes_it_after_a_restart(
     tmp_path: Path, federation: TestFederation, fake: FakeCoordinator
 ) -> None:
     model = offer_model(fake, tmp_path)
@@ -154,7 +154,7 @@ async def test_killed_while_downloading_it_goes_on_after_a_restart(
     assert fake.fetches[1:] == [(model.blake3, 5000)]
 
 
-async def test_a_full_disk_fails_the_work_not_the_process(
+async def test_full_disk_fails_the_training_but_not_the_process(
     tmp_path: Path, federation: TestFederation, fake: FakeCoordinator
 ) -> None:
     model = offer_model(fake, tmp_path)
@@ -173,7 +173,7 @@ async def test_a_full_disk_fails_the_work_not_the_process(
     assert "File too large" in failure.message
 
 
-async def test_another_protocol_version_ends_it_with_one_line(
+async def test_other_protocol_version_ends_the_process_with_one_line(
     tmp_path: Path, federation: TestFederation, fake: FakeCoordinator
 ) -> None:
     fake.refuse_hello = ProtocolVersionError("this coordinator speaks version 2, the host 1")
@@ -192,7 +192,7 @@ async def test_another_protocol_version_ends_it_with_one_line(
     ],
     ids=["of the release before", "older", "newer"],
 )
-async def test_a_coordinator_of_another_release_ends_it_with_one_line(
+async def test_coordinator_of_an_incompatible_release_ends_the_process_with_one_line(
     tmp_path: Path,
     federation: TestFederation,
     fake: FakeCoordinator,
@@ -209,7 +209,7 @@ async def test_a_coordinator_of_another_release_ends_it_with_one_line(
     assert not fake.acknowledged
 
 
-async def test_two_processes_cannot_share_a_state_directory(
+async def test_second_process_on_a_state_directory_is_refused(
     tmp_path: Path, federation: TestFederation, fake: FakeCoordinator
 ) -> None:
     async with host(tmp_path, federation, fake.port):
@@ -229,11 +229,13 @@ async def run_command(*arguments: str) -> tuple[int, str, list[str]]:
     return process.returncode, output.decode(), errors.decode().splitlines()
 
 
-async def test_prints_the_example() -> None:
+async def test_config_command_prints_the_example_configuration() -> None:
     assert await run_command("config") == (0, example_config(), [])
 
 
-async def test_mistakes_end_it_with_one_line(tmp_path: Path) -> None:
+async def test_invalid_arguments_or_configuration_end_the_process_with_one_line(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "host.toml"
     path.write_text(example_config())
     cases = {

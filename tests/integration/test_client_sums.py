@@ -1,4 +1,4 @@
-"""A host adds up its clients' updates: against a coordinator over mutual TLS, in one process."""
+"""A host that sums the updates of its clients, against a scripted coordinator over mutual TLS."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def lanes(scene: Scene, names: str) -> Lanes:
         return file.reader(BODY)(0, file.vectors[BODY])
 
 
-async def test_clients_of_an_attempt_send_one_sum(scene: Scene) -> None:
+async def test_host_sends_one_sum_for_its_clients_in_an_attempt(scene: Scene) -> None:
     async with scene.host():
         instruct(scene, *NAMES)
         await arrived(scene, "abc")
@@ -96,7 +96,7 @@ async def test_clients_of_an_attempt_send_one_sum(scene: Scene) -> None:
     assert np.any(together)
 
 
-async def test_a_member_that_fails_leaves_the_others(scene: Scene) -> None:
+async def test_sum_is_sent_without_a_client_whose_training_failed(scene: Scene) -> None:
     async with scene.host():
         instruct(scene, "a", "b")
         scene.fake.instruct(
@@ -106,7 +106,7 @@ async def test_a_member_that_fails_leaves_the_others(scene: Scene) -> None:
         await arrived(scene, "ab")
 
 
-async def test_a_sum_is_made_anew_without_those_that_are_not_waited_for(scene: Scene) -> None:
+async def test_sum_is_repeated_without_clients_that_the_coordinator_dropped(scene: Scene) -> None:
     def without_b(header: transfer_pb2.UpdateHeader) -> PotluckError | None:
         gone = "b" in members(header)
         return RoundClosedError("b is late", clients="client-1") if gone else None
@@ -120,7 +120,7 @@ async def test_a_sum_is_made_anew_without_those_that_are_not_waited_for(scene: S
     assert scene.fake.answers == []
 
 
-async def test_members_of_a_refused_sum_go_singly(scene: Scene) -> None:
+async def test_updates_of_a_refused_sum_are_sent_one_by_one(scene: Scene) -> None:
     def with_b(header: transfer_pb2.UpdateHeader) -> PotluckError | None:
         return LayoutError("what b says can't be") if "b" in members(header) else None
 
@@ -132,7 +132,7 @@ async def test_members_of_a_refused_sum_go_singly(scene: Scene) -> None:
     assert answer.failure.message == "what b says can't be"
 
 
-async def test_a_companion_that_never_comes_is_not_waited_for(
+async def test_sum_is_sent_if_a_client_never_receives_its_instruction(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_sums, "ARRIVAL_SECONDS", 3.0)
@@ -141,7 +141,7 @@ async def test_a_companion_that_never_comes_is_not_waited_for(
         await arrived(scene, "ab")
 
 
-async def test_a_slow_member_is_waited_for_until_the_deadline_is_near(scene: Scene) -> None:
+async def test_sum_waits_for_a_slow_client_until_shortly_before_the_deadline(scene: Scene) -> None:
     async with scene.host():
         instruct(scene, "a", companions=())
         await arrived(scene, "a")  # the others hold the model
@@ -155,7 +155,7 @@ async def test_a_slow_member_is_waited_for_until_the_deadline_is_near(scene: Sce
         await arrived(scene, "c")
 
 
-async def test_an_abandoned_member_leaves_the_others(scene: Scene) -> None:
+async def test_sum_is_sent_without_a_client_whose_training_was_cancelled(scene: Scene) -> None:
     async with scene.host():
         instruct(scene, "a")
         await scene.fake.until(lambda: "a" in scene.fake.acknowledged)
@@ -169,7 +169,7 @@ async def test_an_abandoned_member_leaves_the_others(scene: Scene) -> None:
         await arrived(scene, "ac")
 
 
-async def test_a_host_that_was_stopped_makes_the_same_sum(scene: Scene) -> None:
+async def test_restarted_host_sends_the_same_sum(scene: Scene) -> None:
     scene.fake.hold_uploads = asyncio.Event()
     async with scene.host():
         instruct(scene, *NAMES)

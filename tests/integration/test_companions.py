@@ -21,7 +21,7 @@ async def groups(call: Any, run_id: str) -> Mapping[str, Sequence[str]]:
     return told
 
 
-async def test_companions_stay_the_same_when_the_coordinator_is_killed(tmp_path: Path) -> None:
+async def test_client_groups_are_the_same_after_the_coordinator_is_killed(tmp_path: Path) -> None:
     async with crash_federation(
         tmp_path, clients=3, hosts=2, count=3, rounds=1, start_hosts=False
     ) as federation:

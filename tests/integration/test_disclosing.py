@@ -82,7 +82,7 @@ async def asked(fake: FakeCoordinator, instruction: rpc.Instruction) -> rpc.Answ
     return await fake.answered(instruction.id)
 
 
-async def test_killed_at_any_moment_it_gives_one_disclosure_only(
+async def test_process_killed_while_disclosing_makes_one_disclosure(
     tmp_path: Path, federation: TestFederation, fake: FakeCoordinator
 ) -> None:
     ledger = tmp_path / "state" / "disclosures" / "client-0.json"
@@ -109,7 +109,7 @@ async def test_killed_at_any_moment_it_gives_one_disclosure_only(
     assert told.endswith("the same as before, nothing new was spent")
 
 
-async def test_asking_a_thousand_times_does_not_narrow_the_error(
+async def test_repeated_requests_receive_the_same_noisy_counts(
     tmp_path: Path, federation: TestFederation, fake: FakeCoordinator
 ) -> None:
     """The attack: average the noise away. With fresh draws, the mean of 1,000 would be as good as
@@ -129,7 +129,7 @@ async def test_asking_a_thousand_times_does_not_narrow_the_error(
     assert answers["more"].failure.reason == "DISCLOSURE_REFUSED"  # nor is there another draw
 
 
-async def test_its_owner_sees_what_left(
+async def test_disclosures_command_shows_each_disclosure_and_the_spent_epsilon(
     tmp_path: Path, federation: TestFederation, fake: FakeCoordinator
 ) -> None:
     async with host(tmp_path, federation, fake, epsilon=0.25, epsilon_budget=0.5):
@@ -157,7 +157,7 @@ async def shown(*arguments: str) -> str:
     return output.decode()
 
 
-async def test_it_decides_itself_what_leaves(
+async def test_host_discloses_only_what_its_own_policy_allows(
     tmp_path: Path, federation: TestFederation, fake: FakeCoordinator
 ) -> None:
     content = digits_model(tmp_path)

@@ -85,7 +85,9 @@ def filled(federation: Federation, *, leave_bytes: int) -> Path:
     return mounts.fill(federation.state, leave_bytes=leave_bytes)
 
 
-async def test_no_room_for_the_database(federation: Federation, undisturbed: str) -> None:
+async def test_disk_full_for_the_database_ends_the_coordinator_and_the_run_resumes(
+    federation: Federation, undisturbed: str
+) -> None:
     run_id = await federation.before_round_two()
     filler = filled(federation, leave_bytes=0)
     federation.points.release()
@@ -98,7 +100,9 @@ async def test_no_room_for_the_database(federation: Federation, undisturbed: str
     assert await federation.finished(run_id) == undisturbed
 
 
-async def test_no_room_for_updates(federation: Federation, undisturbed: str) -> None:
+async def test_disk_full_for_updates_fails_the_run_and_it_resumes(
+    federation: Federation, undisturbed: str
+) -> None:
     run_id = await federation.before_round_two()
     filler = filled(federation, leave_bytes=3 * MEGABYTE)  # one update, not two
     federation.points.release()
@@ -112,7 +116,7 @@ async def test_no_room_for_updates(federation: Federation, undisturbed: str) -> 
     assert await federation.finished(run_id) == undisturbed
 
 
-async def test_a_failure_to_tidy_up_ends_the_run_at_its_next_commit(
+async def test_failed_clean_up_fails_the_run_at_its_next_commit(
     federation: Federation,
 ) -> None:
     run_id = await federation.before_round_two("rounds=3")
@@ -129,7 +133,9 @@ async def test_a_failure_to_tidy_up_ends_the_run_at_its_next_commit(
     assert len(await federation.history(run_id)) == 2
 
 
-async def test_no_room_for_the_model(federation: Federation, undisturbed: str) -> None:
+async def test_disk_full_for_the_model_fails_the_run_and_it_resumes(
+    federation: Federation, undisturbed: str
+) -> None:
     federation.points.hold("weigh")
     run_id = await federation.start_run()
     await until(lambda: federation.points.reached("weigh"))
@@ -186,7 +192,9 @@ async def test_a_damaged_database_row_fails_its_run(
     assert await federation.finished(run_id) == undisturbed
 
 
-async def test_a_disk_that_is_read_only(federation: Federation, tmp_path: Path) -> None:
+async def test_coordinator_refuses_to_start_on_a_read_only_disk(
+    federation: Federation, tmp_path: Path
+) -> None:
     from support.federation import set_values
 
     await federation.kill_coordinator()

@@ -28,7 +28,7 @@ def disk(tmp_path: Path) -> Iterator[mounts.FailingDisk]:
         yield disk
 
 
-def test_a_disk_that_fails_under_open_updates_is_an_error_that_names_the_file(
+def test_read_error_of_an_open_update_names_the_file(
     tmp_path: Path, disk: mounts.FailingDisk
 ) -> None:
     model, update = tmp_path / "model", tmp_path / "state" / "update"

@@ -42,7 +42,9 @@ def everything_in(folder: Path) -> dict[str, bytes]:
     return {str(each): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
 
 
-def test_a_second_start_of_an_experiment_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_second_start_of_a_running_experiment_is_refused_and_changes_nothing(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "miniature.toml").write_text(EXPERIMENT)
     arguments = ("experiment", "miniature.toml", "--output", "results")
     with ResultsFolder(tmp_path / "results").opened():
@@ -59,7 +61,9 @@ def test_a_second_start_of_an_experiment_is_refused_and_changes_nothing(tmp_path
 
 
 @pytest.mark.parametrize(("option", "code"), [("--dry-run", 0), ("--report-only", 1)])
-def test_looking_at_an_experiment_makes_no_folder(option: str, code: int, tmp_path: Path) -> None:
+def test_report_or_dry_run_of_an_experiment_creates_no_folder(
+    option: str, code: int, tmp_path: Path
+) -> None:
     (tmp_path / "miniature.toml").write_text(EXPERIMENT)
     arguments = ("experiment", "miniature.toml", "--output", "nosuch", option)
     ended = run_program("potluck", *arguments, folder=tmp_path)
@@ -85,13 +89,17 @@ def test_a_second_demo_in_a_folder_is_refused_and_changes_nothing(tmp_path: Path
     "option",
     [("--hosts", "30"), ("--clients-per-round", "30"), ("--selector", "powr"), ("-o", "rounds=x")],
 )
-def test_a_demo_that_can_not_be_makes_no_folder(option: tuple[str, str], tmp_path: Path) -> None:
+def test_demo_with_invalid_options_creates_no_folder(
+    option: tuple[str, str], tmp_path: Path
+) -> None:
     ended = run_program("potluck", "demo", "--folder", "here", *option, folder=tmp_path)
     assert (ended.returncode, ended.stderr.count(b"\n")) == (1, 1)
     assert not list(tmp_path.iterdir())
 
 
-async def test_a_state_directory_is_one_coordinators_whatever_its_database(tmp_path: Path) -> None:
+async def test_second_coordinator_on_a_state_directory_is_refused_for_any_database(
+    tmp_path: Path,
+) -> None:
     values = {
         "state_directory": tmp_path / "state",
         "tls": make_federation(tmp_path / "pki").coordinator,
@@ -106,7 +114,7 @@ async def test_a_state_directory_is_one_coordinators_whatever_its_database(tmp_p
         pass
 
 
-def test_a_folder_is_free_again_once_its_holder_is_killed(tmp_path: Path) -> None:
+def test_folder_lock_is_released_when_its_process_is_killed(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD_AND_WAIT, str(tmp_path)],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Processes forked from one that has imported everything."""
+"""Processes that a fork server with all modules imported starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from potluck.deploy.local.forked_processes import AVAILABLE, ForkedProcesses
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="forks are for Linux")
 
 
-async def test_what_becomes_of_forked_processes(tmp_path: Path) -> None:
+async def test_forked_processes_report_their_exit_codes_and_logs(tmp_path: Path) -> None:
     forked = await ForkedProcesses.start(tmp_path / "server.log")
     try:
         missing = await forked.fork(
@@ -46,7 +46,7 @@ async def test_what_becomes_of_forked_processes(tmp_path: Path) -> None:
         await forked.close()
 
 
-async def test_a_fork_server_that_is_gone(tmp_path: Path) -> None:
+async def test_forking_after_the_fork_server_died_is_an_error(tmp_path: Path) -> None:
     forked = await ForkedProcesses.start(tmp_path / "server.log")
     host = await forked.fork("a host", "potluck-client", ["--help"], log=tmp_path / "host.log")
     forked.server.kill()
@@ -71,7 +71,7 @@ asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
 """
 
 
-def test_forked_processes_end_with_a_fork_server_that_is_killed(tmp_path: Path) -> None:
+def test_killing_the_fork_server_ends_its_processes(tmp_path: Path) -> None:
     sizes = "expected_clients = 1\nclients_per_round = 1\nrounds = 1\n"
     run_file = f'{sizes}[task]\nname = "digits"\nclients = 1\n'
     with reserved_port() as port:  # no process listens there

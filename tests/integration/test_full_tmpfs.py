@@ -1,5 +1,5 @@
-"""Files with holes on a full tmpfs: to read a hole by a mapped page needs a page that is not there,
-and the kernel ends a process that touches it with SIGBUS."""
+"""Sparse files on a full tmpfs. Reading a hole through a memory map needs a free page; without one,
+the kernel kills the process with SIGBUS."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def test_a_file_with_holes_is_served(folder: Path) -> None:
+def test_sparse_file_on_a_full_tmpfs_is_served(folder: Path) -> None:
     digest = write_tensors(folder / "model", ZEROS)
     mounts.fill(folder, leave_bytes=0)
     chunks = [chunk_of(message) for message in file_messages(folder / "model", 0)]
     assert digest_of(b"".join(chunk for chunk in chunks if chunk is not None)) == digest.blake3
 
 
-def test_a_received_file_with_holes_is_verified(folder: Path) -> None:
+def test_received_sparse_file_on_a_full_tmpfs_is_verified(folder: Path) -> None:
     content = b"\x01" + bytes(4 * MEGABYTE)
     blake3, size = digest_of(content), len(content)
     receiver = FileReceiver(folder / "file", blake3=blake3, size=size, offset=0, maximum=size)
@@ -46,14 +46,14 @@ def test_a_received_file_with_holes_is_verified(folder: Path) -> None:
     receiver.close()
 
 
-def test_a_draft_with_holes_gets_its_digest(folder: Path) -> None:
+def test_sparse_draft_on_a_full_tmpfs_is_digested(folder: Path) -> None:
     with drafted(folder / "model", Layout.of(ZEROS)) as draft:
         draft.put("weight", 0, ZEROS["weight"])
         mounts.fill(folder, leave_bytes=0)
         assert draft.finish() == write_tensors(folder.parent / "same", ZEROS)
 
 
-def test_arrays_with_holes_are_read(folder: Path) -> None:
+def test_arrays_of_a_sparse_file_on_a_full_tmpfs_are_read(folder: Path) -> None:
     write_tensors(folder / "model", ZEROS)
     mounts.fill(folder, leave_bytes=0)
     with open_tensors(folder / "model") as file:

@@ -108,7 +108,7 @@ async def refusal(connection: grpc.aio.Channel, method: MethodDescriptor, *says:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.full_name)
-async def test_bytes_that_are_no_message_are_refused_for_what_they_are(
+async def test_invalid_protobuf_bytes_are_refused_as_a_protocol_violation(
     federation: Federation, method: MethodDescriptor
 ) -> None:
     operator = federation.files.operator
@@ -123,7 +123,7 @@ async def test_bytes_that_are_no_message_are_refused_for_what_they_are(
     assert "Traceback" not in log_of(federation).read_text()
 
 
-async def test_bytes_that_are_no_message_after_good_ones(federation: Federation) -> None:
+async def test_invalid_bytes_after_a_valid_message_are_refused(federation: Federation) -> None:
     attend = METHODS[0]
     assert attend.name == "Attend"
     async with RawHost.of(federation.files.hosts[2]) as host:
@@ -132,7 +132,7 @@ async def test_bytes_that_are_no_message_after_good_ones(federation: Federation)
 
 
 @pytest.mark.slow  # the count is told when the log's interval is over
-async def test_ten_thousand_refusals_are_a_few_lines_and_a_count(federation: Federation) -> None:
+async def test_ten_thousand_refused_calls_are_logged_as_a_count(federation: Federation) -> None:
     locate = next(method for method in METHODS if method.name == "LocateUpload")
     before = await asyncio.to_thread(violations, federation)
     size = log_of(federation).stat().st_size
@@ -154,7 +154,9 @@ async def test_ten_thousand_refusals_are_a_few_lines_and_a_count(federation: Fed
     await until(lambda: counted() >= 9_999, "the refusals that were held back are told")
 
 
-async def test_a_certificate_that_expires_ends_what_it_began(federation: Federation) -> None:
+async def test_certificate_that_expires_ends_open_streams_and_new_calls(
+    federation: Federation,
+) -> None:
     """TLS looks at it once, when the connection is made; the coordinator with every call."""
     folder = federation.files.folder / "pki"
     begun = datetime.now(UTC) - timedelta(days=1) + timedelta(seconds=12)

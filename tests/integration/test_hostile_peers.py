@@ -220,7 +220,9 @@ UPLOADS: dict[str, tuple[Upload, Refusal]] = {
 }
 
 
-async def test_uploads_that_break_the_protocol(federation: Federation, hostile: RawHost) -> None:
+async def test_uploads_that_violate_the_protocol_are_refused(
+    federation: Federation, hostile: RawHost
+) -> None:
     async with (
         selected(federation, hostile) as (run_id, instruction, _),
         memory_stays_flat(federation),
@@ -242,7 +244,7 @@ async def test_uploads_that_break_the_protocol(federation: Federation, hostile: 
     }
 
 
-async def test_an_older_upload_that_arrives_late_does_not_touch_a_newer_one(
+async def test_delayed_older_upload_does_not_overwrite_a_newer_one(
     federation: Federation, hostile: RawHost
 ) -> None:
     async with selected(federation, hostile) as (run_id, instruction, _):
@@ -325,7 +327,7 @@ def changed(content: bytes, folder: Path, change: Callable[[dict[str, Any]], Non
     ],
     ids=["NaN", "shape", "tensor", "truncated", "empty", "zeros", "header of 2^60 bytes"],
 )
-async def test_updates_that_are_none(
+async def test_invalid_update_is_refused_and_its_client_fails(
     federation: Federation,
     hostile: RawHost,
     tmp_path: Path,
@@ -366,7 +368,7 @@ CONTROL = "auxiliary/control/ballast"
     ],
     ids=["NaN", "infinite", "missing", "shape", "type", "another", "NaN in the weights"],
 )
-async def test_auxiliary_tensors_that_are_none(
+async def test_invalid_auxiliary_tensors_are_refused_and_their_client_fails(
     federation: Federation,
     hostile: RawHost,
     tmp_path: Path,
@@ -394,7 +396,7 @@ async def test_auxiliary_tensors_that_are_none(
     assert states == {"client-0": INCLUDED, "client-1": INCLUDED, ME: FAILED}
 
 
-async def test_messages_that_would_swell(federation: Federation) -> None:
+async def test_decompression_bomb_is_refused(federation: Federation) -> None:
     """Four megabytes of gzip hold four gigabytes."""
     async with RawHost.of(federation.files.hosts[2]) as host, memory_stays_flat(federation):
 
@@ -413,7 +415,7 @@ async def drained(call: Any) -> None:
         pass
 
 
-async def test_a_file_shortened_while_it_is_served_fails_its_call_alone(
+async def test_file_truncated_while_it_is_served_fails_only_that_call(
     federation: Federation, hostile: RawHost
 ) -> None:
     content = bytes(64 * MEGABYTE)  # more than waits on a connection
@@ -432,7 +434,7 @@ async def test_a_file_shortened_while_it_is_served_fails_its_call_alone(
     await honest_round(federation)
 
 
-async def test_a_coordinator_without_descriptors_names_the_limit_and_goes_on(
+async def test_coordinator_without_file_descriptors_names_the_limit_and_recovers(
     federation: Federation, hostile: RawHost
 ) -> None:
     pid = await federation.processes.until_ready()
@@ -490,7 +492,7 @@ async def test_a_coordinator_without_descriptors_names_the_limit_and_goes_on(
         "endless hello",
     ],
 )
-async def test_control_streams_that_break_the_protocol(
+async def test_control_streams_that_violate_the_protocol_are_refused(
     hostile: RawHost, messages: list[rpc.AttendRequest], expected: Refusal
 ) -> None:
     assert await hostile.talk(*messages) == expected
@@ -506,7 +508,7 @@ async def test_control_streams_that_break_the_protocol(
     ],
     ids=["before versions were compared", "older", "newer", "with more to agree on"],
 )
-async def test_hosts_of_other_releases_are_refused_at_hello(
+async def test_host_of_an_incompatible_release_is_refused_at_hello(
     hostile: RawHost, versions: dict[str, int], told: str, mover: str
 ) -> None:
     said = hello(ME)
@@ -522,7 +524,9 @@ async def test_hosts_of_other_releases_are_refused_at_hello(
     assert error.message.endswith(f"; upgrade Potluck on {mover}")
 
 
-async def test_what_is_said_of_others_is_ignored(federation: Federation, hostile: RawHost) -> None:
+async def test_answers_about_clients_of_other_hosts_are_ignored(
+    federation: Federation, hostile: RawHost
+) -> None:
     async with selected(federation, hostile, "round.quorum=0.3") as (run_id, instruction, call):
         for other in ("client-0", "client-1"):
             name = instruction.id.replace(ME, other)
@@ -545,7 +549,9 @@ async def test_what_is_said_of_others_is_ignored(federation: Federation, hostile
     assert states == {"client-0": INCLUDED, "client-1": INCLUDED, ME: FAILED}
 
 
-async def test_certificates_are_good_for_one_service(federation: Federation) -> None:
+async def test_certificate_of_one_role_is_refused_by_the_service_of_another(
+    federation: Federation,
+) -> None:
     operator = federation.files.operator
     refused = (Status.PERMISSION_DENIED, "IDENTITY_REFUSED")
     async with RawHost(operator.coordinator, operator.tls) as host:
@@ -564,7 +570,7 @@ async def test_certificates_are_good_for_one_service(federation: Federation) -> 
 # Slowness and numbers ----------------------------------------------------------------------------
 
 
-async def test_a_slow_drip_does_not_hold_a_place(federation: Federation, hostile: RawHost) -> None:
+async def test_too_slow_upload_is_cut_off(federation: Federation, hostile: RawHost) -> None:
     async with selected(federation, hostile) as (run_id, instruction, _):
         content = await hostile.fetch(instruction.train.model)
 
@@ -584,7 +590,7 @@ async def test_a_slow_drip_does_not_hold_a_place(federation: Federation, hostile
         await federation.operator.stop_run(run_id)
 
 
-async def test_a_download_nobody_reads_does_not_hold_a_place(
+async def test_unread_downloads_do_not_block_other_hosts(
     federation: Federation, hostile: RawHost
 ) -> None:
     large = "task.parameters=16000000"
@@ -600,7 +606,9 @@ async def test_a_download_nobody_reads_does_not_hold_a_place(
         await federation.operator.stop_run(run_id)
 
 
-async def test_ten_thousand_streams(federation: Federation) -> None:
+async def test_ten_thousand_streams_are_refused_without_memory_growth(
+    federation: Federation,
+) -> None:
     refusals: list[Refusal] = []
     async with contextlib.AsyncExitStack() as stack, memory_stays_flat(federation):
         hosts = [

@@ -120,7 +120,7 @@ async def states(federation: Federation, run_id: str) -> Mapping[str, int]:
     return {member.client_id: member.state for member in committed.members}
 
 
-async def test_a_client_is_in_one_sum_of_its_own_host(
+async def test_host_can_sum_only_its_own_clients_and_each_once(
     federation: Federation, tmp_path: Path
 ) -> None:
     async with told_to_train(federation) as told:
@@ -186,7 +186,7 @@ def wider_than_needed(path: Path, told: Told) -> bytes:
 
 
 @pytest.mark.parametrize("made", [out_of_range, of_others, of_another_model, wider_than_needed])
-async def test_a_sum_that_cannot_be_takes_its_members_along(
+async def test_invalid_sum_fails_only_its_members(
     federation: Federation, tmp_path: Path, made: Callable[[Path, Told], bytes]
 ) -> None:
     """Only those members: the honest host's client completes the round."""
@@ -202,7 +202,7 @@ async def test_a_sum_that_cannot_be_takes_its_members_along(
     }
 
 
-async def test_who_tells_too_many_samples_costs_the_attempt(
+async def test_excessive_sample_count_in_a_sum_ends_the_attempt(
     federation: Federation, tmp_path: Path
 ) -> None:
     """A part of a sum can't get a lower weight, so the round is repeated without that client."""

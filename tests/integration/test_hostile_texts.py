@@ -1,5 +1,5 @@
-"""Whatever a host says, nothing of it steers a terminal: in the database, in the log, in what the
-operator's commands print."""
+"""Texts that hosts send contain no control sequences in the database, in the log or in the output
+of the operator's commands."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 @example(reason=FORGED, message=TITLE, device=TITLE, name=TURNED)
 @example(reason=MARKUP, message=MARKUP, device=MARKUP, name=MARKUP)
 @example(reason="x" * 100_000, message=FORGED * 1000, device=TURNED, name=TITLE)
-async def test_whatever_a_host_says_is_plain_where_it_is_kept_and_shown(
+async def test_hostile_texts_of_hosts_are_stored_and_logged_as_plain_text(
     federation: Federation, reason: str, message: str, device: str, name: str
 ) -> None:
     async with RawHost.of(federation.files.hosts[2]) as host:

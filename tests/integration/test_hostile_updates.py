@@ -1,4 +1,4 @@
-"""Updates that would make the model one host's own: of too many samples, or of absurd numbers.
+"""Updates that try to dominate the model: with too many samples, or with absurd numbers.
 
 A coordinator process, two honest hosts with 32 samples each, and a third that lies.
 """
@@ -90,7 +90,7 @@ async def ballast_of(federation: Federation, run_id: str, folder: Path) -> NDArr
     ],
     ids=["by default", "multiple", "maximum"],
 )
-async def test_who_tells_too_many_samples_counts_with_few(
+async def test_excessive_sample_count_gets_a_capped_weight(
     federation: Federation, tmp_path: Path, limits: list[str], counts: int
 ) -> None:
     report = transfer_pb2.TrainingReport(samples=MOST_SAMPLES, steps=3, seconds=0.1, loss=1.0)
@@ -110,7 +110,7 @@ async def test_who_tells_too_many_samples_counts_with_few(
     assert alarm in federation.files.log("coordinator").read_text()
 
 
-async def test_absurd_numbers_cost_the_round_one_update_and_their_sender_the_rest(
+async def test_absurd_update_is_rejected_and_its_client_is_not_selected_again(
     federation: Federation, tmp_path: Path
 ) -> None:
     for _ in range(3):

@@ -111,7 +111,7 @@ async def scanned(
     [run_file(PLAIN + KEEP), run_file(PLAIN + KEEP + SHORT)],
     ids=["plain", "int8"],
 )
-async def test_what_clients_keep_is_never_sent(
+async def test_tensors_that_clients_keep_are_never_sent(
     members: Members, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     heads, traffic, files = await scanned(members, tmp_path, monkeypatch, text)
@@ -130,7 +130,7 @@ async def test_what_clients_keep_is_never_sent(
     assert set(weights) == last
 
 
-async def test_the_search_finds_what_is_sent(
+async def test_scan_finds_tensors_that_are_sent(
     members: Members, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads, traffic, files = await scanned(members, tmp_path, monkeypatch, run_file(PLAIN))

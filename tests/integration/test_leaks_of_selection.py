@@ -111,14 +111,18 @@ async def with_noise(
         yield await play(federation, "noisy", rounds=4)
 
 
-async def test_differences_of_sums_give_whoever_was_added(by_protocol: Played) -> None:
+async def test_differencing_sums_reveals_the_counts_of_each_added_client(
+    by_protocol: Played,
+) -> None:
     found = by_differencing(by_protocol.received)
     added = {client for cohort in by_protocol.cohorts for client in cohort[5:6]}
     assert found.keys() == added
     assert found == {client: by_protocol.truth[client] for client in added}
 
 
-async def test_random_sums_give_everybody_in_the_end(by_protocol: Played) -> None:
+async def test_intersecting_random_sums_reveals_the_counts_of_all_clients(
+    by_protocol: Played,
+) -> None:
     sums = by_protocol.received.first
     assert all(len(clients) == 5 for clients, _ in sums)
     assert by_intersection(sums) == by_protocol.truth
@@ -126,7 +130,7 @@ async def test_random_sums_give_everybody_in_the_end(by_protocol: Played) -> Non
     assert early == {}
 
 
-async def test_distances_give_clients_who_were_not_selected(by_protocol: Played) -> None:
+async def test_label_distances_reveal_the_counts_of_unselected_clients(by_protocol: Played) -> None:
     asked = {each.client for each in by_protocol.received.told}
     found = by_distances(by_protocol.received)
     assert found == {client: by_protocol.truth[client] for client in found}
@@ -135,7 +139,7 @@ async def test_distances_give_clients_who_were_not_selected(by_protocol: Played)
     assert set(found) <= asked
 
 
-async def test_whoever_tells_zero_is_always_selected(
+async def test_client_that_reports_distance_zero_is_selected_in_unsafe_mode_only(
     by_protocol: Played,
     by_cells: Played,
     with_noise: Played,
@@ -162,7 +166,7 @@ async def test_whoever_tells_zero_is_always_selected(
     assert played["noisy"] == with_noise.cohorts
 
 
-async def test_cells_give_nobody(by_cells: Played) -> None:
+async def test_sums_over_cells_reveal_no_client(by_cells: Played) -> None:
     received = by_cells.received
     assert received.sums
     assert received.told == []
@@ -172,7 +176,7 @@ async def test_cells_give_nobody(by_cells: Played) -> None:
     assert all(len(clients) >= 5 for clients, _ in received.sums)
 
 
-async def test_noisy_counts_are_all_there_is_to_learn(with_noise: Played) -> None:
+async def test_noisy_mode_reveals_noisy_counts_only(with_noise: Played) -> None:
     received, truth = with_noise.received, with_noise.truth
     assert [len(clients) for clients, _ in received.sums] == [CLIENTS]
     assert received.told == []
@@ -190,7 +194,7 @@ async def test_noisy_counts_are_all_there_is_to_learn(with_noise: Played) -> Non
         assert apart.tolist() == (-np.delete(noise, place, axis=0).sum(axis=0)).tolist()
 
 
-async def test_nobody_takes_part_without_being_asked(members: Members, tmp_path: Path) -> None:
+async def test_clients_whose_policy_refuses_are_in_no_sum(members: Members, tmp_path: Path) -> None:
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(members.names[:3], disclosure=WILLING)
         await federation.start(members.names[3:])
@@ -209,7 +213,7 @@ async def test_nobody_takes_part_without_being_asked(members: Members, tmp_path:
             assert federation.ledger(name).of(name).uploads == []
 
 
-async def test_owners_are_told_what_it_gives_away(by_protocol: Played) -> None:
+async def test_disclosure_records_list_the_leaks_of_selection(by_protocol: Played) -> None:
     folder = by_protocol.federation.folder / "host-3"
     lines = list(Records(folder, WILLING).lines())
     assert [line.strip() for line in lines if line.strip() in LEAKS] == list(LEAKS)

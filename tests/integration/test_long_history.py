@@ -60,7 +60,7 @@ async def told(operator: OperatorClient, **asked: int) -> list[int]:
         return [e.committed.round async for e in events if e.WhichOneof("event") == "committed"]
 
 
-async def test_an_operator_sees_as_much_of_the_past_as_asked_for(
+async def test_operator_receives_the_requested_number_of_past_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = list(range(1, ROUNDS + 1))
@@ -81,7 +81,7 @@ async def test_an_operator_sees_as_much_of_the_past_as_asked_for(
         assert clients == sorted(f"c{number}" for number in range(RUNS))
 
 
-async def test_watching_begins_with_the_newest_rounds(tmp_path: Path) -> None:
+async def test_watching_a_long_run_shows_its_newest_rounds(tmp_path: Path) -> None:
     output = io.StringIO()
     async with old_coordinator(tmp_path) as operator:
         view = await follow(operator, RUN.run_id, LinesDisplay(output), newest_rounds=5)

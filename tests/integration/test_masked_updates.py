@@ -77,7 +77,9 @@ async def measures(federation: SumFederation, run_id: str) -> list[Mapping[str, 
     return [row.metrics for row in rounds]
 
 
-async def test_a_masked_run_is_the_open_one_within_the_bound(federation: SumFederation) -> None:
+async def test_masked_run_gives_the_model_of_the_open_run_within_the_bound(
+    federation: SumFederation,
+) -> None:
     masked = await federation.finished(MASKED + UNEVALUATED + RUN_FILE)
     assert masked.state is RunState.FINISHED, masked.reason
     opened = await federation.finished(UNEVALUATED + RUN_FILE)
@@ -102,7 +104,7 @@ async def test_a_masked_run_is_the_open_one_within_the_bound(federation: SumFede
         '"fednova", momentum = 0.5',
     ],
 )
-async def test_strategies_that_average_have_the_model_they_would_have(
+async def test_averaging_strategies_give_the_same_model_with_and_without_masks(
     federation: SumFederation, strategy: str
 ) -> None:
     """Clients differ in size and steps, and there is a proximal term."""
@@ -118,7 +120,7 @@ async def test_strategies_that_average_have_the_model_they_would_have(
         assert np.abs(array - other[name]).max() < 1e-4, name
 
 
-async def test_label_entropies_are_told_where_updates_are_masked(
+async def test_hics_fl_selects_the_same_with_and_without_masks(
     federation: SumFederation,
 ) -> None:
     """The selector looks at no update, and chooses as it would of open ones."""
@@ -147,7 +149,7 @@ async def sums_of(federation: SumFederation, run_id: str) -> list[SessionRecord]
         (MessageType.CERTIFICATE, True),
     ],
 )
-async def test_clients_that_fall_silent_are_left_out_or_counted(
+async def test_clients_silent_before_their_upload_are_excluded_and_after_it_counted(
     federation: SumFederation, stage: MessageType, counted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quiet = ["client-1", "client-4"]
@@ -166,7 +168,7 @@ async def test_clients_that_fall_silent_are_left_out_or_counted(
 
 
 @pytest.mark.parametrize("stage", [MessageType.ROSTER, MessageType.DELIVERY, MessageType.SURVIVORS])
-async def test_with_too_few_left_the_round_is_tried_again_with_other_keys(
+async def test_round_with_too_few_survivors_is_retried_with_new_keys(
     federation: SumFederation, stage: MessageType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Losing three of seven is one too many, at first; no client is told to give up."""
@@ -199,7 +201,7 @@ def attempt_of(federation: SumFederation, run_id: str) -> int:
         ({"sum_colluding_hosts": 3}, "policy: 2 hosts are assumed to collude, this client"),
     ],
 )
-async def test_clients_refuse_less_than_their_policy(
+async def test_clients_refuse_masked_rounds_weaker_than_their_policy(
     members: Members, tmp_path: Path, disclosure: dict[str, Any], why: str
 ) -> None:
     async with sum_federation(members, tmp_path) as federation:
@@ -211,7 +213,7 @@ async def test_clients_refuse_less_than_their_policy(
             assert federation.ledger(name).of(name).uploads == []
 
 
-async def test_stricter_clients_are_heeded_where_the_run_asks_for_as_much(
+async def test_clients_with_stricter_policies_join_a_run_that_meets_them(
     members: Members, tmp_path: Path
 ) -> None:
     async with sum_federation(members, tmp_path) as federation:
@@ -225,7 +227,7 @@ async def test_stricter_clients_are_heeded_where_the_run_asks_for_as_much(
 
 
 @pytest.mark.parametrize("failing", ["update", "training"])
-async def test_training_that_fails_is_counted_in_the_sum_and_seen_nowhere_else(
+async def test_failed_training_in_a_masked_round_does_not_identify_its_client(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     """The coordinator receives the same of this client as of the others."""
@@ -256,7 +258,7 @@ async def test_training_that_fails_is_counted_in_the_sum_and_seen_nowhere_else(
     assert not any("client-3" in text for text in said)
 
 
-async def test_uploads_that_nobody_vouches_for_are_refused_and_the_others_go_on(
+async def test_unsigned_or_malformed_masked_uploads_are_refused_and_the_round_continues(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One client's word is for another file, another's file has another form."""
@@ -287,19 +289,23 @@ async def test_uploads_that_nobody_vouches_for_are_refused_and_the_others_go_on(
     assert "masked update refused" in troubles["client-4"]
 
 
-async def test_large_changes_are_cut_off_and_counted(federation: SumFederation) -> None:
+async def test_clipped_parameter_changes_are_counted_in_a_warning(
+    federation: SumFederation,
+) -> None:
     row, said = await federation.watched(ONE_ROUND + "masking.clip = 1e-4\n")
     assert row.state is RunState.FINISHED
     assert any("changes of single parameters were cut off at ±0.0001" in text for text in said)
 
 
-async def test_without_a_root_a_run_is_refused(members: Members, tmp_path: Path) -> None:
+async def test_masked_run_without_a_federation_root_is_refused(
+    members: Members, tmp_path: Path
+) -> None:
     async with sum_federation(members, tmp_path, rooted=False) as federation:
         with pytest.raises(ConfigurationError, match="secure_aggregation needs a federation root"):
             await federation.coordinator.start_run(ONE_ROUND)
 
 
-async def test_a_federation_on_too_few_hosts_is_refused(members: Members, tmp_path: Path) -> None:
+async def test_masked_run_on_too_few_hosts_is_refused(members: Members, tmp_path: Path) -> None:
     more_hosts = ONE_ROUND.replace(f"= {CLIENTS}", f"= {CLIENTS + 1}")
     why = f"on {CLIENTS + 1} hosts, and the federation's {CLIENTS} members are on {CLIENTS}; add"
     async with sum_federation(members, tmp_path) as federation:
@@ -312,7 +318,7 @@ def has_released_twice(federation: SumFederation, client: str) -> bool:
     return len(federation.ledger(client).of(client).releases) == 2
 
 
-async def test_owners_and_operators_see_which_rounds_a_client_was_in(
+async def test_owners_and_operators_can_list_the_masked_rounds_of_a_client(
     federation: SumFederation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = await federation.finished(MASKED + RUN_FILE)
@@ -337,7 +343,7 @@ async def test_owners_and_operators_see_which_rounds_a_client_was_in(
     ), lines
 
 
-async def test_a_selector_that_limits_single_clients_does_not_go_with_masks(
+async def test_selector_that_limits_samples_per_client_is_refused_with_masks(
     federation: SumFederation,
 ) -> None:
     selector = 'selector = {name = "kl", truncate = true}\n'

@@ -154,11 +154,13 @@ def lanes(**changes: Any) -> Edit:
         pytest.param(header(lambda _: {"weight_bound": 2**50}), "wrap", id="weights that wrap"),
     ],
 )
-async def test_false_headers_are_refused(federation: SumFederation, edit: Edit, rule: str) -> None:
+async def test_clients_refuse_forged_headers(
+    federation: SumFederation, edit: Edit, rule: str
+) -> None:
     assert await refusal(federation, MessageType.INVITATION, edit) == rule
 
 
-async def test_counts_are_not_given_as_updates(federation: SumFederation) -> None:
+async def test_clients_refuse_to_sum_counts_as_updates(federation: SumFederation) -> None:
     outcome = await federation.sum(kind=SumKind.UPDATE)
     assert outcome.total is None
     assert outcome.record.refusals == dict.fromkeys(federation.members.names, "policy")
@@ -181,7 +183,7 @@ async def test_counts_are_not_given_as_updates(federation: SumFederation) -> Non
         ),
     ],
 )
-async def test_false_exchanges_are_refused(
+async def test_clients_refuse_forged_key_exchanges(
     federation: SumFederation, kind: MessageType, edit: Edit, rule: str
 ) -> None:
     assert await refusal(federation, kind, edit) == rule
@@ -210,7 +212,7 @@ async def test_false_exchanges_are_refused(
         ),
     ],
 )
-async def test_what_is_false_at_the_end_is_refused(
+async def test_clients_refuse_forged_messages_after_their_upload(
     federation: SumFederation, kind: MessageType, edit: Edit, rule: str
 ) -> None:
     """The victim's update is in the sum, which the others complete; its shares are not given."""

@@ -1,4 +1,4 @@
-"""Clients' updates are in nothing that a coordinator receives, keeps, logs or measures.
+"""A coordinator receives, stores, logs and exports nothing of a client's masked update.
 
 Each client's update, number of samples and loss are numbers that occur nowhere else; the messages
 that are searched are the coordinator's own, inside TLS. The same search finds all of them where a
@@ -108,13 +108,13 @@ async def scanned(
     return salted.found(places)
 
 
-async def test_nothing_of_an_update_is_in_what_the_coordinator_sees_or_keeps(
+async def test_coordinator_receives_and_stores_nothing_of_a_masked_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert await scanned(tmp_path, monkeypatch, capfd) == set()
 
 
-async def test_updates_without_masks_are_found(
+async def test_scan_finds_updates_without_masks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def unmasked(self: Masking, lane: str, words: Any, first: int = 0) -> None:

@@ -74,7 +74,9 @@ async def arrived(federation: SumFederation) -> None:
     await until(lambda: all(each.read_bytes() == newest(federation) for each in kept))
 
 
-async def test_hosts_get_the_membership_from_the_coordinator(federation: SumFederation) -> None:
+async def test_hosts_receive_a_new_membership_from_the_coordinator(
+    federation: SumFederation,
+) -> None:
     outcome = await federation.sum()
     assert outcome.total is not None, outcome.explain()
     renew_members(federation.members.root, federation.members.names, soon=ENDS_SOON)
@@ -97,7 +99,7 @@ async def test_an_older_or_foreign_membership_is_refused(
             await operator.install_membership((tmp_path / "other/members.json").read_bytes())
 
 
-async def test_keys_are_replaced_amid_masked_rounds(
+async def test_member_keys_are_replaced_between_masked_rounds(
     federation: SumFederation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The round under way ends with the old keys, the next one has the new ones."""
@@ -132,7 +134,7 @@ async def test_keys_are_replaced_amid_masked_rounds(
         assert len(federation.ledger(name).of(name).releases) >= 1
 
 
-async def test_a_round_goes_on_without_a_member_that_is_revoked(
+async def test_masked_round_continues_without_a_revoked_member(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, names = federation.members.root, federation.members.names
@@ -161,7 +163,7 @@ async def test_a_round_goes_on_without_a_member_that_is_revoked(
     assert sorted(outcome.record.clients) == others  # it is not invited any more
 
 
-async def test_a_total_is_summed_anew_without_a_member_that_is_revoked_amid_it(
+async def test_secure_sum_is_repeated_without_a_member_revoked_meanwhile(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = federation.members.names

@@ -90,7 +90,7 @@ async def test_a_finished_run_counts_each_round_and_member_once(scene: Scene) ->
     assert scene.counted("potluck_runs_ended_total") == {"finished": 1}
 
 
-async def test_pretraining_is_no_run_of_its_own(scene: Scene) -> None:
+async def test_pretraining_is_not_counted_as_a_run(scene: Scene) -> None:
     row = await scene.federation.coordinator.start_run(PRETRAINING)
     under_way = partial(scene.value, "potluck_runs_under_way")
     seen: set[float] = set()
@@ -108,7 +108,7 @@ async def test_pretraining_is_no_run_of_its_own(scene: Scene) -> None:
     assert scene.value("potluck_runs_resumed_total") == 0
 
 
-async def test_a_run_that_can_not_be_resumed_shows_at_once_that_it_failed(
+async def test_run_that_cannot_be_resumed_is_counted_as_failed_at_the_start(
     members: Members, tmp_path: Path
 ) -> None:
     state = tmp_path / "coordinator"
@@ -126,7 +126,7 @@ async def test_a_run_that_can_not_be_resumed_shows_at_once_that_it_failed(
         assert scene.value("potluck_member_records_expiry_timestamp_seconds") > begun
 
 
-async def test_a_run_under_way_names_the_hosts_that_it_misses(scene: Scene) -> None:
+async def test_metrics_name_the_disconnected_hosts_of_a_run(scene: Scene) -> None:
     federation = scene.federation
     row = await federation.coordinator.start_run(RUN_FILE.replace("rounds = 2", "rounds = 1000"))
     await until(lambda: scene.counted("potluck_run_committed_rounds", "run").get(row.run_id, 0) > 0)

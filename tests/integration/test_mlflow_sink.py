@@ -12,7 +12,9 @@ from support.tracked import TRACKED
 from potluck.integrations.trackers.mlflow_sink import Mlflow
 
 
-def test_a_server_that_is_away_is_an_error_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_mlflow_server_is_an_error_within_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
         monkeypatch.setenv(name, "to be put back")
         del os.environ[name]

@@ -45,19 +45,21 @@ async def get(address: str, path: str) -> tuple[int, bytes]:
         ("[::1]:9464", ("::1", 9464)),
     ],
 )
-def test_a_port_alone_is_on_loopback(text: str, address: tuple[str, int]) -> None:
+def test_metrics_port_without_a_host_listens_on_loopback(
+    text: str, address: tuple[str, int]
+) -> None:
     assert parse_address(text) == address
 
 
 @pytest.mark.parametrize(
     "text", ["metrics", "1.2.3.4", "a:b", "127.0.0.1:65536", "::1:80", "a b:1"]
 )
-def test_other_addresses_are_refused_by_name(text: str) -> None:
+def test_invalid_metrics_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="is not HOST:PORT"):
         parse_address(text)
 
 
-async def test_metrics_health_and_readiness() -> None:
+async def test_metrics_health_and_readiness_are_served() -> None:
     why = "still importing"
     async with monitoring("127.0.0.1:0", INSTRUMENTS, lambda: why) as address:
         for path in ("/metrics", "/metrics?name=x"):
@@ -71,7 +73,7 @@ async def test_metrics_health_and_readiness() -> None:
         assert (await get(address, "/etc/passwd"))[0] == 404
 
 
-async def test_nothing_else_is_understood() -> None:
+async def test_other_methods_and_invalid_requests_are_refused() -> None:
     async with monitoring("0", INSTRUMENTS) as address:
         assert (await ask(address, b"POST /metrics HTTP/1.1\r\n\r\n"))[0] == 405
         assert (await ask(address, b"\x16\x03\x01\r\n\r\n"))[0] == 400
@@ -80,7 +82,7 @@ async def test_nothing_else_is_understood() -> None:
         assert b"Content-Length: 3" in head
 
 
-async def test_a_request_without_end_does_not_take_the_address_from_others() -> None:
+async def test_endless_request_does_not_block_other_requests() -> None:
     async with monitoring("0", INSTRUMENTS) as address:
         port = int(address.rpartition(":")[2])
         sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
@@ -93,7 +95,7 @@ async def test_a_request_without_end_does_not_take_the_address_from_others() -> 
                 each.close()
 
 
-async def test_nothing_listens_without_an_address_and_after_the_end() -> None:
+async def test_metrics_server_listens_only_with_an_address_and_until_closed() -> None:
     async with monitoring("", INSTRUMENTS) as address:
         assert address == ""
     async with monitoring("0", INSTRUMENTS) as address:
@@ -102,7 +104,7 @@ async def test_nothing_listens_without_an_address_and_after_the_end() -> None:
         await get(address, "/healthz")
 
 
-async def test_a_port_in_use_is_named() -> None:
+async def test_metrics_port_in_use_is_an_error_that_names_the_address() -> None:
     async with monitoring("0", INSTRUMENTS) as address:
         with pytest.raises(UnreachableError, match=address):
             async with monitoring(address, INSTRUMENTS):
@@ -148,7 +150,7 @@ async def scraped(address: str, tls: ssl.SSLContext) -> bytes:
         writer.close()
 
 
-async def test_scrapers_with_a_certificate_are_served(parties: TestFederation) -> None:
+async def test_scraper_with_an_allowed_certificate_is_served(parties: TestFederation) -> None:
     tls = serving(parties.coordinator, "operator")
     async with monitoring("0", INSTRUMENTS, tls=tls) as address:
         answer = await scraped(address, asking(tls.authority, parties.operator))
@@ -156,7 +158,9 @@ async def test_scrapers_with_a_certificate_are_served(parties: TestFederation) -
     assert b"potluck_build_info" in answer
 
 
-async def test_others_are_not(parties: TestFederation, federation: TestFederation) -> None:
+async def test_scraper_without_an_allowed_certificate_is_refused(
+    parties: TestFederation, federation: TestFederation
+) -> None:
     tls = serving(parties.coordinator, "operator")
     async with monitoring("0", INSTRUMENTS, tls=tls) as address:
         for files in (None, federation.operator, federation.hosts["host-0"]):
@@ -174,7 +178,7 @@ async def test_others_are_not(parties: TestFederation, federation: TestFederatio
         assert unnamed.startswith(b"HTTP/1.1 403 ")
 
 
-def test_certificates_that_could_pose_as_the_coordinator_are_refused(
+def test_metrics_certificate_that_could_impersonate_the_coordinator_is_refused(
     parties: TestFederation, federation: TestFederation
 ) -> None:
     serving(parties.coordinator, "operator").check(federation.hosts["host-0"])

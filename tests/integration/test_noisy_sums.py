@@ -1,6 +1,6 @@
-"""Totals and cells as runs have them unless they say otherwise: with noise, and paid for once.
+"""Totals and cell sums with the default noise: each is charged once and then reused.
 
-The hosts' owners have decided nothing: `[disclosure]` is as it comes.
+Hosts use the default `[disclosure]` settings.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def texts(said: list[Any]) -> str:
     return "\n".join(each["event"] for each in said)
 
 
-async def test_a_total_has_noise_and_is_paid_for_once(members: Members, tmp_path: Path) -> None:
+async def test_noisy_total_is_reused_and_charged_once(members: Members, tmp_path: Path) -> None:
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(disclosure=AS_IT_COMES)
         exhaustive = '"dc-exhaustive", added = 1, target'
@@ -83,7 +83,9 @@ async def test_a_total_has_noise_and_is_paid_for_once(members: Members, tmp_path
         assert spent(federation) == {SUM}
 
 
-async def test_cells_have_noise_and_are_paid_for_once(members: Members, tmp_path: Path) -> None:
+async def test_noisy_cell_sums_are_reused_and_charged_once(
+    members: Members, tmp_path: Path
+) -> None:
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(disclosure=AS_IT_COMES)
         for selector in ('"dc-balanced", added = 1', '"fedentopt"', '"kl"'):
@@ -94,7 +96,7 @@ async def test_cells_have_noise_and_are_paid_for_once(members: Members, tmp_path
         assert all(federation.disclosed(name) == [] for name in members.names)
 
 
-async def test_sums_without_noise_have_to_be_allowed_by_owners(
+async def test_exact_sums_need_the_permission_of_owners(
     members: Members, tmp_path: Path, said: list[Any]
 ) -> None:
     async with sum_federation(members, tmp_path) as federation:
@@ -109,7 +111,7 @@ async def test_sums_without_noise_have_to_be_allowed_by_owners(
         assert all(not federation.ledger(name).of(name).uploads for name in members.names)
 
 
-async def test_where_the_budget_is_spent_the_run_does_without_and_says_so(
+async def test_run_without_privacy_budget_continues_without_a_sum_and_warns(
     members: Members, tmp_path: Path, said: list[Any]
 ) -> None:
     async with sum_federation(members, tmp_path) as federation:
@@ -124,7 +126,7 @@ async def test_where_the_budget_is_spent_the_run_does_without_and_says_so(
         assert spent(federation) == {0}
 
 
-async def test_an_exact_total_is_used_again_whoever_attends(
+async def test_exact_total_is_reused_when_more_clients_are_connected(
     members: Members, tmp_path: Path, said: list[Any]
 ) -> None:
     async with sum_federation(members, tmp_path) as federation:
@@ -141,7 +143,7 @@ async def test_an_exact_total_is_used_again_whoever_attends(
         assert texts(said).count(late) == 2  # once in each run
 
 
-async def test_a_noisy_total_is_summed_again_if_it_lacks_most_clients(
+async def test_noisy_total_is_repeated_if_it_lacks_most_clients(
     members: Members, tmp_path: Path
 ) -> None:
     small = DisclosurePolicy(sum_hosts=4)
@@ -158,9 +160,7 @@ async def test_a_noisy_total_is_summed_again_if_it_lacks_most_clients(
         assert spent(federation) == {SUM, 2 * SUM}
 
 
-async def test_a_run_that_wants_less_noise_has_its_own_sum(
-    members: Members, tmp_path: Path
-) -> None:
+async def test_run_with_a_larger_epsilon_gets_a_new_sum(members: Members, tmp_path: Path) -> None:
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(disclosure=AS_IT_COMES)
         for epsilon in (0.5, 1.0, 0.25):  # what is asked for last is there
@@ -170,9 +170,7 @@ async def test_a_run_that_wants_less_noise_has_its_own_sum(
         assert spent(federation) == {Fraction(3, 2)}
 
 
-async def test_in_a_simulation_noise_follows_from_the_seed(
-    members: Members, tmp_path: Path
-) -> None:
+async def test_simulation_seed_determines_the_noise(members: Members, tmp_path: Path) -> None:
     totals: list[list[int]] = []
     for seed in (1, 1, 2):
         folder = tmp_path / str(len(totals))

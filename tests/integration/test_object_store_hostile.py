@@ -109,7 +109,7 @@ class Liar:
         assert POOL.request("PUT", url, body=content).status == 200
 
 
-async def test_only_what_was_announced_becomes_an_update(
+async def test_coordinator_accepts_only_the_announced_bytes_from_the_store(
     federation: Federation, server: S3Server, tmp_path: Path
 ) -> None:
     async with (
@@ -159,7 +159,9 @@ async def test_only_what_was_announced_becomes_an_update(
     await until(lambda: not server.names("updates"), "updates that were taken are deleted")
 
 
-async def test_a_host_without_the_store_is_left_out_with_a_remedy(federation: Federation) -> None:
+async def test_host_without_the_object_store_is_excluded_with_a_remedy(
+    federation: Federation,
+) -> None:
     set_values(federation.files.hosts[1], {"object_stores": []})
     await federation.processes.start_host(1)
     await federation.until_attending(2)

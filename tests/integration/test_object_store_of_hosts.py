@@ -1,4 +1,4 @@
-"""A host's files through an object store that sends what it should not, over real HTTP and mTLS."""
+"""A host's transfers through an object store that sends wrong bytes, over real HTTP and mTLS."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def other(content: bytes) -> bytes:
     return bytes(len(content))
 
 
-async def test_a_model_comes_from_the_store_alone(scene: Scene) -> None:
+async def test_host_downloads_the_model_from_the_store_only(scene: Scene) -> None:
     assert await scene.fetch() == CONTENT
     assert scene.store.methods() == ["GET"]
     metrics = scene.metrics.instruments.exposition().decode()
@@ -124,13 +124,15 @@ async def test_a_model_comes_from_the_store_alone(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("change", [flipped, longer, shorter, other])
-async def test_what_is_not_the_model_is_not_used(scene: Scene, change: Change) -> None:
+async def test_host_discards_store_bytes_that_are_not_the_model(
+    scene: Scene, change: Change
+) -> None:
     scene.store.changes = [change]
     assert await scene.fetch() == CONTENT
     assert bool(scene.fake.distrusted) == (change in (flipped, other))
 
 
-async def test_a_store_that_sends_another_model_is_waited_for(scene: Scene) -> None:
+async def test_host_retries_a_store_that_sends_wrong_bytes_until_it_recovers(scene: Scene) -> None:
     scene.store.changes = [flipped] * 8
     with capture_logs() as logs:
         assert await scene.fetch() == CONTENT
@@ -144,7 +146,7 @@ async def test_a_store_that_sends_another_model_is_waited_for(scene: Scene) -> N
     assert scene.fake.distrusted == 8
 
 
-async def test_an_upload_is_repeated_while_the_store_sends_other_bytes(scene: Scene) -> None:
+async def test_host_repeats_its_upload_while_the_store_returns_wrong_bytes(scene: Scene) -> None:
     scene.fake.mismatches = 5
     with capture_logs() as logs:
         assert await scene.deliver() == UPDATE
@@ -152,21 +154,21 @@ async def test_an_upload_is_repeated_while_the_store_sends_other_bytes(scene: Sc
     assert scene.store.methods() == ["PUT"] * 6
 
 
-async def test_a_damaged_update_is_not_blamed_on_the_store(scene: Scene) -> None:
+async def test_damaged_local_update_is_reported_as_a_storage_error(scene: Scene) -> None:
     scene.fake.mismatches = 1
     damaged = longer(UPDATE)[-len(UPDATE) :]
     with pytest.raises(StorageError, match="update is damaged"):
         await scene.deliver(content=damaged)
 
 
-async def test_it_comes_straight_then_where_it_may(scene: Scene) -> None:
+async def test_host_falls_back_to_a_direct_download_after_three_wrong_answers(scene: Scene) -> None:
     scene.fake.direct = True
     scene.store.changes = [flipped] * 3
     assert await scene.fetch() == CONTENT
     assert len(scene.store.asked) == 3
 
 
-async def test_a_download_that_breaks_goes_on_where_it_was(scene: Scene) -> None:
+async def test_interrupted_store_download_resumes_at_its_offset(scene: Scene) -> None:
     scene.store.cuts = [1_500_000]
     assert await scene.fetch() == CONTENT
     [_, (_, _, headers)] = scene.store.asked
@@ -175,13 +177,13 @@ async def test_a_download_that_breaks_goes_on_where_it_was(scene: Scene) -> None
 
 
 @pytest.mark.parametrize("status", [302, 403, 404, 500, 206])
-async def test_other_answers_are_followed_nowhere(scene: Scene, status: int) -> None:
+async def test_host_follows_no_redirect_of_the_store(scene: Scene, status: int) -> None:
     scene.store.statuses = [status]
     assert await scene.fetch() == CONTENT
     assert {path for _, path, _ in scene.store.asked} == {f"/{digest_of(CONTENT)}"}
 
 
-async def test_a_store_that_its_owner_does_not_allow_is_not_asked(scene: Scene) -> None:
+async def test_host_does_not_contact_a_store_that_its_owner_does_not_allow(scene: Scene) -> None:
     with fake_store() as forbidden:
         scene.fake.named = forbidden.origin
         with pytest.raises(ConfigurationError, match="object_stores"):
@@ -195,7 +197,7 @@ async def test_a_store_that_its_owner_does_not_allow_is_not_asked(scene: Scene) 
     assert scene.store.asked == []
 
 
-async def test_an_update_is_put_and_announced(scene: Scene) -> None:
+async def test_host_puts_its_update_into_the_store_and_announces_it(scene: Scene) -> None:
     assert await scene.deliver() == UPDATE
     [(method, _, headers)] = scene.store.asked
     assert method == "PUT"
@@ -204,26 +206,26 @@ async def test_an_update_is_put_and_announced(scene: Scene) -> None:
     assert [header.stored for header in scene.fake.headers] == [True]
 
 
-async def test_an_update_that_is_there_already_is_not_put_again(scene: Scene) -> None:
+async def test_update_that_is_already_stored_is_not_put_again(scene: Scene) -> None:
     scene.store.objects[f"/{digest_of(UPDATE)}"] = UPDATE
     assert await scene.deliver(fresh=False) == UPDATE
     assert scene.store.asked == []
 
 
-async def test_an_update_is_put_again_until_it_is_there(scene: Scene) -> None:
+async def test_host_repeats_a_failed_put_until_it_succeeds(scene: Scene) -> None:
     scene.store.statuses = [500, 403, 302, 503]
     assert await scene.deliver() == UPDATE
     assert scene.store.methods() == ["PUT"] * 5
 
 
-async def test_an_update_goes_straight_where_the_store_refuses_it(scene: Scene) -> None:
+async def test_host_falls_back_to_a_direct_upload_if_the_store_refuses(scene: Scene) -> None:
     scene.fake.direct = True
     scene.store.statuses = [500] * 10
     assert await scene.deliver() == UPDATE
     assert scene.store.methods() == ["PUT"] * 3
 
 
-async def test_nothing_waits_for_a_store_that_is_not_there(scene: Scene) -> None:
+async def test_host_transfers_directly_if_the_store_is_unreachable(scene: Scene) -> None:
     with fake_store() as gone:
         pass
     scene.link.stores = ObjectStores([gone.origin])

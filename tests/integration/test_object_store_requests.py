@@ -60,7 +60,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-async def test_a_model_in_parts_is_fetched_by_its_url(
+async def test_model_of_several_parts_is_fetched_by_its_url(
     server: S3Server, settings: FilesSettings, file: Path, tmp_path: Path
 ) -> None:
     store = ObjectStore(settings, Instruments(MeasuredParty.COORDINATOR))
@@ -73,7 +73,7 @@ async def test_a_model_in_parts_is_fetched_by_its_url(
     assert target.read_bytes() == CONTENT
 
 
-async def test_an_update_is_put_by_its_url_and_collected_from_where_it_broke_off(
+async def test_update_is_put_by_its_url_and_its_collection_resumes(
     server: S3Server, settings: FilesSettings, file: Path, tmp_path: Path
 ) -> None:
     store = ObjectStore(settings, Instruments(MeasuredParty.COORDINATOR))
@@ -93,7 +93,7 @@ async def test_an_update_is_put_by_its_url_and_collected_from_where_it_broke_off
     assert len(moved) == 4
 
 
-async def test_a_store_that_fails_is_not_asked_again_at_once(settings: FilesSettings) -> None:
+async def test_failed_store_is_not_contacted_again_at_once(settings: FilesSettings) -> None:
     unreachable = settings.model_copy(update={"endpoint": "http://127.0.0.1:1"})
     store = ObjectStore(unreachable, Instruments(MeasuredParty.COORDINATOR))
     with pytest.raises(ObjectStoreError, match="failed"):
@@ -103,7 +103,7 @@ async def test_a_store_that_fails_is_not_asked_again_at_once(settings: FilesSett
     assert "127.0.0.1:1" in await store.probe()
 
 
-async def test_what_is_on_disk_or_new_stays_in_the_store(
+async def test_sweep_keeps_objects_that_are_new_or_on_disk(
     settings: FilesSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "models"

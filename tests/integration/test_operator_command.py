@@ -134,7 +134,7 @@ async def test_a_run_is_started_with_overrides_and_watched(
         (None, "potluck: can't read the run file run.toml: No such file or directory; "),
     ],
 )
-async def test_a_wrong_run_file_is_one_line(
+async def test_invalid_run_file_is_a_one_line_error(
     config: OperatorConfig,
     service: FakeOperatorService,
     tmp_path: Path,
@@ -149,7 +149,7 @@ async def test_a_wrong_run_file_is_one_line(
     assert ended.err.count("\n") == 1
 
 
-async def test_a_run_file_is_checked_before_the_connection(tmp_path: Path) -> None:
+async def test_run_file_is_checked_before_connecting(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('rounds = 0\ntask = {name = "digits"}\n')
     nowhere = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     found = []
@@ -165,7 +165,7 @@ async def test_a_run_file_is_checked_before_the_connection(tmp_path: Path) -> No
     assert "can't reach a coordinator" in found[1]
 
 
-async def test_listings_are_json_for_programs(
+async def test_json_option_lists_runs_and_clients_as_json(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     service.runs = [status(committed=1).status]
@@ -180,7 +180,7 @@ async def test_listings_are_json_for_programs(
     assert json.loads(clients.out)["clients"][0]["attending"] is True
 
 
-async def test_a_run_takes_a_line_and_its_reason_is_told_in_full_where_it_is_named(
+async def test_runs_command_shortens_reasons_except_for_a_named_run(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     reason = "no quorum: " + "; ".join(f"client-{n}: can't train\nat all" for n in range(40))
@@ -211,7 +211,7 @@ async def test_a_run_takes_a_line_and_its_reason_is_told_in_full_where_it_is_nam
         ("no/rep.png", "potluck: can't write no/rep.png: name a file in a folder that exists\n"),
     ],
 )
-async def test_a_picture_is_written_where_it_is_asked_for_or_nowhere(
+async def test_picture_with_an_invalid_file_name_is_not_written(
     config: OperatorConfig, tmp_path: Path, name: str, said: str
 ) -> None:
     (tmp_path / "rep.png").write_text("dear")
@@ -235,7 +235,7 @@ async def test_report_of_a_run_with_masks_states_what_they_promise(
     assert masked.out.splitlines()[-1] == f"secure_aggregation: {CLAIM}"
 
 
-async def test_the_newest_run_is_watched_and_a_failed_one_has_exit_code_1(
+async def test_watch_follows_the_newest_run_and_exits_with_1_if_it_fails(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     service.runs = [status().status]
@@ -246,7 +246,7 @@ async def test_the_newest_run_is_watched_and_a_failed_one_has_exit_code_1(
     assert last["reason"] == "no quorum"
 
 
-async def test_stop_says_where_the_run_stands(config: OperatorConfig, tmp_path: Path) -> None:
+async def test_stop_prints_the_state_of_the_run(config: OperatorConfig, tmp_path: Path) -> None:
     stopped, unknown = await asyncio.gather(
         potluck(config, tmp_path, "stop", "3f9a"), potluck(config, tmp_path, "stop", "ffff")
     )
@@ -254,7 +254,7 @@ async def test_stop_says_where_the_run_stands(config: OperatorConfig, tmp_path: 
     assert (unknown.code, unknown.err) == (1, "potluck: no run begins with 'ffff'\n")
 
 
-async def test_resume_says_where_the_run_stands_and_may_follow_it(
+async def test_resume_prints_the_state_of_the_run_and_can_watch_it(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     service.watches = [[status(), status(RunState.RUN_STATE_FINISHED, committed=3)]]
@@ -267,7 +267,7 @@ async def test_resume_says_where_the_run_stands_and_may_follow_it(
     assert (refused.code, refused.err) == (1, "potluck: run ffff is finished\n")
 
 
-async def test_resume_without_a_run_takes_the_newest(
+async def test_resume_without_a_run_resumes_the_newest(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     nothing = await potluck(config, tmp_path, "resume")
@@ -277,7 +277,7 @@ async def test_resume_without_a_run_takes_the_newest(
     assert (resumed.code, json.loads(resumed.out)["run"]) == (0, RUN_ID)
 
 
-async def test_a_run_is_deleted_where_somebody_says_so(
+async def test_delete_command_requires_the_yes_option(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     service.watches = [[status(FINISHED, committed=2)], [status(FINISHED, committed=2)]]
@@ -289,7 +289,7 @@ async def test_a_run_is_deleted_where_somebody_says_so(
     assert (deleted.code, service.deleted) == (0, [RUN_ID])
 
 
-async def test_an_earlier_run_is_started_again_with_something_else(
+async def test_run_again_starts_an_earlier_run_with_overrides(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     service.started.append('rounds = 3\n[task]\nname = "digits"\n')
@@ -302,7 +302,7 @@ async def test_an_earlier_run_is_started_again_with_something_else(
     assert (neither.code, "name a run file" in neither.err) == (1, True)
 
 
-async def test_a_terminal_that_knows_ascii_alone_is_shown_something_alike(
+async def test_ascii_terminal_receives_ascii_replacements(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     ascii_only = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
@@ -320,7 +320,7 @@ async def test_a_terminal_that_knows_ascii_alone_is_shown_something_alike(
     assert json.loads(listed.out.splitlines()[0])["reason"] == "ß"  # programs are told it all
 
 
-async def test_ctrl_c_ends_a_watch_with_130(
+async def test_ctrl_c_ends_a_watch_with_exit_code_130(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     service.watches, service.holds = [[status()]], True
@@ -332,7 +332,7 @@ async def test_ctrl_c_ends_a_watch_with_130(
     assert (process.returncode, err) == (130, b"")
 
 
-async def test_a_coordinator_that_is_not_there_is_named_with_the_remedy(
+async def test_unreachable_coordinator_is_an_error_with_a_remedy(
     federation: TestFederation, tmp_path: Path
 ) -> None:
     config = OperatorConfig(coordinator="127.0.0.1:1", tls=federation.operator)
@@ -342,7 +342,7 @@ async def test_a_coordinator_that_is_not_there_is_named_with_the_remedy(
     assert "check that potluck-server runs there" in ended.err
 
 
-async def test_a_watch_survives_a_coordinator_that_goes_away(
+async def test_watch_reconnects_to_a_restarted_coordinator(
     config: OperatorConfig, service: FakeOperatorService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "FIRST_PAUSE_SECONDS", 0.01)
@@ -369,7 +369,7 @@ async def test_a_watch_survives_a_coordinator_that_goes_away(
     ]
 
 
-async def test_a_watch_of_an_unreachable_coordinator_does_not_wait(
+async def test_watch_of_an_unreachable_coordinator_fails_at_once(
     federation: TestFederation,
 ) -> None:
     config = OperatorConfig(coordinator="127.0.0.1:1", tls=federation.operator)
@@ -378,7 +378,7 @@ async def test_a_watch_of_an_unreachable_coordinator_does_not_wait(
             await watch.follow(client, RUN_ID, watch.LinesDisplay(io.StringIO()))
 
 
-async def test_a_broken_download_goes_on_where_it_stopped(
+async def test_interrupted_model_download_resumes_at_its_offset(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     service.model = bytes(range(256)) * 40
@@ -391,7 +391,7 @@ async def test_a_broken_download_goes_on_where_it_stopped(
     assert files_in(tmp_path) == ["model.safetensors"]
 
 
-async def test_a_download_that_breaks_often_but_progresses_arrives(
+async def test_model_download_with_many_interruptions_completes(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     service.model = bytes(range(256)) * 40
@@ -403,7 +403,7 @@ async def test_a_download_that_breaks_often_but_progresses_arrives(
     assert service.offsets == [0, *range(500, 10_000, 500)]
 
 
-async def test_a_download_without_progress_gives_up_and_the_same_command_resumes(
+async def test_model_download_without_progress_fails_and_the_next_one_resumes(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     service.model = bytes(range(256)) * 40
@@ -416,7 +416,7 @@ async def test_a_download_without_progress_gives_up_and_the_same_command_resumes
     assert service.offsets == [0, *[3000] * 6]
 
 
-async def test_a_model_file_says_where_it_comes_from(
+async def test_model_file_holds_its_run_and_round(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     weights = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
@@ -456,7 +456,7 @@ async def test_a_model_file_says_where_it_comes_from(
     assert files_in(tmp_path) == ["exact", "m.safetensors"]
 
 
-async def test_a_model_comes_in_shards(
+async def test_model_is_written_in_shards(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     weights = {name: np.full(300, number, np.float32) for number, name in enumerate("abc")}
@@ -480,7 +480,7 @@ async def test_a_model_comes_in_shards(
     assert "'much' is not a size; give one such as 5GB" in refused.err
 
 
-async def test_a_part_of_another_model_is_not_continued(
+async def test_partial_download_of_another_model_is_not_resumed(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     target = tmp_path / "model.safetensors"
@@ -493,7 +493,7 @@ async def test_a_part_of_another_model_is_not_continued(
     assert files_in(tmp_path) == ["model.safetensors"]
 
 
-async def test_errors_of_the_coordinator_keep_their_class(
+async def test_client_raises_the_error_class_of_the_coordinator(
     config: OperatorConfig, service: FakeOperatorService
 ) -> None:
     async with connect(config) as client:

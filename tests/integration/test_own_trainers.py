@@ -1,4 +1,4 @@
-"""Trainers of tasks' own, through real processes: faults are one line, and rounds go on."""
+"""Custom trainers in real processes: a fault is one log line, and rounds continue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def troubles(federation: Federation, fault: str, *assignments: str) -> dic
     return found
 
 
-async def test_rounds_go_on_without_those_whose_trainer_fails(
+async def test_rounds_continue_without_clients_whose_trainer_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(PLUGINS)

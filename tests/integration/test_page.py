@@ -1,5 +1,5 @@
-"""The page's server against a scripted coordinator, over mutual TLS: its JSON, its events, its
-walls."""
+"""The server of the web UI against a scripted coordinator, over mutual TLS: its JSON, its event
+streams and its access control."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def _until(
 # Walls --------------------------------------------------------------------------------------------
 
 
-async def test_only_who_has_shown_the_token_gets_in(config: OperatorConfig) -> None:
+async def test_requests_without_the_token_are_refused(config: OperatorConfig) -> None:
     async with running_page(config) as page:
         paths = ("/", "/api/overview", "/static/main.js", "/?token=guess", "/api/events")
         assert {(await page.get(path)).status for path in paths} == {403}
@@ -103,7 +103,7 @@ async def test_only_who_has_shown_the_token_gets_in(config: OperatorConfig) -> N
         assert "open the address that `potluck page` has printed last" in again.body
 
 
-async def test_another_user_of_the_machine_can_not_use_the_token(
+async def test_token_is_refused_for_another_user_of_the_machine(
     config: OperatorConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_page(config) as page:
@@ -116,14 +116,14 @@ async def test_another_user_of_the_machine_can_not_use_the_token(
         assert (await page.get("/")).status == 200
 
 
-async def test_another_name_of_this_machine_is_refused(page: OpenPage) -> None:
+async def test_request_with_another_host_header_is_refused(page: OpenPage) -> None:
     for path in ("/", "/api/overview", f"/?token={page.access.token}"):
         answer = await page.request("GET", path, headers={"Host": "evil.example:80"})
         assert answer.status == 403
     assert (await page.get("/")).status == 200  # the token was not used up
 
 
-async def test_a_change_must_come_from_the_page(
+async def test_post_from_another_origin_is_refused(
     page: OpenPage, service: FakeOperatorService
 ) -> None:
     good = {"Origin": page.origin, "Content-Type": "application/json"}
@@ -146,7 +146,7 @@ async def test_a_change_must_come_from_the_page(
     assert (unknown.status, "html" in unknown.headers["content-type"]) == (404, False)
 
 
-async def test_every_answer_forbids_code_from_elsewhere(page: OpenPage) -> None:
+async def test_every_answer_forbids_scripts_of_other_origins(page: OpenPage) -> None:
     for path in ("/", "/static/page.css", "/api/overview", "/nowhere"):
         headers = (await page.get(path)).headers
         assert "script-src 'self'" in headers["content-security-policy"]
@@ -157,7 +157,7 @@ async def test_every_answer_forbids_code_from_elsewhere(page: OpenPage) -> None:
         assert (await page.get(path)).status == 404
 
 
-async def test_the_page_asks_nobody_else(page: OpenPage) -> None:
+async def test_static_files_of_the_web_ui_refer_to_no_other_site(page: OpenPage) -> None:
     static = Path(__file__).parents[2] / "page" / "potluck" / "page" / "static"
     for path in sorted(static.iterdir()):
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")
@@ -169,7 +169,7 @@ async def test_the_page_asks_nobody_else(page: OpenPage) -> None:
 # What is shown ------------------------------------------------------------------------------------
 
 
-async def test_overview_hosts_and_form(page: OpenPage) -> None:
+async def test_overview_hosts_and_form_are_served_as_json(page: OpenPage) -> None:
     overview = (await page.get("/api/overview")).json
     assert overview["connection"]["reached"]
     assert overview["coordinator"]["version"] == "0.1.0"
@@ -181,7 +181,7 @@ async def test_overview_hosts_and_form(page: OpenPage) -> None:
     assert {"rounds", "selector.name"} <= {field["key"] for field in form["fields"]}
 
 
-async def test_a_run_with_its_rounds_its_cohorts_and_their_labels(
+async def test_run_is_served_with_its_rounds_cohorts_and_label_mix(
     page: OpenPage, service: FakeOperatorService
 ) -> None:
     service.watches = [[status(committed=1), committed(1, 0.5), notice("odd"), progress(2)]]
@@ -208,7 +208,7 @@ async def test_page_of_a_run_with_masks_states_what_they_promise(
     assert disclosed["privacy"]["claim"] == f"secure_aggregation: {CLAIM}"
 
 
-async def test_pages_hear_what_happens_and_the_coordinator_is_asked_once(
+async def test_event_streams_share_one_watch_of_the_coordinator(
     page: OpenPage, service: FakeOperatorService
 ) -> None:
     service.runs = [status(FINISHED, committed=2).status]
@@ -232,7 +232,7 @@ async def test_pages_hear_what_happens_and_the_coordinator_is_asked_once(
     assert service.watched == 1
 
 
-async def test_who_comes_later_gets_all_that_was(
+async def test_later_event_stream_receives_the_earlier_rounds(
     page: OpenPage, service: FakeOperatorService
 ) -> None:
     service.watches = [[status(committed=1), committed(1, 0.5), progress(2, "train", member(1))]]
@@ -244,7 +244,7 @@ async def test_who_comes_later_gets_all_that_was(
                 break
 
 
-async def test_of_a_long_run_the_newest_rounds_are_kept(
+async def test_server_keeps_the_newest_rounds_of_a_long_run(
     page: OpenPage, service: FakeOperatorService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_watch, "MOST_ROUNDS", 2)
@@ -256,7 +256,7 @@ async def test_of_a_long_run_the_newest_rounds_are_kept(
     assert (await page.get(f"/api/runs/{RUN_ID}/rounds/3")).status == 200
 
 
-async def test_a_run_is_let_go_when_the_last_page_is_closed(
+async def test_server_stops_watching_a_run_after_its_last_stream_closes(
     config: OperatorConfig, service: FakeOperatorService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overview_watch, "POLL_SECONDS", 0.05)
@@ -270,7 +270,7 @@ async def test_a_run_is_let_go_when_the_last_page_is_closed(
         await service.unwatched.wait()
 
 
-async def test_who_looks_at_a_run_that_is_not_there_is_told_why(
+async def test_event_stream_of_an_unknown_run_reports_the_reason(
     page: OpenPage, service: FakeOperatorService
 ) -> None:
     service.missing = "zzz"
@@ -282,7 +282,7 @@ async def test_who_looks_at_a_run_that_is_not_there_is_told_why(
 # Changes ------------------------------------------------------------------------------------------
 
 
-async def test_runs_are_started_stopped_and_resumed(
+async def test_runs_are_started_stopped_and_resumed_over_http(
     page: OpenPage, service: FakeOperatorService
 ) -> None:
     service.watches = [[status()], [status()]]
@@ -301,7 +301,7 @@ async def test_runs_are_started_stopped_and_resumed(
     assert (conflict.status, conflict.json["error"]) == (409, "run zzz is finished")
 
 
-async def test_a_refused_run_file_is_refused_at_its_fields(page: OpenPage) -> None:
+async def test_problems_of_a_run_file_are_reported_per_field(page: OpenPage) -> None:
     wrong = FIRST_DRAFT.replace("clients_per_round = 9", "clients_per_round = 0")
     refused = await page.post("/api/runs", {"run_file": wrong})
     assert refused.status == 400
@@ -319,7 +319,9 @@ async def test_a_refused_run_file_is_refused_at_its_fields(page: OpenPage) -> No
     assert (garbage.status, garbage.json["trouble"]) == (400, "refused")
 
 
-async def test_runs_are_compared(page: OpenPage, service: FakeOperatorService) -> None:
+async def test_compare_lists_the_rounds_and_differences_of_runs(
+    page: OpenPage, service: FakeOperatorService
+) -> None:
     service.started = [FIRST_DRAFT]
     over = status(FINISHED, committed=2)
     service.watches = [[over, committed(1, 0.5), committed(2, 0.5), over] for _ in range(2)]
@@ -333,7 +335,7 @@ async def test_runs_are_compared(page: OpenPage, service: FakeOperatorService) -
 # Trouble ------------------------------------------------------------------------------------------
 
 
-async def test_a_lost_coordinator_is_said_in_words_and_found_again(
+async def test_lost_coordinator_is_reported_and_reconnected(
     service: FakeOperatorService, federation: TestFederation
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -354,7 +356,7 @@ async def test_a_lost_coordinator_is_said_in_words_and_found_again(
         assert (stopped.status, stopped.json["trouble"]) == (502, "lost")
 
 
-async def test_an_expired_certificate_is_said_in_words_and_a_renewed_one_is_taken(
+async def test_expired_certificate_is_reported_and_a_renewed_one_is_used(
     service: FakeOperatorService, federation: TestFederation, tmp_path: Path
 ) -> None:
     long_ago = datetime.now(UTC) - timedelta(days=30)
@@ -380,7 +382,7 @@ async def test_an_expired_certificate_is_said_in_words_and_a_renewed_one_is_take
             assert (await page.get("/api/overview")).json["connection"]["reached"]
 
 
-async def test_another_authority_is_taken_too(
+async def test_renewed_authority_file_is_used(
     service: FakeOperatorService, federation: TestFederation, tmp_path: Path
 ) -> None:
     """The operator's own certificate is that of before."""
@@ -404,7 +406,7 @@ async def test_another_authority_is_taken_too(
         assert (await page.get("/api/overview")).json["connection"]["reached"]
 
 
-async def test_a_browser_that_is_waited_for_finds_the_page(
+async def test_browser_opens_only_once_the_server_answers(
     config: OperatorConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -424,7 +426,7 @@ async def test_a_browser_that_is_waited_for_finds_the_page(
             await serving
 
 
-async def test_the_server_ends_while_pages_listen(config: OperatorConfig) -> None:
+async def test_server_closes_while_event_streams_are_open(config: OperatorConfig) -> None:
     async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_SECONDS):
         async with running_page(config) as opened:
             page = await opened.opened()

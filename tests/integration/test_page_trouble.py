@@ -1,4 +1,4 @@
-"""The page's server under those who hold connections, and where its own code fails."""
+"""The server of the web UI with clients that hold connections open, and with faults in its code."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_who_holds_connections_open_keeps_no_browser_out(config: OperatorConfig) -> None:
+async def test_idle_connections_do_not_block_a_browser(config: OperatorConfig) -> None:
     async with running_page(config) as opened, asyncio.timeout(PATIENCE_SECONDS):
         page = await opened.opened()
         held = [await asyncio.open_connection("127.0.0.1", page.port) for _ in range(12)]
@@ -68,7 +68,7 @@ async def test_who_holds_connections_open_keeps_no_browser_out(config: OperatorC
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_connection_is_closed_that_never_sends_a_whole_request(
+async def test_connection_without_a_complete_request_is_closed(
     config: OperatorConfig,
 ) -> None:
     async with running_page(config) as opened, asyncio.timeout(PATIENCE_SECONDS):
@@ -85,7 +85,7 @@ async def test_a_connection_is_closed_that_never_sends_a_whole_request(
         writer.close()
 
 
-async def test_who_is_not_let_in_is_answered_and_shut_out(
+async def test_refused_request_is_answered_with_403_and_its_connection_is_closed(
     config: OperatorConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = list[object]()
@@ -110,7 +110,7 @@ async def _until_closed(reader: asyncio.StreamReader) -> None:
         await reader.read()
 
 
-async def test_a_browser_listens_to_so_many_streams_and_no_more(
+async def test_browser_above_the_limit_of_event_streams_is_refused(
     config: OperatorConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_app, "MOST_STREAMS", 2)
@@ -140,7 +140,7 @@ async def test_a_browser_listens_to_so_many_streams_and_no_more(
 # Faults of the server -----------------------------------------------------------------------------
 
 
-async def test_a_fault_is_said_on_every_page_and_tried_again(
+async def test_fault_in_the_overview_is_reported_to_every_stream_and_retried(
     config: OperatorConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(overview_watch, "POLL_SECONDS", 0.05)
@@ -171,7 +171,7 @@ async def test_a_fault_is_said_on_every_page_and_tried_again(
     assert caplog.records[0].exc_info is not None
 
 
-async def test_a_fault_in_following_a_run_is_said_and_the_run_followed_again(
+async def test_fault_in_watching_a_run_is_reported_and_the_watch_restarts(
     config: OperatorConfig, service: FakeOperatorService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.watches = [
@@ -210,7 +210,7 @@ async def _next(stream: AsyncIterator[tuple[str, Any]], wanted: str) -> Any:
 # Runs that are no longer shown --------------------------------------------------------------------
 
 
-async def test_of_the_runs_that_are_over_the_last_looked_at_are_kept(
+async def test_server_keeps_the_most_recently_viewed_ended_runs(
     config: OperatorConfig, service: FakeOperatorService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_watch, "MOST_KEPT", 2)

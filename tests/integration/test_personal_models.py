@@ -37,7 +37,7 @@ def pieces(path: Path) -> list[bytes]:
     return [each[len(each) // 8 * 4 :][:64] for each in raw]
 
 
-async def test_personal_models_are_measured_and_stay_where_they_are(tmp_path: Path) -> None:
+async def test_personal_models_are_evaluated_and_never_sent(tmp_path: Path) -> None:
     members = Members.make(tmp_path / "members", CLIENTS)
     recording = Recording(spool=tmp_path / "coordinator" / "spool")
     async with sum_federation(members, tmp_path, interceptors=[recording]) as federation:
@@ -88,7 +88,7 @@ def rounds_of(run_id: str) -> Callable[[Store], list[RoundRow]]:
     return lambda store: store.rounds(run_id)
 
 
-async def test_personal_models_go_with_other_settings(tmp_path: Path) -> None:
+async def test_personal_models_do_not_change_the_shared_model(tmp_path: Path) -> None:
     """The run's model is the same with them and without, and they differ from it."""
     members = Members.make(tmp_path / "members", CLIENTS)
     async with sum_federation(members, tmp_path) as federation:
@@ -106,7 +106,7 @@ async def test_personal_models_go_with_other_settings(tmp_path: Path) -> None:
             assert digests[0] == digests[1], name
 
 
-async def test_metrics_of_a_run_without_them_have_no_new_names(tmp_path: Path) -> None:
+async def test_run_without_personal_models_has_no_metrics_of_them(tmp_path: Path) -> None:
     members = Members.make(tmp_path / "members", 2)
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(disclosure=WILLING)

@@ -78,7 +78,7 @@ async def records(federation: SumFederation, run_id: str) -> list[SessionRecord]
     return [SessionRecord.model_validate(each.record) for each in sums]
 
 
-async def test_a_sum_has_the_noise_of_its_survivors_and_each_upload_is_charged(
+async def test_sum_has_the_noise_of_surviving_clients_and_each_upload_is_charged(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two clients drop out. The learning rate is tiny: noise is all that moves the model."""
@@ -120,7 +120,7 @@ async def test_masked_updates_with_noise_for_records_report_no_loss(
     assert committed.metrics == {}, "no loss is reported"
 
 
-async def test_a_failed_training_is_seen_nowhere_and_is_charged(
+async def test_failed_training_is_charged_and_does_not_identify_its_client(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def diverging(training: Any, instruction: rpc.Instruction, *rest: Any, **named: Any) -> Trained:
@@ -137,7 +137,7 @@ async def test_a_failed_training_is_seen_nowhere_and_is_charged(
     assert len(charged(federation, "client-3")) == 1
 
 
-async def test_another_attempt_has_other_noise_and_another_charge(
+async def test_new_attempt_draws_new_noise_and_is_charged_again(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three of seven fall silent after their upload, which is one too many."""
@@ -158,7 +158,7 @@ def attempt_of(federation: SumFederation, run_id: str) -> int:
     return 0 if progress is None else progress.attempt
 
 
-async def test_hosts_refuse_what_exceeds_their_owners_limit(
+async def test_hosts_refuse_rounds_beyond_the_epsilon_of_their_owner(
     members: Members, tmp_path: Path
 ) -> None:
     async with sum_federation(members, tmp_path) as federation:
@@ -171,7 +171,7 @@ async def test_hosts_refuse_what_exceeds_their_owners_limit(
             assert len(charged(federation, client)) == 1
 
 
-async def test_the_clip_adapts_for_all_clients_alike(
+async def test_adaptive_clip_is_the_same_for_all_clients(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest, seen = HostGuard.hide_update, dict[int, set[float]]()

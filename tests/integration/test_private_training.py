@@ -58,7 +58,7 @@ def ledger(state: Path, client: str = "client-0") -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[1:]]
 
 
-async def test_an_update_with_noise_is_charged_before_it_leaves_and_has_no_loss(
+async def test_noisy_update_is_charged_before_its_upload_and_has_no_loss(
     scene: Scene,
 ) -> None:
     model = scene.model()
@@ -76,7 +76,7 @@ async def test_an_update_with_noise_is_charged_before_it_leaves_and_has_no_loss(
     assert len(ledger(scene.folder / "state")) == 2
 
 
-async def test_the_same_instruction_again_sends_the_kept_update_and_charges_nothing(
+async def test_repeated_instruction_sends_the_stored_update_without_a_charge(
     scene: Scene,
 ) -> None:
     model = scene.model()
@@ -91,7 +91,7 @@ async def test_the_same_instruction_again_sends_the_kept_update_and_charges_noth
     assert len(ledger(scene.folder / "state")) == 1
 
 
-async def test_a_host_at_its_limit_refuses_in_fixed_words(scene: Scene) -> None:
+async def test_host_at_its_limit_refuses_training_with_a_fixed_message(scene: Scene) -> None:
     model = scene.model()
     async with scene.host(disclosure={"training_epsilon": 0.5}):
         scene.fake.instruct(private("a", model))
@@ -112,7 +112,7 @@ async def test_an_owner_may_refuse_updates_without_noise(scene: Scene) -> None:
     assert "add [privacy] to the run file" in answer.failure.message
 
 
-async def test_a_check_refuses_what_has_no_noise_beside_it(scene: Scene) -> None:
+async def test_check_refuses_private_training_with_exact_reports(scene: Scene) -> None:
     work = private("a", scene.model()).train
     work.reports.append("root_mean_square")
     check = rpc.Instruction(id="c", client_id="client-0", run_id="run", check=rpc.Check(train=work))
@@ -135,7 +135,7 @@ def asked_loss(name: str, model: Any) -> rpc.Instruction:
     return found
 
 
-async def test_an_answer_with_noise_is_charged_and_given_again_after_a_restart(
+async def test_noisy_answer_is_charged_once_and_repeated_after_a_restart(
     scene: Scene,
 ) -> None:
     model = scene.model()
@@ -152,7 +152,7 @@ async def test_an_answer_with_noise_is_charged_and_given_again_after_a_restart(
     assert (line["kind"], line["numbers"]) == ("answer", {"loss": loss})
 
 
-async def test_a_host_at_its_limit_refuses_an_answer_in_fixed_words(scene: Scene) -> None:
+async def test_host_at_its_limit_refuses_an_answer_with_a_fixed_message(scene: Scene) -> None:
     model = scene.model()
     async with scene.host(disclosure={"training_epsilon": 0.1, "questions": ["loss"]}):
         scene.fake.instruct(asked_loss("a", model))
@@ -230,7 +230,7 @@ BOUNDARIES = [
 
 
 @pytest.mark.timeout(600)  # ten starts of a process that imports torch
-async def test_a_host_killed_at_each_durable_boundary_never_spends_less_than_it_used(
+async def test_host_killed_at_any_durable_write_never_records_less_than_it_spent(
     tmp_path: Path, federation: TestFederation
 ) -> None:
     folder, state = tmp_path / "host", tmp_path / "host" / "host-0"
@@ -295,7 +295,7 @@ async def check_limit(folder: Path, federation: TestFederation, state: Path) -> 
 # Runs --------------------------------------------------------------------------------------------
 
 
-async def test_a_run_with_noise_ends_without_the_host_at_its_limit(tmp_path: Path) -> None:
+async def test_private_run_finishes_without_the_host_at_its_limit(tmp_path: Path) -> None:
     async with profile_federation(
         tmp_path,
         selector="uniform",
@@ -348,7 +348,7 @@ async def test_a_run_with_noise_ends_without_the_host_at_its_limit(tmp_path: Pat
         assert committed[-1].privacy.refused >= 1
 
 
-async def test_a_run_that_asks_for_losses_selects_by_noisy_answers(tmp_path: Path) -> None:
+async def test_private_run_with_pow_d_selects_by_noisy_losses(tmp_path: Path) -> None:
     async with profile_federation(
         tmp_path,
         selector="pow-d",

@@ -55,7 +55,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fede
         ("colored-digits", "feddiverse", "triplet"),
     ],
 )
-async def test_selectors_get_the_profiles_they_need(
+async def test_selectors_receive_the_profiles_that_they_need(
     tmp_path: Path, task: str, selector: str, signal: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with profile_federation(tmp_path, task=task, selector=selector) as federation:
@@ -141,7 +141,7 @@ async def test_every_selector_runs_in_a_federation(tmp_path: Path) -> None:
             assert members[client].samples == np.minimum(counts, np.floor(quotas)).sum()
 
 
-async def test_triplets_over_the_wire_are_close_to_the_true_ones(tmp_path: Path) -> None:
+async def test_disclosed_triplets_are_close_to_the_true_ones(tmp_path: Path) -> None:
     task = ColoredDigits(clients=24)
     true = []
     for number in range(24):
@@ -168,7 +168,7 @@ async def test_triplets_over_the_wire_are_close_to_the_true_ones(tmp_path: Path)
     assert errors.mean() < 0.1
 
 
-async def test_killed_after_the_profile_phase_nobody_discloses_again(tmp_path: Path) -> None:
+async def test_restart_after_the_profile_phase_repeats_no_disclosure(tmp_path: Path) -> None:
     assignments = ["round.quorum=1.0"]
     async with profile_federation(
         tmp_path, count=4, rounds=20, assignments=assignments
@@ -196,7 +196,7 @@ async def test_killed_after_the_profile_phase_nobody_discloses_again(tmp_path: P
         assert sum(log.count(f"of {client} to the coordinator") for log in logs) == 1
 
 
-async def test_an_audit_holds_claims_against_updates_also_after_a_restart(
+async def test_label_audit_finds_false_counts_from_updates_after_a_restart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with profile_federation(
@@ -254,7 +254,7 @@ def allow(path: Path, **changes: Any) -> None:
     set_values(path, {"disclosure": tomlkit.item(changes)})
 
 
-async def test_who_forbids_it_is_refused_and_the_run_fails_or_does_without(tmp_path: Path) -> None:
+async def test_run_fails_or_continues_without_profiles_that_owners_forbid(tmp_path: Path) -> None:
     async with profile_federation(tmp_path, start_hosts=False) as federation:
         allow(federation.files.hosts[0], exact_label_counts=True)
         await federation.start_hosts()
@@ -283,7 +283,7 @@ async def test_who_forbids_it_is_refused_and_the_run_fails_or_does_without(tmp_p
         assert "no label counts; drawn uniformly" in reasons.values()
 
 
-async def test_who_is_in_quarantine_is_not_selected(tmp_path: Path) -> None:
+async def test_quarantined_client_is_not_selected(tmp_path: Path) -> None:
     uniform = 'selector.name="uniform"'
     async with profile_federation(tmp_path, count=3) as federation:
         await federation.operator.set_quarantine("client-2", "lies about its labels")
@@ -310,7 +310,7 @@ async def test_who_is_in_quarantine_is_not_selected(tmp_path: Path) -> None:
             await federation.operator.set_quarantine("client-2", None)
 
 
-async def test_a_run_weighs_clients_as_their_policy_allows(tmp_path: Path) -> None:
+async def test_run_must_weight_clients_as_their_policy_allows(tmp_path: Path) -> None:
     disclosure = {"weighting": "bucketed"}
     async with profile_federation(tmp_path, disclosure=disclosure) as federation:
         status = await federation.ended(await federation.start_run("round.attempts=1"))
@@ -360,7 +360,9 @@ COUNTS = '{"label_counts": [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]}'
         (lambda _: rpc.Answer(evaluation=rpc.EvaluationCounts()), "with something else"),
     ],
 )
-async def test_a_hostile_client_is_refused(shared: Federation, respond: Respond, why: str) -> None:
+async def test_invalid_profiles_of_a_hostile_client_fail_the_run(
+    shared: Federation, respond: Respond, why: str
+) -> None:
     address = shared.files.operator.coordinator
     tls = load_config(shared.files.hosts[1], {}).tls
     async with hostile_host(address, tls, ["client-2", "client-3"], respond):
@@ -372,7 +374,7 @@ async def test_a_hostile_client_is_refused(shared: Federation, respond: Respond,
     assert all(not each.label_counts for each in clients)
 
 
-async def test_where_there_is_a_root_members_sign_what_they_disclose(tmp_path: Path) -> None:
+async def test_members_of_a_federation_root_sign_their_disclosures(tmp_path: Path) -> None:
     root = tmp_path / "root"
     create_root(root, "demo")
     add_members(root, ["client-0:3"], "host-0")
@@ -398,7 +400,7 @@ async def test_where_there_is_a_root_members_sign_what_they_disclose(tmp_path: P
 
 
 @pytest.mark.slow  # starts the coordinator three times, and pre-trains for many rounds
-async def test_pretraining_survives_kills_and_can_be_stopped(tmp_path: Path) -> None:
+async def test_pretraining_resumes_after_kills_and_can_be_stopped(tmp_path: Path) -> None:
     long = "profiles.triplet.pretraining_rounds=300"
     async with profile_federation(
         tmp_path, task="colored-digits", selector="feddiverse"

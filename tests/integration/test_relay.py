@@ -1,5 +1,5 @@
-"""A relay between peers with bad intentions: a coordinator and a relay as processes, hosts that say
-what a test wants."""
+"""A relay between hostile peers: the coordinator and the relay are processes, and the test plays
+the hosts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def direct(federation: Federation, name: str) -> RawHost:
     return RawHost(address, files_of(federation, name), name=f"{name} itself")
 
 
-async def test_hosts_speak_for_their_own_clients_and_for_those_of_the_relay(
+async def test_relay_refuses_hosts_that_register_clients_of_others(
     federation: Federation, relay: Relay
 ) -> None:
     async with behind(relay, federation, "host-0") as host:
@@ -102,7 +102,7 @@ async def test_hosts_speak_for_their_own_clients_and_for_those_of_the_relay(
             assert await host.talk(hello("client-0")) == (DENIED, "IDENTITY_REFUSED")
 
 
-async def test_only_a_relay_names_other_hosts_and_pushes_none_out(
+async def test_only_a_relay_can_register_other_hosts_and_it_replaces_none(
     federation: Federation, relay: Relay
 ) -> None:
     del relay  # for its certificate
@@ -126,7 +126,7 @@ async def beat(stream: Any) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_wrong_updates_are_refused_and_nothing_of_them_stays(
+async def test_relay_refuses_invalid_updates_and_deletes_them(
     federation: Federation, relay: Relay
 ) -> None:
     async with (
@@ -152,7 +152,9 @@ async def test_wrong_updates_are_refused_and_nothing_of_them_stays(
         assert relay.metric("potluck_relay_deliveries_total", outcome="delivered") == 1
 
 
-async def test_a_failing_disk_of_the_relay_is_named(federation: Federation, relay: Relay) -> None:
+async def test_failing_relay_disk_is_reported_as_a_relay_storage_error(
+    federation: Federation, relay: Relay
+) -> None:
     failed: Refusal = (Status.UNAVAILABLE, "RELAY_STORAGE_FAILED")
     async with (
         behind(relay, federation, "host-0") as host,
@@ -180,7 +182,7 @@ async def test_a_failing_disk_of_the_relay_is_named(federation: Federation, rela
     assert '"reason": "RELAY_STORAGE_FAILED"' in relay.log.read_text()
 
 
-async def test_what_has_gone_on_meanwhile_is_not_asked_for_again(
+async def test_relay_answers_a_resent_delivered_update_as_duplicate(
     federation: Federation, relay: Relay
 ) -> None:
     async with (
@@ -209,7 +211,7 @@ async def test_what_has_gone_on_meanwhile_is_not_asked_for_again(
         await federation.finished(run_id)
 
 
-async def test_parts_of_an_update_are_dropped_when_its_round_is_over(
+async def test_relay_drops_partial_updates_when_their_round_ends(
     federation: Federation, relay: Relay
 ) -> None:
     folder = relay.state / "updates"
@@ -271,7 +273,7 @@ def sum_of_zeros(
     )
 
 
-async def test_a_wrong_sum_is_refused_alone(
+async def test_invalid_host_sum_is_refused_without_other_hosts(
     federation: Federation, relay: Relay, tmp_path: Path
 ) -> None:
     async with (
@@ -304,7 +306,7 @@ async def test_a_wrong_sum_is_refused_alone(
         assert not list((relay.state / "updates").iterdir())
 
 
-async def test_a_check_says_what_is_right_and_what_is_not(
+async def test_relay_check_reports_valid_and_invalid_settings(
     federation: Federation, relay: Relay, tmp_path: Path
 ) -> None:
     other = tmp_path / "other.toml"
@@ -333,7 +335,9 @@ async def until_ended(stream: Any) -> None:
             pass
 
 
-async def test_a_renewed_certificate_is_shown_at_once(federation: Federation, relay: Relay) -> None:
+async def test_relay_uses_a_renewed_certificate_at_once(
+    federation: Federation, relay: Relay
+) -> None:
     async with behind(relay, federation, "host-0") as host:
         async with host.attending("client-0") as stream:
             certificate_register.renew(federation.files.folder / "pki", "gate")
@@ -354,7 +358,7 @@ async def nobody_attends(federation: Federation) -> None:
     await in_time(CUT_OFF_SECONDS, gone())
 
 
-async def test_the_revoked_are_cut_off_and_those_behind_wait(
+async def test_revoked_host_is_disconnected_and_hosts_behind_a_revoked_relay_wait(
     federation: Federation, relay: Relay
 ) -> None:
     folder = federation.files.folder / "pki"

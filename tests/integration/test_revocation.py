@@ -111,7 +111,7 @@ async def test_a_host_revoked_mid_run_is_cut_off_within_5_s_and_cannot_return(
         assert await again.ended() == 1
 
 
-async def test_a_list_that_another_authority_signed_revokes_nobody(tmp_path: Path) -> None:
+async def test_revocation_list_of_another_authority_is_refused(tmp_path: Path) -> None:
     async with crash_federation(tmp_path, rounds=1, hosts=1) as federation:
         await federation.until_attending()
         pki.create_authority(tmp_path / "other", "demo")
@@ -121,7 +121,7 @@ async def test_a_list_that_another_authority_signed_revokes_nobody(tmp_path: Pat
         assert await federation.attending_hosts() == {"host-0"}
 
 
-async def test_renewing_every_certificate_amid_a_run_loses_no_round(tmp_path: Path) -> None:
+async def test_renewing_all_certificates_during_a_run_loses_no_round(tmp_path: Path) -> None:
     async with crash_federation(tmp_path, rounds=3) as federation:
         folder = pki_folder(federation)
         await federation.until_attending()
@@ -154,7 +154,7 @@ def shown_by_host(clients: Sequence[operator_pb2.ClientStatus]) -> set[datetime]
     return {end.ToDatetime(UTC) for end in ends}
 
 
-async def test_a_host_shows_a_renewed_certificate_by_itself(tmp_path: Path) -> None:
+async def test_host_reconnects_with_a_renewed_certificate_on_its_own(tmp_path: Path) -> None:
     policy = ["round.leavers=drop"]  # a client that disconnects for a moment is lost
     async with crash_federation(
         tmp_path, rounds=1, clients=2, hosts=1, count=2, assignments=policy
@@ -180,7 +180,7 @@ async def test_a_host_shows_a_renewed_certificate_by_itself(tmp_path: Path) -> N
         assert "not connected" not in said.partition('"attending"')[2]
 
 
-async def test_a_host_whose_certificate_ended_waits_for_a_renewed_one(tmp_path: Path) -> None:
+async def test_host_with_an_expired_certificate_waits_for_a_renewed_one(tmp_path: Path) -> None:
     async with crash_federation(tmp_path, rounds=1, hosts=1, start_hosts=False) as federation:
         folder = pki_folder(federation)
         begun = datetime.now(UTC) - timedelta(days=1) + timedelta(seconds=15)
@@ -198,7 +198,7 @@ async def test_a_host_whose_certificate_ended_waits_for_a_renewed_one(tmp_path: 
         await federation.finished(await federation.start_run())
 
 
-async def test_a_damaged_renewal_leaves_the_certificate_before_it_in_use(tmp_path: Path) -> None:
+async def test_damaged_renewal_keeps_the_previous_certificate_in_use(tmp_path: Path) -> None:
     async with crash_federation(tmp_path, rounds=1, hosts=1) as federation:
         folder = pki_folder(federation)
         before = shown_serial(federation)

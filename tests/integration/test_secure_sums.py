@@ -63,7 +63,7 @@ async def federation(members: Members, tmp_path: Path) -> AsyncIterator[SumFeder
         yield federation
 
 
-async def test_ten_clients_sum_exactly_and_remember_it(federation: SumFederation) -> None:
+async def test_ten_clients_sum_exactly_and_record_the_release(federation: SumFederation) -> None:
     outcome = await federation.sum()
     assert outcome.total is not None
     assert outcome.total.tolist() == federation.counts(federation.members.names).tolist()
@@ -92,7 +92,7 @@ async def test_ten_clients_sum_exactly_and_remember_it(federation: SumFederation
         (MessageType.CERTIFICATE, True),
     ],
 )
-async def test_clients_that_fall_silent_are_left_out_or_counted(
+async def test_clients_silent_before_their_upload_are_excluded_and_after_it_counted(
     federation: SumFederation, stage: MessageType, counted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quiet = ["client-3", "client-7"]
@@ -104,7 +104,7 @@ async def test_clients_that_fall_silent_are_left_out_or_counted(
     assert np.array_equal(outcome.total, federation.counts(names))
 
 
-async def test_a_run_steers_by_one_sum_and_uses_it_again(federation: SumFederation) -> None:
+async def test_second_run_reuses_the_stored_sum(federation: SumFederation) -> None:
     names = federation.members.names
     for _ in range(2):
         row = await federation.finished(RUN_FILE)
@@ -113,7 +113,7 @@ async def test_a_run_steers_by_one_sum_and_uses_it_again(federation: SumFederati
     assert stored.total == tuple(federation.counts(names).tolist())
 
 
-async def test_too_few_hosts_are_not_asked_and_a_run_does_without(
+async def test_run_continues_without_a_sum_if_too_few_hosts_are_connected(
     members: Members, tmp_path: Path
 ) -> None:
     async with sum_federation(members, tmp_path) as federation:
@@ -137,7 +137,7 @@ async def test_too_few_hosts_are_not_asked_and_a_run_does_without(
         ({"epsilon": 0.5}, {"epsilon_budget": 0.25}, "budget"),
     ],
 )
-async def test_clients_refuse_less_than_their_policy_and_name_the_rule(
+async def test_clients_refuse_sums_weaker_than_their_policy_and_name_the_rule(
     members: Members, tmp_path: Path, terms: Any, disclosure: Any, rule: str
 ) -> None:
     async with sum_federation(members, tmp_path) as federation:
@@ -151,7 +151,7 @@ async def test_clients_refuse_less_than_their_policy_and_name_the_rule(
             assert federation.ledger(client).of(client).uploads == []
 
 
-async def test_sums_that_no_client_would_be_in_are_refused_by_all(
+async def test_all_clients_refuse_sums_with_invalid_terms(
     federation: SumFederation,
 ) -> None:
     names = federation.members.names
@@ -166,7 +166,7 @@ async def test_sums_that_no_client_would_be_in_are_refused_by_all(
         assert outcome.record.refusals == dict.fromkeys(names, rule)
 
 
-async def test_a_count_above_the_bound_is_refused_by_its_own_client(
+async def test_client_refuses_to_send_a_count_above_the_bound(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = federation.members.names
@@ -179,7 +179,7 @@ async def test_a_count_above_the_bound_is_refused_by_its_own_client(
     assert outcome.record.refusals == {"client-4": "input"}
 
 
-async def test_masked_counts_of_the_wrong_length_are_refused_by_the_coordinator(
+async def test_coordinator_refuses_masked_counts_of_the_wrong_length(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = SumSessions.answer
@@ -199,7 +199,7 @@ async def test_masked_counts_of_the_wrong_length_are_refused_by_the_coordinator(
     assert outcome.troubles == {"client-4": "it sent 88 masked bytes"}
 
 
-async def test_a_member_of_another_root_is_refused_by_the_coordinator(
+async def test_coordinator_refuses_a_member_of_another_root(
     members: Members, tmp_path: Path
 ) -> None:
     own = tmp_path / "own"
@@ -219,7 +219,7 @@ async def test_a_member_of_another_root_is_refused_by_the_coordinator(
     assert outcome.record.refusals == {"client-9": "membership"}
 
 
-async def test_noise_that_clients_make_together_is_charged_to_each(
+async def test_distributed_noise_is_charged_to_each_client(
     federation: SumFederation,
 ) -> None:
     names = federation.members.names
@@ -231,7 +231,7 @@ async def test_noise_that_clients_make_together_is_charged_to_each(
         assert federation.ledger(client).of(client).spent == Fraction(1, 2)
 
 
-async def test_a_coordinator_that_goes_down_begins_anew_with_fresh_keys(
+async def test_restarted_coordinator_repeats_the_sum_with_new_keys(
     members: Members, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with contextlib.AsyncExitStack() as hosts:
@@ -255,7 +255,9 @@ async def test_a_coordinator_that_goes_down_begins_anew_with_fresh_keys(
             assert len(sessions) == 2
 
 
-async def test_sums_that_would_give_somebody_away_are_refused(federation: SumFederation) -> None:
+async def test_sums_whose_difference_reveals_a_client_are_refused(
+    federation: SumFederation,
+) -> None:
     names = federation.members.names
     assert (await federation.sum()).total is not None
     for name in names:
@@ -268,7 +270,7 @@ async def test_sums_that_would_give_somebody_away_are_refused(federation: SumFed
     assert (await federation.sum()).total is not None
 
 
-async def test_selection_by_cell_learns_sums_over_cells_only(tmp_path: Path) -> None:
+async def test_selection_by_cells_receives_sums_over_cells_only(tmp_path: Path) -> None:
     members = Members.make(tmp_path / "members", 14)
     run_file = BY_CELL.replace("10", "14")
     async with sum_federation(members, tmp_path) as federation:
@@ -301,9 +303,7 @@ async def test_selection_by_cell_learns_sums_over_cells_only(tmp_path: Path) -> 
         assert set(mixed.record.refusals.values()) == {"set"}
 
 
-async def test_where_no_cell_can_be_summed_the_run_says_so(
-    members: Members, tmp_path: Path
-) -> None:
+async def test_run_fails_if_no_cell_can_be_summed(members: Members, tmp_path: Path) -> None:
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(members.names[:4])
         row = await federation.finished(
@@ -313,7 +313,7 @@ async def test_where_no_cell_can_be_summed_the_run_says_so(
         assert "no cell of these clients could be summed" in row.reason
 
 
-async def test_cells_wait_for_their_members_and_are_not_drawn_anew(tmp_path: Path) -> None:
+async def test_cells_wait_for_their_members_and_stay_the_same(tmp_path: Path) -> None:
     members = Members.make(tmp_path / "members", 14)
     hosts = {name: host_of(name) for name in members.names}
     drawn = cells_of_members(hosts, members.tls.name, data_epoch=1, least_hosts=5)
@@ -335,7 +335,7 @@ async def test_cells_wait_for_their_members_and_are_not_drawn_anew(tmp_path: Pat
         assert sorted(stored.record["clients"]) == sorted(second[:6])  # type: ignore[call-overload]
 
 
-async def test_owners_and_operators_see_what_went_into_which_sum(
+async def test_owners_and_operators_can_list_the_clients_of_each_sum(
     members: Members, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with sum_federation(members, tmp_path) as federation:

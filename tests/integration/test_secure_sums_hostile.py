@@ -186,13 +186,13 @@ def endorsements(edit: Callable[[Sequence[Endorsement]], Sequence[Endorsement]])
         ),
     ],
 )
-async def test_what_is_false_at_the_end_is_refused(
+async def test_clients_refuse_forged_messages_after_their_upload(
     federation: SumFederation, kind: MessageType, edit: Edit, rule: str
 ) -> None:
     assert await told(federation, kind, edit) == rule
 
 
-async def test_a_client_consents_once(federation: SumFederation) -> None:
+async def test_client_refuses_a_second_consent_in_a_session(federation: SumFederation) -> None:
     def another(envelope: Envelope) -> Envelope:
         session_id = decode(Certificate, envelope.payload).session_id
         clients = tuple(federation.members.names[:5])
@@ -204,7 +204,7 @@ async def test_a_client_consents_once(federation: SumFederation) -> None:
     assert attack.refusal == "stage"
 
 
-async def test_shares_are_given_once(federation: SumFederation) -> None:
+async def test_client_refuses_to_send_its_shares_twice(federation: SumFederation) -> None:
     with attacking(federation, CERTIFICATE, lambda envelope: envelope) as attack:
         outcome = await federation.sum()
         await until(lambda: bool(attack.answers))
@@ -227,7 +227,7 @@ async def test_shares_are_given_once(federation: SumFederation) -> None:
     assert again[0].failure.reason == "PROTOCOL_VIOLATED"
 
 
-async def test_a_session_is_not_used_again(federation: SumFederation) -> None:
+async def test_client_refuses_a_used_session_id(federation: SumFederation) -> None:
     earlier = (await federation.stored())[-1] if await federation.stored() else None
     if earlier is None:
         await federation.sum()
@@ -270,7 +270,7 @@ def now() -> int:
         (lambda: {"lanes": ()}, "input"),
     ],
 )
-async def test_weaker_headers_are_refused(
+async def test_clients_refuse_weakened_headers(
     federation: SumFederation, changes: Callable[[], dict[str, Any]], rule: str
 ) -> None:
     assert await told(federation, INVITATION, header(**changes())) == rule
@@ -314,11 +314,13 @@ def enrolled_elsewhere(message: RosterMessage) -> RosterMessage:
         ),
     ],
 )
-async def test_forged_rosters_are_refused(federation: SumFederation, edit: Edit, rule: str) -> None:
+async def test_clients_refuse_forged_rosters(
+    federation: SumFederation, edit: Edit, rule: str
+) -> None:
     assert await told(federation, ROSTER, edit) == rule
 
 
-async def test_adverts_of_another_session_are_refused(federation: SumFederation) -> None:
+async def test_clients_refuse_key_adverts_of_another_session(federation: SumFederation) -> None:
     with attacking(federation, ROSTER, lambda envelope: envelope) as attack:
         await federation.sum()
     [roster] = [each for each in attack.sent if each.type is ROSTER][:1]
@@ -358,11 +360,13 @@ def swapped(message: Delivery) -> Delivery:
     ],
     ids=["flipped", "swapped", "missing", "few"],
 )
-async def test_false_shares_are_refused(federation: SumFederation, edit: Edit, rule: str) -> None:
+async def test_clients_refuse_forged_shares(
+    federation: SumFederation, edit: Edit, rule: str
+) -> None:
     assert await told(federation, DELIVERY, edit) == rule
 
 
-async def test_low_thresholds_are_refused_by_everybody(
+async def test_all_clients_refuse_low_thresholds(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low = Thresholds(degree=0, threshold=3, quorum=3)
@@ -372,7 +376,7 @@ async def test_low_thresholds_are_refused_by_everybody(
     assert outcome.record.refusals == dict.fromkeys(federation.members.names, "threshold")
 
 
-async def test_a_client_with_another_view_never_unmasks(
+async def test_client_with_a_forged_survivor_list_never_unmasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The victim is told all along that client-5 was lost; the coordinator takes its answers."""
@@ -410,7 +414,7 @@ def flipped_share(share: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("liars", "exact"), [(3, True), (4, False)])
-async def test_false_shares_of_few_hosts_do_no_harm_and_those_of_many_are_detected(
+async def test_forged_shares_of_few_hosts_are_corrected_and_of_many_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, liars: int, exact: bool
 ) -> None:
     """Some of ten hosts sign invented shares; shares of seven hosts are needed."""

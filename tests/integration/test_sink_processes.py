@@ -1,4 +1,4 @@
-"""Sinks as the coordinator keeps them: one that records, one that dies, one that hangs."""
+"""The coordinator's sink processes: one that records, one that dies and one that hangs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from potluck.server.store import AttemptKey, Store
 from potluck.server.store.records import RunState
 
 
-async def test_logs_and_metrics_tell_which_sinks_record(tmp_path: Path) -> None:
+async def test_logs_and_metrics_show_the_state_of_each_sink(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'potluck.sqlite3'}"
     instruments = Instruments(MeasuredParty.COORDINATOR)
 

@@ -92,7 +92,9 @@ def measured_apart(
 
 
 @pytest.mark.parametrize("central", [False, True], ids=["clients", "coordinator-and-clients"])
-async def test_every_client_counts_once(federation: SumFederation, central: bool) -> None:
+async def test_spread_weights_every_client_equally(
+    federation: SumFederation, central: bool
+) -> None:
     run_id, committed = await last_round(
         federation, RUN_FILE.format(clients=CLIENTS, group=5, central=str(central).lower())
     )
@@ -135,7 +137,7 @@ async def test_every_client_counts_once(federation: SumFederation, central: bool
         assert line
 
 
-async def test_no_single_value_is_kept(federation: SumFederation) -> None:
+async def test_coordinator_keeps_no_metric_of_a_single_client(federation: SumFederation) -> None:
     """Neither on the coordinator's disk, database included, nor among its metrics."""
     _, committed = await last_round(
         federation, RUN_FILE.format(clients=CLIENTS, group=5, central="false")
@@ -152,7 +154,7 @@ async def test_no_single_value_is_kept(federation: SumFederation) -> None:
             assert not any(form in each for each in kept)
 
 
-async def test_too_small_a_group_is_not_shown(
+async def test_spread_over_too_few_clients_is_not_shown(
     federation: SumFederation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = await federation.finished(
@@ -168,7 +170,9 @@ async def test_too_small_a_group_is_not_shown(
     assert "no spread over clients is shown for round 2: 6 of them have measured its model" in said
 
 
-async def test_a_client_may_demand_a_larger_group(members: Members, tmp_path: Path) -> None:
+async def test_client_that_requires_a_larger_group_is_excluded_with_a_remedy(
+    members: Members, tmp_path: Path
+) -> None:
     strict = DisclosurePolicy(held_out_counts=True, least_group=20)
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(members.names[:5], disclosure=WILLING)

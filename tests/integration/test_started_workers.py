@@ -1,4 +1,4 @@
-"""Worker processes that are not forked: what they import, and what crosses from them."""
+"""Worker processes that are started, not forked: their imports and the results that they return."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def processes() -> Iterator[WorkerProcesses]:
     made.close()
 
 
-def test_a_worker_finds_its_users_code_and_hands_back_what_it_can(
+def test_worker_imports_user_code_and_reports_results_that_cannot_be_pickled(
     processes: WorkerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, here = tmp_path / "own", tmp_path / "here"
@@ -72,7 +72,7 @@ def test_a_worker_finds_its_users_code_and_hands_back_what_it_can(
         assert answer.error.message.startswith(f"{text} own_jobs.py:")
 
 
-def test_a_worker_checks_a_training_and_is_restarted(
+def test_device_process_checks_a_training_and_is_restarted(
     processes: WorkerProcesses, tmp_path: Path
 ) -> None:
     others = children()  # fork servers that tests share

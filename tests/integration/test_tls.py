@@ -171,7 +171,9 @@ def unchecked_server(files: TlsFiles) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([pair], files.authority.read_bytes(), True)
 
 
-async def test_parties_of_a_federation_connect_and_are_known(federation: TestFederation) -> None:
+async def test_coordinator_knows_the_identity_of_connected_parties(
+    federation: TestFederation,
+) -> None:
     async with listening(server_credentials(federation.coordinator)) as port:
         for address in (f"127.0.0.1:{port}", f"localhost:{port}"):
             for files in (federation.operator, federation.hosts["host-0"]):
@@ -198,7 +200,7 @@ async def proxy(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[bytes]]:
         yield asked
 
 
-async def test_parties_on_one_machine_need_no_proxy(
+async def test_loopback_connections_bypass_the_proxy(
     federation: TestFederation, proxy: list[bytes]
 ) -> None:
     async with listening(server_credentials(federation.coordinator)) as port:
@@ -207,7 +209,7 @@ async def test_parties_on_one_machine_need_no_proxy(
     assert proxy == []
 
 
-async def test_a_proxy_is_asked_for_other_machines(
+async def test_remote_connections_use_the_proxy(
     federation: TestFederation, proxy: list[bytes]
 ) -> None:
     named = r"invalid:7443 through the HTTP proxy 127\.0\.0\.1:\d+ \(.* variable https_proxy\): "
@@ -216,7 +218,7 @@ async def test_a_proxy_is_asked_for_other_machines(
     assert set(proxy) == {b"CONNECT coordinator.invalid:7443 HTTP/1.1\r\n"}
 
 
-async def test_a_dead_proxy_and_one_that_resets_are_named(
+async def test_unreachable_or_resetting_proxy_is_named_in_the_error(
     federation: TestFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -236,7 +238,9 @@ async def test_a_dead_proxy_and_one_that_resets_are_named(
         await call("coordinator.invalid:7443", federation.operator)
 
 
-async def test_messages_up_to_the_ceiling_pass_both_ways(federation: TestFederation) -> None:
+async def test_messages_up_to_the_maximum_size_pass_in_both_directions(
+    federation: TestFederation,
+) -> None:
     async with listening(server_credentials(federation.coordinator)) as port:
         address, files = f"localhost:{port}", federation.operator
         request = bytes(MAXIMUM_MESSAGE_BYTES - 1000)
@@ -265,7 +269,7 @@ async def test_a_certificate_of_another_ca_is_refused_by_either_side(
             await call_with(port, authority, stranger.operator, stranger.operator)
 
 
-async def test_a_certificate_is_required(federation: TestFederation) -> None:
+async def test_connection_without_a_certificate_is_refused(federation: TestFederation) -> None:
     async with listening(server_credentials(federation.coordinator)) as port:
         with pytest.raises(UnreachableError, match="closed the connection at once"):
             await call_with(port, federation.operator.authority, None, federation.operator)
@@ -285,14 +289,16 @@ async def test_a_host_cannot_pose_as_the_coordinator(federation: TestFederation)
         assert await call(f"localhost:{port}", federation.operator)
 
 
-async def test_a_coordinators_certificate_cannot_dial(federation: TestFederation) -> None:
+async def test_certificate_of_a_coordinator_is_refused_as_a_client(
+    federation: TestFederation,
+) -> None:
     async with listening(server_credentials(federation.coordinator)) as port:
         files = federation.coordinator
         with pytest.raises(UnreachableError, match="closed the connection at once"):
             await call_with(port, files.authority, files, files)
 
 
-async def test_the_coordinator_must_hold_the_dialled_name(tmp_path: Path) -> None:
+async def test_certificate_of_the_coordinator_must_name_the_dialled_address(tmp_path: Path) -> None:
     federation = make_federation(tmp_path, addresses=["coordinator"])
     async with listening(server_credentials(federation.coordinator)) as port:
         for host in ("127.0.0.1", "localhost"):
@@ -323,7 +329,7 @@ async def test_an_expired_certificate_is_refused_by_either_side(
             await call(f"localhost:{port}", federation.operator)
 
 
-async def test_a_key_that_does_not_match_is_caught_before_connecting(
+async def test_key_of_another_certificate_is_refused_before_connecting(
     federation: TestFederation,
 ) -> None:
     mixed = federation.operator.model_copy(update={"key": federation.coordinator.key})
@@ -337,7 +343,7 @@ async def test_an_address_needs_host_and_port(address: str, federation: TestFede
         channel(address, federation.operator)
 
 
-async def test_a_silent_port_and_a_port_in_use_are_errors(federation: TestFederation) -> None:
+async def test_closed_port_and_port_in_use_are_errors(federation: TestFederation) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(RuntimeError, match="Failed to bind"):
@@ -367,7 +373,7 @@ async def test_a_channel_reconnects_when_the_coordinator_returns(
 
 
 @pytest.mark.slow  # keepalive needs its 13 seconds
-async def test_a_silent_partition_is_found_within_15_seconds_by_both_sides(
+async def test_both_sides_detect_a_silent_partition_within_15_seconds(
     federation: TestFederation,
 ) -> None:
     async with (
@@ -443,7 +449,9 @@ def test_synchronous_channels_use_the_same_credentials(
 OLD = (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2)
 
 
-async def test_tls_1_3_is_negotiated_and_below_refused(federation: TestFederation) -> None:
+async def test_tls_1_3_is_negotiated_and_older_versions_are_refused(
+    federation: TestFederation,
+) -> None:
     async with listening(server_credentials(federation.coordinator)) as port:
         assert await handshake(port, federation.operator) == "TLSv1.3"
         for version in OLD:
@@ -451,7 +459,7 @@ async def test_tls_1_3_is_negotiated_and_below_refused(federation: TestFederatio
                 await handshake(port, federation.operator, version)
 
 
-async def test_the_client_used_above_can_speak_old_tls(federation: TestFederation) -> None:
+async def test_handshake_helper_supports_old_tls_versions(federation: TestFederation) -> None:
     server_side = context_of(ssl.PROTOCOL_TLS_SERVER, federation.coordinator)
     restrict(server_side, OLD[0], OLD[-1])
     server = await asyncio.start_server(
@@ -463,7 +471,7 @@ async def test_the_client_used_above_can_speak_old_tls(federation: TestFederatio
     assert agreed == ["TLSv1", "TLSv1.1", "TLSv1.2"]
 
 
-async def test_a_coordinator_of_old_tls_is_not_dialled(federation: TestFederation) -> None:
+async def test_client_refuses_a_coordinator_with_old_tls(federation: TestFederation) -> None:
     server_side = context_of(ssl.PROTOCOL_TLS_SERVER, federation.coordinator)
     server_side.maximum_version = ssl.TLSVersion.TLSv1_2
     server = await asyncio.start_server(
@@ -547,7 +555,7 @@ def self_issued(folder: Path) -> TlsFiles:
     return files
 
 
-async def test_tls_inspection_is_named_and_not_the_authority_file(
+async def test_error_for_tls_inspection_names_its_issuer(
     federation: TestFederation, tmp_path: Path
 ) -> None:
     async with listening(unchecked_server(self_issued(tmp_path))) as port:
@@ -561,7 +569,7 @@ async def test_tls_inspection_is_named_and_not_the_authority_file(
 
 
 @pytest.mark.parametrize("protocols", [(), ("h2",)])
-async def test_a_load_balancer_that_ends_tls_is_named(
+async def test_error_for_a_load_balancer_names_tls_termination(
     federation: TestFederation, protocols: tuple[str, ...]
 ) -> None:
     async with web_server(federation.coordinator, *protocols) as port:
@@ -569,7 +577,9 @@ async def test_a_load_balancer_that_ends_tls_is_named(
             await call(f"localhost:{port}", federation.operator)
 
 
-async def test_a_frozen_coordinator_is_not_one_that_refuses(federation: TestFederation) -> None:
+async def test_error_for_a_frozen_coordinator_differs_from_a_refused_connection(
+    federation: TestFederation,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as never_accepts:
         address = f"localhost:{never_accepts.getsockname()[1]}"
         with pytest.raises(UnreachableError, match="accepts connections, but does not answer"):

@@ -1,5 +1,6 @@
-"""Trainers of tasks' own in rounds of every kind, over real gRPC: masked ones, parts of a model,
-selectors that ask, hosts that lie about measures, and a coordinator that can't measure."""
+"""Custom trainers in rounds of every kind, over real gRPC: with masks, with parts of a model, with
+selectors that ask clients, with hosts that report false metrics, and with a coordinator that
+can't evaluate."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ async def model(federation: SumFederation, row: RoundRow) -> dict[str, NDArray[A
 MASKED = "secure_aggregation = true"
 
 
-async def test_masked_rounds_give_the_model_of_open_rounds_and_no_metrics(
+async def test_masked_rounds_give_the_same_model_without_training_metrics(
     federation: SumFederation,
 ) -> None:
     masked, opened = [
@@ -120,7 +121,7 @@ async def test_masked_rounds_give_the_model_of_open_rounds_and_no_metrics(
         ("shapes", "left another model than it was given"),
     ],
 )
-async def test_a_trainer_that_fails_in_a_masked_round_is_named_on_its_host_alone(
+async def test_trainer_failure_in_a_masked_round_is_named_only_in_the_host_log(
     federation: SumFederation, fault: str, line: str
 ) -> None:
     task = f'{{name = "line", fault = "{fault}"}}'
@@ -137,7 +138,7 @@ async def test_a_trainer_that_fails_in_a_masked_round_is_named_on_its_host_alone
     assert not any(FAULTY in text for text in warnings)
 
 
-async def test_a_host_whose_trainings_all_fail_in_the_same_way_is_excluded(
+async def test_host_whose_trainings_fail_repeatedly_is_excluded(
     federation: SumFederation,
 ) -> None:
     text = run_file('{name = "line", fault = "raises"}').replace("rounds = 2", "rounds = 5")
@@ -159,7 +160,7 @@ async def test_a_host_whose_trainings_all_fail_in_the_same_way_is_excluded(
 INT8 = 'transport.up = {encoding = "int8", delta = true}'
 
 
-async def test_a_part_of_a_classification_model_travels_in_every_form(
+async def test_trainable_part_of_a_model_is_sent_in_every_encoding(
     federation: SumFederation, tmp_path: Path
 ) -> None:
     task = f'{{name = "digits", clients = {CLIENTS}}}'
@@ -195,7 +196,7 @@ async def test_a_part_of_a_classification_model_travels_in_every_form(
         'name = "oort"',
     ],
 )
-async def test_selectors_are_given_what_a_trainer_can_tell(
+async def test_selectors_receive_label_counts_and_losses_of_a_trainer(
     federation: SumFederation, selector: str
 ) -> None:
     text = run_file('{name = "counted-line"}', f"selector = {{{selector}}}", count=3)
@@ -230,7 +231,7 @@ async def test_label_counts_of_a_trainer_are_summed_securely(federation: SumFede
         ("undeclared", "has measure 'accuracy', which the task's trainer does not declare"),
     ],
 )
-async def test_rounds_are_committed_where_the_coordinator_can_not_measure(
+async def test_rounds_are_committed_if_the_coordinator_cannot_evaluate(
     federation: SumFederation, coordinator: str, line: str
 ) -> None:
     task = f'{{name = "line", coordinator = "{coordinator}"}}'
@@ -256,7 +257,7 @@ def notices(logs: list[Any]) -> list[str]:
     return [line for line in warnings if "metrics are" in line]
 
 
-async def test_a_metric_without_some_clients_is_partial_and_one_notice_names_them(
+async def test_metric_without_some_clients_is_partial_and_a_notice_names_them(
     federation: SumFederation,
 ) -> None:
     task = '{name = "line", unable = 3}'
@@ -284,7 +285,9 @@ async def test_a_metric_without_some_clients_is_partial_and_one_notice_names_the
     ]
 
 
-async def test_a_share_that_suffices_makes_a_metric_whole(federation: SumFederation) -> None:
+async def test_metric_over_the_required_share_of_clients_is_not_partial(
+    federation: SumFederation,
+) -> None:
     task = '{name = "line", unable = 3}'
     keep = 'retention = {keep_best = "near"}'
     with capture_logs() as logs:
@@ -295,7 +298,7 @@ async def test_a_share_that_suffices_makes_a_metric_whole(federation: SumFederat
     assert not any("partial" in line for line in notices(logs))
 
 
-async def test_where_no_client_measures_there_is_a_notice_and_no_metric(
+async def test_round_without_client_evaluations_has_a_notice_and_no_metric(
     federation: SumFederation,
 ) -> None:
     with capture_logs() as logs:
@@ -311,7 +314,7 @@ async def test_where_no_client_measures_there_is_a_notice_and_no_metric(
     )
 
 
-async def test_evaluations_slower_than_the_deadline_are_in_the_notice(
+async def test_notice_names_evaluations_past_the_deadline(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def impatient(*arguments: Any, **settings: Any) -> HeldOut:
@@ -396,7 +399,7 @@ async def lying(
             await asyncio.wait([attending], timeout=PATIENCE_SECONDS)
 
 
-async def test_measures_that_can_not_be_are_not_believed(
+async def test_invalid_metrics_of_a_client_are_rejected(
     members: Members, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(PLUGINS)

@@ -1,4 +1,4 @@
-"""Two processes of one host: the living one stays, a dead one makes way; real processes."""
+"""Two processes of one host: a live one keeps its connection, a frozen one is replaced."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def seen_since(federation: Federation, time: datetime) -> datetime:
     return seen
 
 
-async def test_a_second_process_is_sent_away_with_one_clear_line(tmp_path: Path) -> None:
+async def test_second_process_of_a_host_is_refused_with_one_line(tmp_path: Path) -> None:
     async with (
         federation_of_one(tmp_path) as federation,
         second_process(federation) as (
@@ -86,7 +86,7 @@ async def test_a_second_process_is_sent_away_with_one_clear_line(tmp_path: Path)
         await federation.finished(await federation.start_run())
 
 
-async def test_a_frozen_process_makes_way_and_does_not_come_back(tmp_path: Path) -> None:
+async def test_frozen_process_of_a_host_is_replaced_and_ends_when_it_wakes(tmp_path: Path) -> None:
     async with federation_of_one(tmp_path) as federation:
         first = federation.processes.hosts[0]
         os.killpg(first.group, signal.SIGSTOP)  # its connection stays open, and it says nothing
@@ -100,7 +100,7 @@ async def test_a_frozen_process_makes_way_and_does_not_come_back(tmp_path: Path)
             assert log.read_text().count('"attending"') == 1
 
 
-async def test_last_seen_is_the_time_of_the_hosts_last_message(tmp_path: Path) -> None:
+async def test_last_seen_is_the_time_of_the_last_message_of_a_host(tmp_path: Path) -> None:
     async with federation_of_one(tmp_path) as federation:
         came = await last_seen(federation)
         while_there = await seen_since(federation, came + timedelta(seconds=1))

@@ -56,7 +56,9 @@ def database(federation: SumFederation) -> Path:
 
 
 @pytest.mark.parametrize("selector", ["uniform", "fedentopt", "pow-d", "oort", "divfl", "everyone"])
-async def test_an_honest_run_agrees(federation: SumFederation, selector: str) -> None:
+async def test_audit_of_an_honest_run_finds_no_difference(
+    federation: SumFederation, selector: str
+) -> None:
     """Selectors without state, with profiles, questions, reports and facts about updates."""
     asks = 'profiles = {disclosure = "noisy", epsilon = 1.0}\n' * (selector == "fedentopt")
     run_id = await finished(federation, f'{VERIFIABLE}selector = {{name = "{selector}"}}\n{asks}')
@@ -71,12 +73,12 @@ async def cohorts(federation: SumFederation, run_id: str) -> list[list[str]]:
     return [[member.client_id for member in row.members] for row in rows]
 
 
-async def test_a_verifiable_run_selects_as_any_other(federation: SumFederation) -> None:
+async def test_verifiable_run_selects_the_same_cohorts(federation: SumFederation) -> None:
     plain, verifiable = await finished(federation, RUN), await finished(federation, VERIFIABLE)
     assert await cohorts(federation, plain) == await cohorts(federation, verifiable)
 
 
-async def test_a_changed_cohort_differs(federation: SumFederation) -> None:
+async def test_audit_finds_a_changed_cohort(federation: SumFederation) -> None:
     run_id = await finished(federation, VERIFIED)
     assert all(each.agrees for each in audited(federation, run_id))
     with sqlite3.connect(database(federation)) as connection:
@@ -87,7 +89,7 @@ async def test_a_changed_cohort_differs(federation: SumFederation) -> None:
     assert second.differences == ("the round's reasons are not those of the selection",)
 
 
-async def test_changed_inputs_differ(federation: SumFederation) -> None:
+async def test_audit_finds_changed_inputs(federation: SumFederation) -> None:
     run_id = await finished(federation, VERIFIABLE)
     log = federation.coordinator.config.state_directory / "selections" / f"{run_id}.jsonl"
     log.write_text(log.read_text().replace('\\"rounds\\":3', '\\"rounds\\":4', 1))
@@ -96,7 +98,7 @@ async def test_changed_inputs_differ(federation: SumFederation) -> None:
     assert second.agrees
 
 
-async def test_a_round_without_commitment_differs(federation: SumFederation) -> None:
+async def test_audit_finds_a_round_without_commitment(federation: SumFederation) -> None:
     run_id = await finished(federation, VERIFIABLE)
     log = federation.coordinator.config.state_directory / "selections" / f"{run_id}.jsonl"
     lines = log.read_text().splitlines(keepends=True)
@@ -109,7 +111,7 @@ async def test_a_round_without_commitment_differs(federation: SumFederation) -> 
     ]
 
 
-async def test_the_command_exits_with_1_if_a_selection_differs(
+async def test_audit_command_exits_with_1_if_a_selection_differs(
     federation: SumFederation, tmp_path: Path
 ) -> None:
     run_id = await finished(federation, VERIFIED)
@@ -141,13 +143,13 @@ async def test_the_command_exits_with_1_if_a_selection_differs(
     assert all(each["agrees"] for each in others)
 
 
-async def test_a_run_that_commits_to_nothing_is_not_audited(federation: SumFederation) -> None:
+async def test_audit_of_a_run_without_commitments_is_refused(federation: SumFederation) -> None:
     run_id = await finished(federation, RUN.replace("rounds = 3", "rounds = 1"))
     with pytest.raises(ConfigurationError, match="did not commit to its selections"):
         audited(federation, run_id)
 
 
-async def test_a_selector_with_hidden_inputs_is_refused_before_the_run(
+async def test_verifiable_run_with_hidden_selector_inputs_is_refused(
     federation: SumFederation,
 ) -> None:
     with pytest.raises(ConfigurationError, match="hosts can't recompute selector 'fedentopt'"):

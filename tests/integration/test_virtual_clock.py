@@ -1,4 +1,4 @@
-"""Simulated durations in a federation of processes: they are counted, without real waiting."""
+"""Simulated durations in a federation of processes, without real waiting."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def members(federation: Federation, run_id: str) -> list[list[MemberRow]]:
         return [list(row.members) for row in store.rounds(run_id)]
 
 
-async def test_durations_are_simulated_and_utilities_reported(tmp_path: Path) -> None:
+async def test_clients_report_simulated_durations_and_utilities(tmp_path: Path) -> None:
     """Durations are thousands of seconds, and the test takes none of them.
 
     FLASH trains on nine tenths: the last tenth is kept back to validate on.
@@ -71,7 +71,7 @@ async def test_durations_are_simulated_and_utilities_reported(tmp_path: Path) ->
         assert history[number - 1].seconds == pytest.approx(slowest)
 
 
-async def test_who_is_late_is_decided_by_simulated_seconds(tmp_path: Path) -> None:
+async def test_simulated_duration_decides_which_clients_are_late(tmp_path: Path) -> None:
     """All six are selected for four places, of which the deadline leaves three."""
     in_order = sorted((simulated(f"client-{k}", 1), f"client-{k}") for k in range(CLIENTS))
     deadline = (in_order[2][0] + in_order[3][0]) / 2

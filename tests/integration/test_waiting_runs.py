@@ -37,7 +37,7 @@ async def federation(tmp_path: Path) -> AsyncIterator[SumFederation]:
         yield federation
 
 
-async def test_a_run_whose_clients_are_silent_asks_again(
+async def test_run_asks_silent_clients_again(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest, asked = Discloser.answer, Counter[str]()
@@ -63,7 +63,7 @@ async def test_a_run_whose_clients_are_silent_asks_again(
     assert again.startswith("round 1: 1 clients may be selected, at least 3 are needed; ")
 
 
-async def test_what_pretraining_waits_for_is_what_the_run_waits_for(
+async def test_run_reports_the_clients_that_its_pretraining_waits_for(
     federation: SumFederation,
 ) -> None:
     run_file = RUN_FILE.replace(

@@ -1,4 +1,4 @@
-"""Weights & Biases, offline: the steps in the folders that the sink wrote."""
+"""The Weights & Biases sink, offline: the steps that it writes to its folders."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def steps(folder: Path) -> list[tuple[int, dict[str, float]]]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_each_round_is_one_step_whatever_is_killed(tmp_path: Path) -> None:
+def test_sink_writes_each_round_as_one_step_after_kills(tmp_path: Path) -> None:
     sink = Wandb(folder=str(tmp_path), rounds=3)
     assert sink.open(TRACKED) == 0
     sink.write(TRACKED, ROUNDS)

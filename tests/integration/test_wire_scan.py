@@ -1,4 +1,4 @@
-"""Clients' counts are in nothing that a coordinator receives, sends, logs, measures or keeps.
+"""A coordinator receives, sends, logs, exports and stores no label count of a client.
 
 Each count is a number of 40 bits that occurs nowhere else; the messages that are searched are the
 coordinator's own, inside TLS. The same search finds counts that are sent without masks, or plainly.
@@ -113,7 +113,7 @@ def _files(folder: Path) -> bytes:
     return b"\0".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-async def test_no_count_is_in_what_the_coordinator_sees_or_keeps(
+async def test_coordinator_receives_and_stores_no_label_count(
     members: Members,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -126,7 +126,7 @@ async def test_no_count_is_in_what_the_coordinator_sees_or_keeps(
     assert traces(scan.sums[0], scan.places) >= {("store", "decimal")}  # and the sum is public
 
 
-async def test_counts_without_masks_are_found(
+async def test_scan_finds_counts_without_masks(
     members: Members,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -141,7 +141,7 @@ async def test_counts_without_masks_are_found(
     assert not np.array_equal(scan.sums, [np.sum(list(scan.counts.values()), axis=0)])
 
 
-async def test_counts_that_are_disclosed_are_found(
+async def test_scan_finds_disclosed_counts(
     members: Members,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -152,7 +152,7 @@ async def test_counts_that_are_disclosed_are_found(
 
 
 @pytest.mark.parametrize("place", ["received", "sent", "spool", "store", "metrics", "logs"])
-async def test_every_form_is_found_in_every_place(place: str) -> None:
+async def test_scan_finds_every_form_in_every_place(place: str) -> None:
     number = 2**39 + 12_345_678_901
     rest = random.Random(1).randbytes(1 << 16)
     for form, written in forms(number).items():

@@ -50,7 +50,7 @@ def workers(federation: Federation) -> list[int]:
     return found
 
 
-async def test_clients_are_trained_side_by_side_with_the_same_bits(federation: Federation) -> None:
+async def test_parallel_workers_give_bitwise_equal_models(federation: Federation) -> None:
     await until(lambda: len(workers(federation)) == 2)
     apart = await federation.finished(await federation.start_run())
     assert await federation.finished(await federation.start_run()) == apart
@@ -59,14 +59,14 @@ async def test_clients_are_trained_side_by_side_with_the_same_bits(federation: F
     assert federation.files.log("host-0").read_text().count("trained in one batched step") == 8
 
 
-async def test_batched_steps_and_sums_at_the_host_go_together(federation: Federation) -> None:
+async def test_batched_steps_work_with_host_sums(federation: Federation) -> None:
     apart = await federation.finished(await federation.start_run(*BATCHED))
     summed = (*BATCHED, "host_sums.enabled=true")
     first = await federation.finished(await federation.start_run(*summed))
     assert await federation.finished(await federation.start_run(*summed)) == first != apart
 
 
-async def test_a_worker_that_is_killed_is_replaced(federation: Federation) -> None:
+async def test_killed_worker_is_replaced(federation: Federation) -> None:
     undisturbed = await federation.finished(await federation.start_run(*BATCHED))
     [first, second] = workers(federation)
     for worker in (first, second):
@@ -75,7 +75,7 @@ async def test_a_worker_that_is_killed_is_replaced(federation: Federation) -> No
     assert await federation.finished(await federation.start_run(*BATCHED)) == undisturbed
 
 
-async def test_workers_killed_again_and_again_in_one_training_change_nothing(
+async def test_workers_killed_repeatedly_during_a_training_give_the_same_model(
     federation: Federation,
 ) -> None:
     undisturbed = await federation.finished(await federation.start_run())
@@ -92,7 +92,7 @@ async def test_workers_killed_again_and_again_in_one_training_change_nothing(
         assert {member.state for member in entry.members} == {operator_pb2.MEMBER_STATE_INCLUDED}
 
 
-async def test_a_training_that_ends_every_worker_fails_and_the_round_goes_on(
+async def test_training_that_kills_every_worker_fails_and_the_round_continues(
     federation: Federation,
 ) -> None:
     undisturbed = await federation.finished(await federation.start_run())
@@ -110,14 +110,14 @@ async def test_a_training_that_ends_every_worker_fails_and_the_round_goes_on(
     assert await federation.finished(await federation.start_run()) == undisturbed
 
 
-async def test_workers_end_with_their_host(federation: Federation) -> None:
+async def test_workers_end_when_their_host_is_killed(federation: Federation) -> None:
     left = workers(federation)
     await federation.kill_host(0)
     await until(lambda: not any(Path("/proc", str(pid)).exists() for pid in left))
 
 
-async def test_a_host_counts_its_workers_itself(federation: Federation) -> None:
-    """This test runs after the one above, which has killed the host."""
+async def test_host_chooses_its_number_of_workers_if_set_to_auto(federation: Federation) -> None:
+    """Start the host again, which the test above has killed."""
     for path in federation.files.hosts:
         set_values(path, {"workers": "auto"})
     await federation.start_hosts()

@@ -1,4 +1,4 @@
-"""docs/guides/writing-a-selector.md, carried out: its package is built and selected with."""
+"""The package of docs/guides/writing-a-selector.md is built, installed and used."""
 
 import json
 import os
@@ -77,9 +77,7 @@ def profiles(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_package_on_the_page_installs_and_selects(
-    installed_package: Path, profiles: Path
-) -> None:
+def test_guide_package_installs_and_selects(installed_package: Path, profiles: Path) -> None:
     options = ("--rounds", "3", "--clients-per-round", "2", "-o", "rest=1", "--json")
     finished = select(installed_package, profiles, *options)
     assert finished.returncode == 0, finished.stderr
@@ -94,9 +92,7 @@ def test_the_package_on_the_page_installs_and_selects(
     assert lines[2]["cohort"] == ["b", "d"]
 
 
-def test_a_class_that_no_client_has_is_not_the_rarest(
-    installed_package: Path, tmp_path: Path
-) -> None:
+def test_class_without_clients_is_not_the_rarest(installed_package: Path, tmp_path: Path) -> None:
     """The profiles and the result are those of the page."""
     page = PAGE.read_text(encoding="utf-8")
     [example] = re.findall(r"^```json\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
@@ -110,7 +106,9 @@ def test_a_class_that_no_client_has_is_not_the_rarest(
     assert lines[1:] == shown.splitlines()
 
 
-def test_its_options_are_checked(installed_package: Path, profiles: Path) -> None:
+def test_invalid_or_unknown_selector_option_is_refused(
+    installed_package: Path, profiles: Path
+) -> None:
     refused = select(installed_package, profiles, "--clients-per-round", "2", "-o", "rest=-1")
     assert refused.returncode == 1
     [line] = refused.stderr.splitlines()
@@ -120,7 +118,9 @@ def test_its_options_are_checked(installed_package: Path, profiles: Path) -> Non
     assert "its options: rest" in unknown.stderr
 
 
-def test_the_one_that_asks_can_t_select_offline(installed_package: Path, profiles: Path) -> None:
+def test_selector_that_asks_clients_cannot_select_offline(
+    installed_package: Path, profiles: Path
+) -> None:
     refused = select(
         installed_package, profiles, "--clients-per-round", "2", selector="hardest-first"
     )
@@ -128,7 +128,7 @@ def test_the_one_that_asks_can_t_select_offline(installed_package: Path, profile
     assert "asks 5 clients 'loss' before it chooses" in refused.stderr
 
 
-async def test_the_one_that_asks_selects_in_a_federation(
+async def test_selector_that_asks_clients_selects_in_a_federation(
     installed_package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(installed_package), prepend=os.pathsep)
@@ -142,7 +142,7 @@ async def test_the_one_that_asks_selects_in_a_federation(
     assert losses == sorted(losses, reverse=True)
 
 
-def test_without_the_package_the_look_up_lists_what_is_installed(
+def test_error_without_the_package_lists_installed_selectors(
     tmp_path: Path, profiles: Path
 ) -> None:
     finished = select(tmp_path, profiles, "--clients-per-round", "2")

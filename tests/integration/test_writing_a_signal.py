@@ -1,4 +1,4 @@
-"""docs/guides/writing-a-signal.md, carried out: its package is built and selected with."""
+"""The package of docs/guides/writing-a-signal.md is built, installed and used."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-async def test_a_signal_of_another_package_selects_where_owners_allow_it(
+async def test_selector_receives_the_guide_signal_from_owners_that_allow_it(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(package), prepend=os.pathsep)
@@ -73,7 +73,9 @@ async def test_a_signal_of_another_package_selects_where_owners_allow_it(
         assert members[client] == f"{positive[0] / max(sum(positive), 1):.0%} dark"
 
 
-def test_payloads_of_the_signal_are_checked(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_payloads_of_the_signal_are_refused(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(package))
     text = '{"brightness": [1, 2, 3, 4]}'
     assert read_payload("brightness", EXACT, text, classes=10).tolist() == [1, 2, 3, 4]
@@ -88,7 +90,7 @@ def test_payloads_of_the_signal_are_checked(package: Path, monkeypatch: pytest.M
             read_payload("brightness", EXACT, hostile, classes=10)
 
 
-def test_owners_allow_each_form_of_the_signal(
+def test_owners_must_allow_each_form_of_the_signal(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValidationError, match="'brightness' is not installed; installed: inter"):
@@ -107,6 +109,6 @@ def test_owners_allow_each_form_of_the_signal(
     assert ask(allowing).epsilon is None
 
 
-def test_without_the_package_the_look_up_lists_the_installed_signals() -> None:
+def test_error_without_the_package_lists_installed_signals() -> None:
     with pytest.raises(PluginError, match="installed: interaction_matrix, label_counts, triplet"):
         signal_named("brightness")

@@ -1,4 +1,4 @@
-"""docs/guides/writing-a-strategy.md, carried out: its package is built and trained with."""
+"""The package of docs/guides/writing-a-strategy.md is built, installed and used."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("fair_strategy", None)
 
 
-def test_it_does_what_the_page_says(installed: Path, tmp_path: Path) -> None:
+def test_guide_strategy_weights_updates_as_the_page_says(installed: Path, tmp_path: Path) -> None:
     strategy = create(Strategy, "fair", {"q": 1.0, "warm_up": 1})
     rounds = Rounds(strategy, vector(0.0), tmp_path)
     updates = {
@@ -68,7 +68,7 @@ def test_it_does_what_the_page_says(installed: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(rounds.play(updates)["w"], mean, rtol=1e-6)
 
 
-async def test_a_federation_trains_with_it(installed: Path, tmp_path: Path) -> None:
+async def test_federation_trains_with_the_guide_strategy(installed: Path, tmp_path: Path) -> None:
     async with profile_federation(tmp_path, selector="uniform", count=4) as federation:
         run_id = await federation.start_run('strategy.name="fair"', "strategy.warm_up=2")
         await federation.finished(run_id)
@@ -80,6 +80,6 @@ async def test_a_federation_trains_with_it(installed: Path, tmp_path: Path) -> N
             await federation.start_run('strategy.name="fair"', "strategy.q=11")
 
 
-def test_without_the_package_the_look_up_lists_what_is_installed() -> None:
+def test_error_without_the_package_lists_installed_strategies() -> None:
     with pytest.raises(PluginError, match="'fair' is not installed; installed: clipped-mean"):
         create(Strategy, "fair", {})

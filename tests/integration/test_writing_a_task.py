@@ -1,4 +1,4 @@
-"""docs/guides/writing-a-task.md, carried out: its package is built, installed and trained on."""
+"""The package of docs/guides/writing-a-task.md is built, installed and used."""
 
 import os
 import re
@@ -88,11 +88,11 @@ def run_python(program: str, path: Path) -> str:
     return finished.stdout
 
 
-def test_the_package_on_the_page_installs_and_learns(installed_package: Path) -> None:
+def test_guide_package_installs_and_its_task_learns(installed_package: Path) -> None:
     assert float(run_python(PROGRAM, installed_package)) > 0.9
 
 
-def test_its_options_are_checked(installed_package: Path) -> None:
+def test_invalid_task_option_is_refused(installed_package: Path) -> None:
     program = (
         "from potluck.common.settings.plugins import create\n"
         "from potluck.common.task import Task\n"
@@ -103,7 +103,7 @@ def test_its_options_are_checked(installed_package: Path) -> None:
     assert line == "task circle: option 'samples' is 2.5; it must be a whole number"
 
 
-def test_without_the_package_the_look_up_lists_what_is_installed(tmp_path: Path) -> None:
+def test_error_without_the_package_lists_installed_tasks(tmp_path: Path) -> None:
     program = (
         "from potluck.common.settings.plugins import create\n"
         "from potluck.common.task import Task\n"

@@ -1,4 +1,4 @@
-"""docs/guides/writing-a-trainer.md, carried out: its package is built and trained with."""
+"""The package of docs/guides/writing-a-trainer.md is built, installed and used."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_readings(folder: Path, clients: int) -> None:
         np.savetxt(folder / f"client-{client}.csv", table, delimiter=",")
 
 
-async def test_the_package_on_the_page_installs_and_learns(
+async def test_guide_package_installs_and_its_trainer_learns(
     installed_package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(installed_package)

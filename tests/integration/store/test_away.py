@@ -1,5 +1,5 @@
-"""A database that goes away and comes back while a coordinator uses it: a PostgreSQL that restarts,
-a file of SQLite that another program locks."""
+"""Store calls during an outage of the database: a PostgreSQL server that restarts, or a SQLite file
+that another program locks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def commit_first(store: Store) -> None:
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_a_call_waits_for_a_server_that_restarts(
+def test_store_call_waits_while_the_database_server_restarts(
     server: PostgreSQL, ready: Store, mode: str
 ) -> None:
     told: list[str] = []
@@ -88,7 +88,7 @@ def test_a_call_waits_for_a_server_that_restarts(
     assert [row.key for row in ready.rounds(RUN.run_id)] == [FIRST]
 
 
-def test_a_store_that_is_closed_waits_no_longer(server: PostgreSQL, ready: Store) -> None:
+def test_closing_the_store_ends_the_wait_for_its_database(server: PostgreSQL, ready: Store) -> None:
     away = threading.Event()
     ready.watch(lambda _: away.set())
     server.stop()
@@ -101,7 +101,7 @@ def test_a_store_that_is_closed_waits_no_longer(server: PostgreSQL, ready: Store
     server.start()
 
 
-def test_a_call_waits_for_a_file_that_another_program_locks(tmp_path: Path) -> None:
+def test_store_call_waits_while_another_program_locks_the_sqlite_file(tmp_path: Path) -> None:
     told: list[str] = []
     away = threading.Event()
 
@@ -126,7 +126,7 @@ def test_a_call_waits_for_a_file_that_another_program_locks(tmp_path: Path) -> N
     assert not told[1]
 
 
-async def test_a_question_is_refused_while_the_file_is_locked_and_a_call_waits(
+async def test_reads_are_refused_while_the_file_is_locked_and_a_write_waits(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "potluck.db"
@@ -168,7 +168,7 @@ def cut_at_commit(monkeypatch: pytest.MonkeyPatch, *, committed: bool) -> list[i
 
 
 @pytest.mark.parametrize("was_committed", [False, True])
-def test_a_commit_whose_answer_is_lost_is_made_once(
+def test_commit_is_applied_once_if_the_connection_breaks_before_its_reply(
     ready: Store, monkeypatch: pytest.MonkeyPatch, was_committed: bool
 ) -> None:
     cuts = cut_at_commit(monkeypatch, committed=was_committed)
@@ -182,7 +182,7 @@ def test_a_commit_whose_answer_is_lost_is_made_once(
     assert ready.roster(RUN.run_id) == ["a", "b", "c", "d", "e"]
 
 
-def test_a_connection_that_breaks_amid_a_call_is_made_again(ready: Store) -> None:
+def test_store_call_reconnects_if_its_connection_breaks(ready: Store) -> None:
     breaks: list[int] = []
 
     def cut(connection: Connection, *_: object) -> None:
@@ -200,7 +200,9 @@ def test_a_connection_that_breaks_amid_a_call_is_made_again(ready: Store) -> Non
     committed(ready, AttemptKey(RUN.run_id, 2, 1))
 
 
-def test_what_waiting_cannot_mend_is_an_error(server: PostgreSQL, ready: Store) -> None:
+def test_changed_schema_after_a_restart_is_an_error_without_waiting(
+    server: PostgreSQL, ready: Store
+) -> None:
     with psycopg.connect(server.url("postgres").replace("+psycopg", "")) as link:
         link.execute("SET search_path = potluck1")
         link.execute("UPDATE potluck_schema_version SET version = 9999")
@@ -213,12 +215,12 @@ def test_what_waiting_cannot_mend_is_an_error(server: PostgreSQL, ready: Store) 
     assert not isinstance(caught.value, DatabaseAwayError)
 
 
-def test_a_database_or_user_that_is_unknown_is_not_waited_for(server: PostgreSQL) -> None:
+def test_unknown_database_or_user_is_refused_without_waiting(server: PostgreSQL) -> None:
     for url in (server.url("nosuch"), server.url("postgres").replace("postgres@", "stranger@")):
         with pytest.raises(StorageError, match="does not exist") as caught:
             Store.open(url)
         assert not isinstance(caught.value, DatabaseAwayError)
 
 
-def test_pauses_grow_up_to_five_seconds() -> None:
+def test_pauses_between_attempts_double_up_to_five_seconds() -> None:
     assert [pause_seconds(n) for n in (1, 2, 3, 7, 1000)] == [0.1, 0.2, 0.4, 5.0, 5.0]

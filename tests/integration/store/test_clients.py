@@ -30,7 +30,7 @@ PROFILE = Profile(
 )
 
 
-def test_clients_are_remembered_as_last_seen(store: Store) -> None:
+def test_store_records_when_and_where_each_client_was_last_seen(store: Store) -> None:
     assert store.clients() == []
     store.see_clients([])
     see_client(store, "b", "h1")
@@ -54,7 +54,7 @@ def test_clients_are_remembered_as_last_seen(store: Store) -> None:
     )
 
 
-def test_selections_count_over_all_runs_and_attempts(store: Store) -> None:
+def test_selection_counts_include_all_runs_and_attempts(store: Store) -> None:
     store.see_clients(
         [ClientSeen(client_id=c, host_id="h", device="cpu", at=AT) for c in ("a", "b", "d")]
     )
@@ -68,7 +68,7 @@ def test_selections_count_over_all_runs_and_attempts(store: Store) -> None:
     assert counts == {"a": (3, 2), "b": (3, 0), "d": (0, 0)}
 
 
-def test_clients_come_in_pages(store: Store) -> None:
+def test_clients_are_listed_in_pages(store: Store) -> None:
     names = [f"client-{number}" for number in range(7)]
     store.see_clients([ClientSeen(client_id=c, host_id="h", device="cpu", at=AT) for c in names])
     store.see_clients([ClientSeen(client_id="b", host_id="h", device="cpu", at=AT)])
@@ -83,7 +83,7 @@ def test_clients_come_in_pages(store: Store) -> None:
     assert {row.client_id: row.selected for row in found} == {"b": 1} | dict.fromkeys(names, 0)
 
 
-def test_quarantine_and_back(store: Store) -> None:
+def test_quarantined_client_is_listed_until_it_is_readmitted(store: Store) -> None:
     see_client(store)
     store.quarantine("a", "claims impossible counts", AT)
     store.quarantine("a", "claims zero classes", LATER)
@@ -101,7 +101,7 @@ def test_quarantine_and_back(store: Store) -> None:
         store.readmit("a")
 
 
-def test_a_profile_is_kept_word_for_word(store: Store) -> None:
+def test_profile_is_stored_unchanged_and_once(store: Store) -> None:
     store.put_profile(PROFILE)
     store.put_profile(replace(PROFILE, received_at=LATER))
     assert store.profiles() == [PROFILE]
@@ -115,7 +115,7 @@ def test_a_profile_is_kept_word_for_word(store: Store) -> None:
         replace(PROFILE, signature=b"other"),
     ],
 )
-def test_a_disclosure_is_made_once(store: Store, other: Profile) -> None:
+def test_second_differing_profile_of_a_data_epoch_is_refused(store: Store, other: Profile) -> None:
     store.put_profile(PROFILE)
     with pytest.raises(ProtocolError, match="client a: label_counts of data epoch 1 refused"):
         store.put_profile(other)
@@ -123,7 +123,7 @@ def test_a_disclosure_is_made_once(store: Store, other: Profile) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "{", "nothing", '{"a":1}{'])
-def test_a_profile_that_is_no_json_is_refused(store: Store, wrong: str) -> None:
+def test_profile_that_is_not_json_is_refused(store: Store, wrong: str) -> None:
     with pytest.raises(ProtocolError, match="payload_json is not JSON"):
         store.put_profile(replace(PROFILE, payload_json=wrong))
     with pytest.raises(ProtocolError, match="parameters_json is not JSON"):
@@ -131,7 +131,7 @@ def test_a_profile_that_is_no_json_is_refused(store: Store, wrong: str) -> None:
     assert store.profiles() == []
 
 
-def test_profiles_by_signal_run_and_client(store: Store) -> None:
+def test_profiles_are_filtered_by_signal_run_and_client(store: Store) -> None:
     begun_run(store)  # its roster: a, b, c
     triplet = replace(PROFILE, signal="triplet", signature=None)
     newer = replace(PROFILE, data_epoch=2)

@@ -1,4 +1,4 @@
-"""Damaged files, damaged rows, failing disks: one line each, and nothing committed is lost."""
+"""Damaged files, damaged rows and full disks give one-line errors and lose no committed round."""
 
 from __future__ import annotations
 
@@ -121,7 +121,9 @@ READS: dict[str, Callable[[Store], object]] = {
         ("profiles", "signature", "'not hexadecimal'"),
     ],
 )
-def test_garbage_in_a_column_is_named(filled: str, table: str, column: str, value: str) -> None:
+def test_invalid_value_in_a_row_is_an_error_that_names_table_and_column(
+    filled: str, table: str, column: str, value: str
+) -> None:
     edit(filled, f"UPDATE {table} SET {column} = {value}")  # noqa: S608  # ours
     with Store.open(filled) as store:
         with pytest.raises(StorageError) as caught:
@@ -150,7 +152,9 @@ def test_garbage_in_a_column_is_named(filled: str, table: str, column: str, valu
         ("profiles", "payload_json"),
     ],
 )
-def test_null_where_none_may_be_is_named(filled: str, table: str, column: str) -> None:
+def test_null_in_a_required_column_is_an_error_that_names_the_table(
+    filled: str, table: str, column: str
+) -> None:
     # Without its constraints the table takes anything.
     edit(
         filled,
@@ -165,7 +169,7 @@ def test_null_where_none_may_be_is_named(filled: str, table: str, column: str) -
     assert "\n" not in caught.value.message
 
 
-def test_a_roster_with_a_hole_is_refused(filled: str) -> None:
+def test_roster_with_a_missing_row_is_refused(filled: str) -> None:
     edit(filled, "DELETE FROM roster WHERE client_id = 'b'")
     with Store.open(filled) as store, pytest.raises(StorageError, match="row 1 is missing"):
         store.roster(RUN.run_id)
@@ -193,13 +197,13 @@ def test_a_truncated_file_is_refused(file: Path, share: float) -> None:
     assert "\n" not in caught.value.message
 
 
-def test_a_file_of_anything_is_refused(file: Path) -> None:
+def test_file_that_is_not_a_database_is_refused(file: Path) -> None:
     file.write_bytes(b"potluck" * 1000)
     with pytest.raises(StorageError, match="damaged or no database"):
         Store.open(f"sqlite:///{file}")
 
 
-def test_a_page_of_zeros_is_refused(file: Path) -> None:
+def test_database_with_zeroed_pages_is_refused(file: Path) -> None:
     with file.open("r+b") as opened:
         opened.seek(4096 * 3)
         opened.write(bytes(4096 * 4))
@@ -207,7 +211,7 @@ def test_a_page_of_zeros_is_refused(file: Path) -> None:
         Store.open(f"sqlite:///{file}")
 
 
-def test_a_refused_file_can_be_replaced_at_once(file: Path) -> None:
+def test_refused_database_file_can_be_replaced_in_the_same_process(file: Path) -> None:
     good = file.read_bytes()
     file.write_bytes(b"garbage" * 1000)
     with pytest.raises(StorageError):
@@ -217,7 +221,7 @@ def test_a_refused_file_can_be_replaced_at_once(file: Path) -> None:
         assert store.run(RUN.run_id).committed_rounds == 29
 
 
-def test_a_full_and_a_read_only_disk(tmp_path: Path) -> None:
+def test_full_or_read_only_disk_is_an_error_and_loses_no_committed_round(tmp_path: Path) -> None:
     apart = ["unshare", "--user", "--map-root-user", "--mount"]
     done = subprocess.run(
         [*apart, sys.executable, "-c", FILL_THE_DISK, str(tmp_path)],

@@ -17,7 +17,9 @@ from potluck.server.service.restore import restore
 from potluck.server.store import AttemptKey, Store
 
 
-def test_a_dump_put_back_is_the_database_as_it_was(postgresql: PostgreSQL, tmp_path: Path) -> None:
+def test_restoring_a_dump_gives_the_database_at_the_time_of_the_dump(
+    postgresql: PostgreSQL, tmp_path: Path
+) -> None:
     url, beside = postgresql.new_schema(), postgresql.new_schema()
     Store.open(beside).close()
     with Store.open(url) as store:
@@ -35,7 +37,7 @@ def test_a_dump_put_back_is_the_database_as_it_was(postgresql: PostgreSQL, tmp_p
         assert other.run(RUN.run_id).state, "tables of others stay"
 
 
-def test_a_dump_that_cannot_be_read_is_an_error_and_changes_nothing(
+def test_unreadable_dump_is_an_error_and_the_database_stays_unchanged(
     postgresql: PostgreSQL, tmp_path: Path
 ) -> None:
     url = postgresql.new_schema()
@@ -48,7 +50,7 @@ def test_a_dump_that_cannot_be_read_is_an_error_and_changes_nothing(
         assert store.run(RUN.run_id).state
 
 
-def test_a_backup_of_postgresql_is_restored_and_names_runs_without_their_model(
+def test_restored_postgresql_backup_names_runs_whose_model_is_missing(
     postgresql: PostgreSQL, tmp_path: Path
 ) -> None:
     url = postgresql.new_schema()

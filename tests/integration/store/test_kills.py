@@ -1,4 +1,4 @@
-"""Data that survives a kill of the coordinator, and a model of what a store must remember."""
+"""Stored data survives kills of the coordinator and agrees with a reference model of the store."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ while True:
 KILLS = 8
 
 
-def test_no_committed_round_is_lost_to_a_kill(sqlite_url: str) -> None:
+def test_killed_writer_loses_no_committed_round(sqlite_url: str) -> None:
     with Store.open(sqlite_url) as store:
         begun_run(store, "run")
     known: list[RoundRow] = []
@@ -203,7 +203,7 @@ class Remembering(RuleBasedStateMachine):
         )
 
 
-def test_a_store_remembers_what_it_should(url: str) -> None:
+def test_store_agrees_with_a_reference_model_over_random_calls(url: str) -> None:
     machine = type("RememberingHere", (Remembering,), {"url": url})
     run_state_machine_as_test(
         machine,

@@ -77,7 +77,7 @@ async def one_more_round(store: Store, tidying: Tidying, number: int) -> None:
     await tidying.after_commit(RUN.run_id, retention, number)
 
 
-async def test_a_commit_costs_the_same_after_many_rounds(
+async def test_cost_of_a_commit_does_not_grow_with_past_rounds(
     tmp_path: Path, instructions: Callable[[], int]
 ) -> None:
     costs: list[int] = []
@@ -94,7 +94,7 @@ async def test_a_commit_costs_the_same_after_many_rounds(
     assert many <= 1.1 * few, costs
 
 
-def test_resuming_costs_the_same_after_many_rounds(
+def test_cost_of_resuming_does_not_grow_with_past_rounds(
     tmp_path: Path, instructions: Callable[[], int]
 ) -> None:
     costs: list[int] = []
@@ -115,7 +115,7 @@ def test_resuming_costs_the_same_after_many_rounds(
     assert many <= 1.1 * few, costs
 
 
-def test_unfinished_runs_are_found_among_many_that_ended(
+def test_cost_of_finding_unfinished_runs_does_not_grow_with_ended_runs(
     tmp_path: Path, instructions: Callable[[], int]
 ) -> None:
     costs: list[int] = []
@@ -144,7 +144,9 @@ def put(files: ModelFiles, *numbers: int) -> None:
         files.path(digest(number)).touch()
 
 
-async def test_files_go_as_rounds_push_them_out_of_retention(url: str, tmp_path: Path) -> None:
+async def test_model_files_are_deleted_once_newer_rounds_exceed_the_retention(
+    url: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
     retention = parse_run_file(RUN_FILE + "keep_every = 4\n", source="test").retention
@@ -181,7 +183,9 @@ async def test_files_go_as_rounds_push_them_out_of_retention(url: str, tmp_path:
         assert there(folder) == {digest(n) for n in {0, 4, 7, 8, 9, 1009}}
 
 
-async def test_the_best_model_stays_until_another_is_better(url: str, tmp_path: Path) -> None:
+async def test_best_model_file_is_kept_until_a_better_model_is_committed(
+    url: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
     run_file = RUN_FILE.replace("keep_last = 3", "keep_last = 1")
@@ -213,7 +217,7 @@ async def test_the_best_model_stays_until_another_is_better(url: str, tmp_path: 
         assert there(folder) == set()
 
 
-async def test_a_file_stays_as_long_as_any_run_keeps_it(url: str, tmp_path: Path) -> None:
+async def test_model_file_is_kept_while_any_run_retains_it(url: str, tmp_path: Path) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
     retention = parse_run_file(RUN_FILE, source="test").retention
@@ -239,7 +243,7 @@ async def test_a_file_stays_as_long_as_any_run_keeps_it(url: str, tmp_path: Path
         assert digest(0) not in there(folder)
 
 
-async def test_a_file_written_anew_outlives_the_runs_that_are_done_with_it(
+async def test_model_file_that_a_resumed_run_rewrites_is_not_deleted(
     url: str, tmp_path: Path
 ) -> None:
     """A coordinator looks at what it found while a resumed run makes one of these files again."""
@@ -272,7 +276,7 @@ async def test_a_file_written_anew_outlives_the_runs_that_are_done_with_it(
         assert not files.path(model).is_file()
 
 
-async def test_a_resumed_run_lets_go_of_the_model_that_it_went_on_from(
+async def test_model_that_runs_resumed_from_is_deleted_once_no_run_retains_it(
     url: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "models"

@@ -1,4 +1,4 @@
-"""Commits beside the journal, on both databases: what is missing at a start is known."""
+"""The journal of commits finds rounds that the database has lost, on both databases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ async def one_more(store: Store, noting: Commits, run_id: str, number: int) -> N
     await noting.note(row)
 
 
-async def test_nothing_is_lost_where_nothing_happened(store: Store, tmp_path: Path) -> None:
+async def test_journal_and_database_agree_if_no_commit_was_lost(
+    store: Store, tmp_path: Path
+) -> None:
     noting = commits(store, tmp_path)
     assert await noting.compare() == {}
     begun_run(store)
@@ -39,7 +41,9 @@ async def test_nothing_is_lost_where_nothing_happened(store: Store, tmp_path: Pa
     assert (tmp_path / "journal").read_text().count("\n") == 3
 
 
-async def test_an_older_database_is_noticed_until_it_is_accepted(url: str, tmp_path: Path) -> None:
+async def test_older_database_is_reported_at_each_start_until_accepted(
+    url: str, tmp_path: Path
+) -> None:
     with Store.open(url) as store:
         noting = commits(store, tmp_path)
         for run_id in (RUN.run_id, "other"):
@@ -67,9 +71,7 @@ async def test_an_older_database_is_noticed_until_it_is_accepted(url: str, tmp_p
         assert list(await commits(behind, tmp_path).compare()) == ["other"]
 
 
-async def test_a_journal_that_cannot_be_written_holds_up_no_run(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_run_continues_if_the_journal_cannot_be_written(store: Store, tmp_path: Path) -> None:
     begun_run(store)
     (tmp_path / "journal").mkdir()
     await one_more(store, commits(store, tmp_path), RUN.run_id, 1)

@@ -1,4 +1,4 @@
-"""Opening a database: whose it is, what is in it, what its schema is."""
+"""Opening a database: its lock, its permissions, its schema version and its migrations."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def refused(url: str, **options: Any) -> str:
     return caught.value.message
 
 
-def test_what_is_stored_is_there_after_reopening(url: str) -> None:
+def test_stored_runs_are_read_after_reopening(url: str) -> None:
     with Store.open(url) as store:
         begun_run(store)
         before = store.runs()
@@ -60,13 +60,13 @@ def test_what_is_stored_is_there_after_reopening(url: str) -> None:
         store.close()  # twice is fine
 
 
-def test_another_store_in_the_same_process_is_refused(url: str) -> None:
+def test_second_store_on_one_database_in_one_process_is_refused(url: str) -> None:
     with Store.open(url):
         assert "in use by another coordinator" in refused(url)
     Store.open(url).close()
 
 
-def test_a_database_of_another_process_is_refused_until_that_is_gone(url: str) -> None:
+def test_database_that_another_process_holds_is_refused_until_it_ends(url: str) -> None:
     other = subprocess.Popen(
         [sys.executable, "-c", OPEN_AND_WAIT, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -81,13 +81,13 @@ def test_a_database_of_another_process_is_refused_until_that_is_gone(url: str) -
     Store.open(url).close()
 
 
-def test_two_ways_to_one_file_lead_to_one_lock(tmp_path: Path) -> None:
+def test_symlink_to_a_database_shares_its_lock(tmp_path: Path) -> None:
     (tmp_path / "link.db").symlink_to(tmp_path / "real.db")
     with Store.open(f"sqlite:///{tmp_path}/real.db"):
         assert "in use" in refused(f"sqlite:///{tmp_path}/link.db")
 
 
-def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
+def test_database_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path}/potluck.db") as store:
         store.add_run(RUN)
         modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
@@ -107,25 +107,25 @@ def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
         ("sqlite+aiosqlite:///x.db", "'sqlite\\+aiosqlite' is not supported"),
     ],
 )
-def test_a_wrong_url_is_refused_with_the_remedy(url: str, hint: str) -> None:
+def test_invalid_database_url_is_refused_with_a_remedy(url: str, hint: str) -> None:
     with pytest.raises(ConfigurationError, match=hint) as caught:
         Store.open(url)
     assert "hunter2" not in caught.value.message
 
 
-def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+def test_missing_database_directory_is_an_error_that_names_the_path(tmp_path: Path) -> None:
     message = refused(f"sqlite:///{tmp_path}/no/potluck.db")
     assert f"{tmp_path}/no/potluck.db: can't be opened (No such file or directory)" in message
 
 
 @pytest.mark.parametrize("rest", ["user:hunter2@/db?", "user@/db?password=hunter2&"])
-def test_an_unreachable_server_is_named_without_the_password(tmp_path: Path, rest: str) -> None:
+def test_error_for_an_unreachable_server_omits_the_password(tmp_path: Path, rest: str) -> None:
     message = refused(f"postgresql://{rest}host={tmp_path}")
     assert "the connection failed" in message
     assert "hunter2" not in message
 
 
-def test_an_unknown_database_is_named(postgresql: PostgreSQL) -> None:
+def test_unknown_database_is_an_error_that_names_it(postgresql: PostgreSQL) -> None:
     message = refused(postgresql.url("never-made"))
     assert "never-made" in message
 
@@ -190,7 +190,7 @@ def made_as_version(url: str, version: int, *further: str) -> None:
 
 
 @pytest.mark.parametrize("version", range(1, 2 + len(MIGRATIONS)))
-def test_a_database_of_each_version_gets_the_schema_the_queries_are_built_on(
+def test_database_of_any_schema_version_is_migrated_to_the_current_schema(
     url: str, another_url: str, version: int
 ) -> None:
     made_as_version(url, version)
@@ -199,7 +199,7 @@ def test_a_database_of_each_version_gets_the_schema_the_queries_are_built_on(
     assert shapes(url, metadata) == shapes(another_url, metadata)
 
 
-def test_schemas_that_databases_have_are_never_edited() -> None:
+def test_released_schemas_and_migrations_are_unchanged() -> None:
     """A change needs a number of its own, at the end of `MIGRATIONS`; it may be added here."""
     schemas = [(TESTDATA / "schema_1.sql").read_text(), *map("; ".join, MIGRATIONS)]
     digests = [hashlib.sha256(schema.encode()).hexdigest()[:12] for schema in schemas]
@@ -214,7 +214,7 @@ def test_schemas_that_databases_have_are_never_edited() -> None:
         ("DROP TABLE quarantine", "quarantine.client_id is missing"),
     ],
 )
-def test_a_database_with_the_number_of_a_schema_and_other_columns_is_refused_unchanged(
+def test_database_whose_columns_differ_from_its_schema_version_is_refused_unchanged(
     url: str, version: int, change: str, difference: str
 ) -> None:
     made_as_version(url, version, change)
@@ -226,12 +226,12 @@ def test_a_database_with_the_number_of_a_schema_and_other_columns_is_refused_unc
     assert stored(url, "version") == version
 
 
-def test_a_column_that_its_number_does_not_have_yet_is_named(url: str) -> None:
+def test_column_of_a_later_schema_version_is_named_in_the_error(url: str) -> None:
     made_as_version(url, 1, "ALTER TABLE rounds ADD COLUMN best_round BIGINT")
     assert "(rounds.best_round is there already)" in refused(url)
 
 
-def test_an_unknown_column_is_refused_only_if_it_is_required(url: str) -> None:
+def test_unknown_column_is_refused_only_if_it_requires_a_value(url: str) -> None:
     Store.open(url).close()
     run_sql(url, "ALTER TABLE clients ADD COLUMN note TEXT")
     Store.open(url).close()
@@ -240,19 +240,19 @@ def test_an_unknown_column_is_refused_only_if_it_is_required(url: str) -> None:
     assert "(quarantine.operator is unknown here)" in refused(url)
 
 
-def test_a_newer_database_is_refused_with_the_build_that_opened_it_last(url: str) -> None:
+def test_newer_database_is_refused_with_the_build_that_last_opened_it(url: str) -> None:
     Store.open(url).close()
     run_sql(url, "UPDATE potluck_schema_version SET version = 99, software = '0.2.0.dev7+gabc'")
     assert "schema version 99, of 0.2.0.dev7+gabc, is newer than" in refused(url)
 
 
-def test_the_build_that_opened_a_database_last_is_in_it(url: str) -> None:
+def test_opening_a_database_records_the_build(url: str) -> None:
     made_as_version(url, 1 + len(MIGRATIONS))
     Store.open(url).close()
     assert stored(url, "software") == software_version()
 
 
-def test_a_migration_keeps_what_is_there(url: str) -> None:
+def test_migration_keeps_existing_rows(url: str) -> None:
     with Store.open(url) as store:
         store.add_run(RUN)
         before = store.runs()
@@ -265,7 +265,7 @@ def test_a_migration_keeps_what_is_there(url: str) -> None:
     assert f"schema version {newest + 1}, of {ours}, is newer than the {newest} of this" in message
 
 
-def test_only_the_migrations_that_a_database_lacks_are_made(url: str) -> None:
+def test_migrations_that_a_database_already_has_are_not_repeated(url: str) -> None:
     Store.open(url, migrations=[*MIGRATIONS, MORE]).close()
     later = ["ALTER TABLE extra ADD COLUMN y TEXT"]
     run_sql(url, "CREATE TABLE extra (x BIGINT)")  # a new database has what `schema.py` says
@@ -273,7 +273,7 @@ def test_only_the_migrations_that_a_database_lacks_are_made(url: str) -> None:
     run_sql(url, "INSERT INTO extra (x, y) VALUES (1, 'there')")
 
 
-def test_a_migration_that_fails_leaves_no_trace(url: str) -> None:
+def test_failed_migration_is_rolled_back(url: str) -> None:
     Store.open(url).close()
     broken = ["CREATE TABLE extra (x BIGINT)", "ALTER TABLE nowhere ADD COLUMN x TEXT"]
     assert "nowhere" in refused(url, migrations=[*MIGRATIONS, broken])
@@ -282,19 +282,19 @@ def test_a_migration_that_fails_leaves_no_trace(url: str) -> None:
     run_sql(url, "CREATE TABLE extra (x BIGINT)")
 
 
-def test_the_database_of_other_software_is_left_alone(url: str) -> None:
+def test_database_of_other_software_is_refused_unchanged(url: str) -> None:
     run_sql(url, "CREATE TABLE recipes (name TEXT)")
     assert "not a database of Potluck 0.1.0 or later, it has the table 'recipes'" in refused(url)
     run_sql(url, "INSERT INTO recipes VALUES ('soup')")
 
 
-def test_the_database_of_a_development_version_is_refused_with_the_remedy(url: str) -> None:
+def test_database_of_a_development_version_is_refused_with_a_remedy(url: str) -> None:
     run_sql(url, "CREATE TABLE potluck_schema (version BIGINT)", "CREATE TABLE runs (name TEXT)")
     message = refused(url)
     assert "it has the table 'potluck_schema'; give the coordinator a new database" in message
 
 
-def test_a_restarted_server_is_found_again(postgresql: PostgreSQL) -> None:
+def test_store_reconnects_to_a_restarted_database_server(postgresql: PostgreSQL) -> None:
     with Store.open(postgresql.new_schema()) as store:
         store.add_run(RUN)
         postgresql.stop()
@@ -308,6 +308,6 @@ def test_a_restarted_server_is_found_again(postgresql: PostgreSQL) -> None:
         assert [run.run_id for run in store.runs()] == [RUN.run_id]
 
 
-def test_the_lock_file_names_its_holder(tmp_path: Path) -> None:
+def test_lock_file_holds_the_id_of_its_process(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path}/potluck.db"):
         assert (tmp_path / "potluck.db.lock").read_text() == f"{os.getpid()}\n"

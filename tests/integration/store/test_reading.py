@@ -10,7 +10,9 @@ from potluck.server.sinks.record_reader import RecordReader
 from potluck.server.store import AttemptKey, Store
 
 
-def test_committed_rounds_are_read_beside_the_coordinator(url: str, store: Store) -> None:
+def test_reader_sees_committed_rounds_while_a_coordinator_has_the_store_open(
+    url: str, store: Store
+) -> None:
     begun_run(store)
     committed(store, AttemptKey("ab12", 1, 1))
     reader = RecordReader(url)
@@ -28,7 +30,7 @@ def test_committed_rounds_are_read_beside_the_coordinator(url: str, store: Store
     assert store.checkpoint()
 
 
-def test_what_a_transaction_reads_is_of_one_moment(url: str, store: Store) -> None:
+def test_reads_in_a_transaction_see_one_snapshot(url: str, store: Store) -> None:
     begun_run(store)
     committed(store, AttemptKey("ab12", 1, 1))
     reader = RecordReader(url)

@@ -75,7 +75,7 @@ def rows_in(url: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
     return found
 
 
-def test_copies_restore_everything_into_an_empty_database(url: str, another_url: str) -> None:
+def test_round_copies_restore_a_run_into_an_empty_database(url: str, another_url: str) -> None:
     with Store.open(url) as store:
         eventful(store)
         made = copies(store)
@@ -91,7 +91,7 @@ def test_copies_restore_everything_into_an_empty_database(url: str, another_url:
     assert rows_in(another_url) == rows_in(url)
 
 
-def test_copies_put_into_an_older_database_replace_the_attempt_under_way(
+def test_round_copies_replace_the_open_attempt_of_an_older_database(
     url: str, another_url: str
 ) -> None:
     with Store.open(url) as store:
@@ -109,9 +109,7 @@ def test_copies_put_into_an_older_database_replace_the_attempt_under_way(
     assert rows_in(another_url) == rows_in(url)
 
 
-def test_a_late_update_that_no_later_copy_names_is_awaited_no_more(
-    url: str, another_url: str
-) -> None:
+def test_late_update_that_later_round_copies_omit_is_dropped(url: str, another_url: str) -> None:
     with Store.open(url) as store:
         begun_run(store)
         selected(store, FIRST)
@@ -129,7 +127,7 @@ def test_a_late_update_that_no_later_copy_names_is_awaited_no_more(
         assert empty.awaited(RUN.run_id) == []
 
 
-def test_the_number_of_a_run_is_another_where_it_is_taken(url: str, another_url: str) -> None:
+def test_restored_run_gets_a_new_number_if_its_own_is_taken(url: str, another_url: str) -> None:
     with Store.open(url) as store:
         begun_run(store)
         committed(store, FIRST)

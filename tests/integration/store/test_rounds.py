@@ -44,7 +44,7 @@ def states(store: Store) -> dict[str, MemberState]:
     return {member.client_id: member.state for member in attempt.members}
 
 
-def test_an_attempt_comes_back_with_all_there_is_to_it(begun: Store) -> None:
+def test_attempt_is_read_back_with_all_its_fields(begun: Store) -> None:
     assert begun.current_attempt(RUN.run_id) is None
     begun.begin_attempt(FIRST, iter([2, 0]), AT)
     attempt = begun.current_attempt(RUN.run_id)
@@ -77,7 +77,7 @@ def test_an_attempt_comes_back_with_all_there_is_to_it(begun: Store) -> None:
     assert (a.work, b.work, c.work) == (MemberWork(), works["b"], works["c"])
 
 
-def test_a_round_begins_only_when_its_turn_has_come(store: Store) -> None:
+def test_rounds_and_attempts_must_begin_in_order(store: Store) -> None:
     store.add_run(RUN)
     with pytest.raises(StorageError, match="before the initial model"):
         store.begin_attempt(FIRST, [0], AT)
@@ -99,7 +99,7 @@ def test_a_round_begins_only_when_its_turn_has_come(store: Store) -> None:
     assert store.last_attempt(RUN.run_id, 2) == 0
 
 
-def test_an_attempt_that_is_over_does_not_change(begun: Store) -> None:
+def test_abandoned_or_committed_attempt_rejects_changes(begun: Store) -> None:
     selected(begun, FIRST)
     begun.abandon_attempt(FIRST, "no quorum")
     selected(begun, SECOND)
@@ -118,7 +118,7 @@ def test_an_attempt_that_is_over_does_not_change(begun: Store) -> None:
     assert begun.current_attempt(RUN.run_id) == before
 
 
-def test_a_cohort_is_chosen_once(begun: Store) -> None:
+def test_cohort_of_an_attempt_is_set_once(begun: Store) -> None:
     begun.begin_attempt(FIRST, [0, 1, 2], AT)
     for wrong in ([], [COHORT[0], COHORT[0]]):
         with pytest.raises(StorageError, match="empty or repeats a client"):
@@ -129,7 +129,7 @@ def test_a_cohort_is_chosen_once(begun: Store) -> None:
     assert list(states(begun)) == ["a", "b", "c"]
 
 
-def test_changes_of_members_are_all_made_or_none(begun: Store) -> None:
+def test_member_changes_are_applied_all_or_none(begun: Store) -> None:
     selected(begun, FIRST)
     with pytest.raises(NotFoundError, match="client x is not in the cohort"):
         begun.set_members(
@@ -150,7 +150,7 @@ def test_changes_of_members_are_all_made_or_none(begun: Store) -> None:
     assert list(states(begun).values()) == ["received", "lost", "selected"]
 
 
-def test_an_update_comes_with_received_and_nothing_else(begun: Store) -> None:
+def test_only_members_in_state_received_have_an_update(begun: Store) -> None:
     selected(begun, FIRST)
     with pytest.raises(StorageError, match=r"can't become received in .* without an update"):
         begun.set_member(FIRST, "a", MemberState.RECEIVED)
@@ -161,7 +161,7 @@ def test_an_update_comes_with_received_and_nothing_else(begun: Store) -> None:
 
 
 @pytest.mark.parametrize("loss", [float("inf"), -1e308, 0.1 + 0.2, None])
-def test_floats_come_back_exactly(begun: Store, loss: float | None) -> None:
+def test_floats_are_read_back_exactly(begun: Store, loss: float | None) -> None:
     selected(begun, FIRST)
     begun.set_member(FIRST, "a", MemberState.RECEIVED, update=replace(UPDATE, loss=loss))
     attempt = begun.current_attempt(RUN.run_id)
@@ -169,7 +169,7 @@ def test_floats_come_back_exactly(begun: Store, loss: float | None) -> None:
     assert attempt.members[0].update == replace(UPDATE, loss=loss)
 
 
-def test_not_a_number_does_not_come_back(begun: Store) -> None:
+def test_nan_metrics_and_losses_are_read_back_as_missing(begun: Store) -> None:
     selected(begun, FIRST)
     not_a_number = replace(UPDATE, loss=float("nan"))
     begun.set_member(FIRST, "a", MemberState.RECEIVED, update=not_a_number)
@@ -180,7 +180,7 @@ def test_not_a_number_does_not_come_back(begun: Store) -> None:
     assert last.members[0].update == replace(UPDATE, loss=None)
 
 
-def test_questions_and_answers_are_replayed_in_order(begun: Store) -> None:
+def test_questions_and_answers_are_read_back_in_order(begun: Store) -> None:
     begun.begin_attempt(FIRST, [0, 1], AT)
     first, second = {"kind": "loss", "rows": [0, 1]}, {"kind": "cosine", "scale": 0.1}
     begun.add_question(FIRST, 0, first)
@@ -205,7 +205,7 @@ def test_questions_and_answers_are_replayed_in_order(begun: Store) -> None:
     assert begun.answers(FIRST) == expected
 
 
-def test_a_commit_comes_back_as_it_was_made(begun: Store) -> None:
+def test_committed_round_is_read_back_unchanged(begun: Store) -> None:
     assert begun.last_round(RUN.run_id) is None
     committed(begun, FIRST)
     row = begun.last_round(RUN.run_id)
@@ -224,7 +224,7 @@ def test_a_commit_comes_back_as_it_was_made(begun: Store) -> None:
     assert begun.current_attempt(RUN.run_id) is None
 
 
-def test_a_commit_leaves_the_lost_and_the_failed_as_they_are(begun: Store) -> None:
+def test_commit_keeps_the_states_of_lost_and_failed_members(begun: Store) -> None:
     selected(begun, FIRST)
     begun.set_member(FIRST, "a", MemberState.LOST, trouble="gone")
     begun.set_member(FIRST, "b", MemberState.FAILED, trouble="no data")
@@ -239,7 +239,7 @@ def test_a_commit_leaves_the_lost_and_the_failed_as_they_are(begun: Store) -> No
     ]
 
 
-def test_an_update_that_is_set_aside_is_spared_with_the_reason(begun: Store) -> None:
+def test_rejected_update_is_stored_as_spared_with_the_reason(begun: Store) -> None:
     selected(begun, FIRST)
     for client_id in ("a", "b"):
         begun.set_member(FIRST, client_id, MemberState.RECEIVED, update=UPDATE)
@@ -253,7 +253,7 @@ def test_an_update_that_is_set_aside_is_spared_with_the_reason(begun: Store) -> 
     assert row.disclosed_samples == {"a": UPDATE.samples}
 
 
-def test_samples_are_known_of_those_included(begun: Store) -> None:
+def test_sample_counts_are_disclosed_for_included_unmasked_members_only(begun: Store) -> None:
     selected(begun, FIRST)
     masked = replace(UPDATE, samples=0)
     for client_id, sent in (("a", UPDATE), ("b", UPDATE), ("c", masked)):
@@ -293,7 +293,7 @@ def test_a_refused_commit_changes_nothing(begun: Store, included: list[str], why
     assert begun.rounds(RUN.run_id) == []
 
 
-def test_rounds_show_the_attempt_that_was_committed(begun: Store) -> None:
+def test_committed_rounds_list_the_committed_attempt_only(begun: Store) -> None:
     selected(begun, FIRST)
     begun.set_member(FIRST, "b", MemberState.RECEIVED, update=UPDATE)
     begun.abandon_attempt(FIRST, "no quorum")
@@ -307,7 +307,7 @@ def test_rounds_show_the_attempt_that_was_committed(begun: Store) -> None:
     assert begun.last_round(RUN.run_id) == second
 
 
-def test_runs_do_not_mix(begun: Store) -> None:
+def test_rounds_and_attempts_of_two_runs_are_separate(begun: Store) -> None:
     begun_run(begun, "other")
     committed(begun, FIRST)
     selected(begun, AttemptKey("other", 1, 1))
@@ -317,7 +317,7 @@ def test_runs_do_not_mix(begun: Store) -> None:
     assert [row.key.round for row in begun.rounds(RUN.run_id)] == [1, 2]
 
 
-def test_every_file_a_round_names_is_known(begun: Store) -> None:
+def test_model_references_list_each_file_of_each_round(begun: Store) -> None:
     begun.add_run(replace(RUN, run_id="waiting"))
     begun_run(begun, "other")
     committed(begun, FIRST)
@@ -333,7 +333,7 @@ def test_every_file_a_round_names_is_known(begun: Store) -> None:
     assert begun.model_references(RUN.run_id, first=-3, last=-1) == []
 
 
-def test_whoever_names_a_file_is_known(begun: Store) -> None:
+def test_holders_of_a_file_are_all_rounds_that_refer_to_it(begun: Store) -> None:
     begun_run(begun, "other")
     for number in (1, 2):
         committed(begun, AttemptKey(RUN.run_id, number, 1))
@@ -353,7 +353,7 @@ def test_whoever_names_a_file_is_known(begun: Store) -> None:
     assert holders() == []
 
 
-def test_the_best_of_a_run_comes_back_with_its_rounds(begun: Store) -> None:
+def test_best_round_and_its_coverage_are_read_back(begun: Store) -> None:
     best = BestSoFar(measure="loss", round=1, value=0.1 + 0.2, mark=math.inf, stalled=3)
     behind = {"loss": Coverage(clients=2, asked=3, samples=40, partial=True)}
     selected(begun, FIRST)
@@ -375,7 +375,7 @@ def test_the_best_of_a_run_comes_back_with_its_rounds(begun: Store) -> None:
     assert (run.best, run.best_model_blake3, run.best_coverage) == (unknown, None, {})
 
 
-def test_what_a_run_remembers_of_each_client(begun: Store) -> None:
+def test_participation_lists_picks_samples_and_last_inclusion_of_each_client(begun: Store) -> None:
     selected(begun, FIRST)  # a, b, c
     begun.abandon_attempt(FIRST, "no quorum")
     committed(begun, SECOND)  # a and c
@@ -393,7 +393,7 @@ def test_what_a_run_remembers_of_each_client(begun: Store) -> None:
     assert begun.participation("other") == []
 
 
-def test_rounds_come_in_pages(begun: Store) -> None:
+def test_rounds_are_listed_in_pages(begun: Store) -> None:
     for number in range(1, 6):
         committed(begun, AttemptKey(RUN.run_id, number, 1))
     everything = begun.rounds(RUN.run_id)
@@ -404,7 +404,7 @@ def test_rounds_come_in_pages(begun: Store) -> None:
     assert begun.round(RUN.run_id, 6) is None
 
 
-def test_a_number_wider_than_64_bits_is_refused_in_one_line(begun: Store) -> None:
+def test_number_wider_than_64_bits_is_a_one_line_error(begun: Store) -> None:
     selected(begun, FIRST)
     with pytest.raises(StorageError) as caught:
         begun.commit_round(replace(commit(FIRST, []), bytes_up=2**64))
@@ -413,10 +413,10 @@ def test_a_number_wider_than_64_bits_is_refused_in_one_line(begun: Store) -> Non
 
 
 @given(rows=st.sets(st.integers(0, 2**40)) | st.sets(st.integers(0, 30)))
-def test_rows_survive_their_encoding(rows: set[int]) -> None:
+def test_encoded_rows_decode_to_the_same_rows(rows: set[int]) -> None:
     assert decode_rows(encode_rows(rows)) == tuple(sorted(rows))
 
 
-def test_neighbouring_rows_take_little_space() -> None:
+def test_consecutive_rows_are_encoded_as_one_range() -> None:
     assert encode_rows(range(1_000_000)) == "[[0,999999]]"
     assert encode_rows([]) == "[]"

@@ -20,7 +20,7 @@ LATER = AT + timedelta(hours=1)
 SHARED = [HealthCheck.function_scoped_fixture]
 
 
-def test_a_run_comes_back_as_it_was_added(store: Store) -> None:
+def test_added_run_is_read_back_unchanged(store: Store) -> None:
     widest = replace(RUN, seed=2**64 - 1, run_file='[task]\nname = "digits"  # ünïcode\n')
     store.add_run(widest)
     row = store.run(RUN.run_id)
@@ -30,26 +30,26 @@ def test_a_run_comes_back_as_it_was_added(store: Store) -> None:
     assert (row.committed_rounds, row.model_blake3) == (0, None)
 
 
-def test_the_same_instant_in_another_zone_is_the_same_instant(store: Store) -> None:
+def test_time_in_another_zone_is_stored_as_the_same_instant(store: Store) -> None:
     there = timezone(timedelta(hours=5, minutes=30))
     store.add_run(replace(RUN, created_at=AT.astimezone(there)))
     assert store.run(RUN.run_id).created_at == AT
 
 
-def test_a_time_without_a_zone_is_refused(store: Store) -> None:
+def test_time_without_a_time_zone_is_refused(store: Store) -> None:
     with pytest.raises(StorageError, match="no time zone"):
         store.add_run(replace(RUN, created_at=datetime(2026, 1, 1)))  # the point
     assert store.runs() == []
 
 
-def test_an_id_is_used_once(store: Store) -> None:
+def test_second_run_with_the_same_id_is_refused(store: Store) -> None:
     store.add_run(RUN)
     with pytest.raises(StorageError, match="run ab12 exists already"):
         store.add_run(replace(RUN, name="other"))
     assert [run.name for run in store.runs()] == ["digits"]
 
 
-def test_runs_are_listed_newest_first_and_resumed_oldest_first(store: Store) -> None:
+def test_all_runs_are_listed_newest_first_and_unfinished_runs_oldest_first(store: Store) -> None:
     for run_id in ("c", "a", "b", "d"):
         store.add_run(replace(RUN, run_id=run_id))
     store.set_run_state("c", RunState.FINISHED, "", LATER)
@@ -62,14 +62,14 @@ def test_runs_are_listed_newest_first_and_resumed_oldest_first(store: Store) -> 
 
 
 @pytest.mark.parametrize("state", list(RunState))
-def test_state_and_reason_are_kept(store: Store, state: RunState) -> None:
+def test_state_and_reason_of_a_run_are_stored(store: Store, state: RunState) -> None:
     store.add_run(RUN)
     store.set_run_state(RUN.run_id, state, "so it is", LATER)
     row = store.run(RUN.run_id)
     assert (row.state, row.reason, row.changed_at) == (state, "so it is", LATER)
 
 
-def test_progress_shows_in_the_run(store: Store) -> None:
+def test_run_row_shows_committed_rounds_and_the_newest_model(store: Store) -> None:
     begun_run(store)
     assert store.run(RUN.run_id).model_blake3 == digest(0)
     committed(store, AttemptKey(RUN.run_id, 1, 1))
@@ -79,7 +79,7 @@ def test_progress_shows_in_the_run(store: Store) -> None:
     assert store.runs() == [row]
 
 
-def test_a_beginning_of_an_id_suffices_if_it_is_the_only_one(store: Store) -> None:
+def test_unique_prefix_of_a_run_id_finds_the_run(store: Store) -> None:
     for run_id in ("ab12", "ab", "cd_1", "cdx1", "Ab99"):
         store.add_run(replace(RUN, run_id=run_id))
     assert store.run("ab1").run_id == "ab12"
@@ -101,7 +101,7 @@ def test_a_beginning_of_an_id_suffices_if_it_is_the_only_one(store: Store) -> No
         store.run("\0")
 
 
-def test_a_run_goes_by_its_name_where_no_other_has_it(store: Store) -> None:
+def test_run_is_found_by_its_name_if_the_name_is_unique(store: Store) -> None:
     names = {"ab": "tea", "cd": "tea", "ef": "co%ee", "0f": "ef0", "ef0": "x"}
     for run_id, name in names.items():
         store.add_run(replace(RUN, run_id=run_id, name=name))
@@ -114,14 +114,14 @@ def test_a_run_goes_by_its_name_where_no_other_has_it(store: Store) -> None:
         store.run("e")  # a name, and the beginning of two ids
 
 
-def test_a_long_list_of_runs_is_cut(store: Store) -> None:
+def test_error_for_an_unknown_run_lists_ten_runs_at_most(store: Store) -> None:
     for number in range(12):
         store.add_run(replace(RUN, run_id=f"r{number}"))
     with pytest.raises(NotFoundError, match=r"there are: r11, .*, r2 and 2 more"):
         store.run("x")
 
 
-def test_an_unknown_run_is_refused(store: Store) -> None:
+def test_changes_to_an_unknown_run_are_refused(store: Store) -> None:
     with pytest.raises(NotFoundError, match="no run 'ab12'; there are: none"):
         store.set_run_state(RUN.run_id, RunState.STOPPED, "", AT)
     with pytest.raises(NotFoundError):
@@ -131,7 +131,7 @@ def test_an_unknown_run_is_refused(store: Store) -> None:
     assert store.roster(RUN.run_id) == []
 
 
-def test_the_initial_model_is_set_once(store: Store) -> None:
+def test_initial_model_of_a_run_cannot_change(store: Store) -> None:
     begun_run(store)
     store.set_initial_model(RUN.run_id, digest(0), LATER)
     with pytest.raises(StorageError, match="started from model"):
@@ -139,7 +139,7 @@ def test_the_initial_model_is_set_once(store: Store) -> None:
     assert store.run(RUN.run_id).model_blake3 == digest(0)
 
 
-def test_a_roster_only_grows_at_its_end(store: Store) -> None:
+def test_roster_appends_clients_and_refuses_duplicates(store: Store) -> None:
     store.add_run(RUN)
     for clients in (["b", "a"], ["z", "c"], []):
         store.append_to_roster(RUN.run_id, clients)
@@ -153,7 +153,7 @@ def test_a_roster_only_grows_at_its_end(store: Store) -> None:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=SHARED)
 @given(text=st.text())
-def test_any_text_can_be_stored_as_a_run_s_reason(store: Store, text: str) -> None:
+def test_any_text_can_be_stored_as_the_reason_of_a_run(store: Store, text: str) -> None:
     if not store.runs():
         store.add_run(RUN)
     store.set_run_state(RUN.run_id, RunState.FAILED, text, AT)
@@ -166,7 +166,7 @@ def test_any_text_can_be_stored_as_a_run_s_reason(store: Store, text: str) -> No
     assert store.run(RUN.run_id).reason == "? half a surrogate"
 
 
-def test_a_deleted_run_leaves_the_others_and_says_what_files_it_named(store: Store) -> None:
+def test_deleting_a_run_keeps_other_runs_and_returns_its_files(store: Store) -> None:
     for run_id in (RUN.run_id, "cd34"):
         begun_run(store, run_id)
         committed(store, AttemptKey(run_id, 1, 1))
@@ -184,7 +184,7 @@ def test_a_deleted_run_leaves_the_others_and_says_what_files_it_named(store: Sto
     assert store.run(RUN.run_id).committed_rounds == 0
 
 
-def test_every_table_of_runs_is_emptied() -> None:
+def test_deleting_runs_covers_every_table_with_run_ids() -> None:
     kept = {"secure_sums"}  # they account for what left clients
     of_runs = {table.name for table in schema.metadata.tables.values() if "run_id" in table.c}
     assert {table.name for table in store.OF_RUNS} == of_runs - kept

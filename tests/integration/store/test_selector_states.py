@@ -72,7 +72,9 @@ class Coordinators:
 
 
 @pytest.mark.parametrize("name", installed(SELECTORS))
-def test_a_new_coordinator_each_round_selects_alike(name: str, tmp_path: Path) -> None:
+def test_selector_selects_the_same_if_the_coordinator_restarts_each_round(
+    name: str, tmp_path: Path
+) -> None:
     options = "added = 2" if name.startswith("dc-") else ""
     run_file = f'[task]\nname = "colored-digits"\n[selector]\nname = "{name}"\n{options}'
     selector = draw_up(run_file, source="test").selector
