@@ -12,7 +12,6 @@ from typing import Any
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.server.aggregation.model_work import ModelWork
-from potluck.server.aggregation.spool import Spool
 from potluck.server.clock import now
 from potluck.server.eligibility.collected_sums import open_collector
 from potluck.server.hosts.attendance import Attendance
@@ -23,6 +22,7 @@ from potluck.server.runs.resume import resume
 from potluck.server.runs.run import CohortMember, Run
 from potluck.server.runs.select import admit
 from potluck.server.runs.services import RunServices
+from potluck.server.runs.spool import Spool
 from potluck.server.store import Store
 from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.records import NewRun

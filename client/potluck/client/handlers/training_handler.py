@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -36,7 +35,7 @@ from potluck.client.private_training import (
 )
 from potluck.client.training.lane_updates import SUM
 from potluck.client.training.plugin_options import json_object
-from potluck.client.transfer.saved_updates import KeptUpdate
+from potluck.client.transfer.saved_updates import KeptUpdate, update_record
 from potluck.client.transfer.upload import deliver
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import (
@@ -52,7 +51,6 @@ from potluck.common.errors import (
 from potluck.common.learning.task_failures import blamed_on_task, crashed
 from potluck.common.monitoring.metric_labels import TrainingWay
 from potluck.common.names import ClientId
-from potluck.common.tensors.tensor_files import FileDigest
 from potluck.common.updates.kept_states import CORRECTION, PURPOSES
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -64,43 +62,6 @@ if TYPE_CHECKING:
     from potluck.client.training.task_training import TrainingFiles
     from potluck.client.training.unmasked_update import Differences
 
-
-# Records of updates -------------------------------------------------------------------------------
-
-
-def update_record(
-    active: ActiveInstruction,
-    file: FileDigest,
-    report: UpdateReport,
-    *,
-    offer: Mapping[str, float] | None = None,
-    masked_input: str = "",
-    coordinator_id: str = "",
-) -> KeptUpdate:
-    """Return the record of an update. offer: numbers that are sent before the update.
-
-    For a masked update, `report` is empty and `masked_input` and `coordinator_id` are given."""
-    instruction, work = active.instruction, active.instruction.train
-    return KeptUpdate(
-        update_id=instruction.id,
-        client_id=instruction.client_id,
-        run_id=instruction.run_id,
-        round=instruction.round,
-        blake3=file.blake3,
-        size=file.size,
-        encoding=work.encoding,
-        delta=work.delta,
-        compressed=work.compressed and not masked_input,
-        report=report,
-        expires=time.time() + instruction.time_left.ToTimedelta().total_seconds(),
-        work=digest_of_training(instruction),
-        offer=dict(offer or {}),
-        masked_input=masked_input,
-        coordinator_id=coordinator_id,
-    )
-
-
-# The handler --------------------------------------------------------------------------------------
 
 log = structlog.get_logger()
 
@@ -236,7 +197,13 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
         update = await _masked(context, active, trained.differences, report, noise)
     else:
         offer = numbers_asked(work.before_upload, trained.offer)
-        update = update_record(active, trained.file, report, offer=offer)
+        update = update_record(
+            active.instruction,
+            trained.file,
+            report,
+            work=digest_of_training(active.instruction),
+            offer=offer,
+        )
         if not offer:
             _note(context, instruction, update)
     context.updates.keep(update)
@@ -374,9 +341,10 @@ async def _masked(
         spent = await asyncio.to_thread(context.guard().spent, client)
         context.metrics.spent_on_trainings(client, spent, limit=context.policy.training_limit)
     return update_record(
-        active,
+        instruction,
         file,
         UpdateReport(),
+        work=digest_of_training(instruction),
         masked_input=word,
         coordinator_id=context.log.coordinator_id,
     )

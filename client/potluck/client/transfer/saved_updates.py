@@ -6,13 +6,17 @@ The record is written after the file, so a record found after a crash has a comp
 from __future__ import annotations
 
 import hashlib
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from potluck.client.base.state_directory import write_atomically
 from potluck.common.tensors.spare_files import SpareFiles
+from potluck.common.tensors.tensor_files import FileDigest
 from potluck.common.updates.update_report import UpdateReport
+from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 KEEP_AFTER_DEADLINE_SECONDS = 24 * 3600.0
 """Seconds after its deadline at which an update is deleted. Later, the client would train again."""
@@ -44,6 +48,41 @@ class KeptUpdate(BaseModel):
     offer: dict[str, float] = {}
     masked_input: str = ""
     coordinator_id: str = ""
+
+
+def update_record(
+    instruction: rpc.Instruction,
+    file: FileDigest,
+    report: UpdateReport,
+    *,
+    work: str,
+    offer: Mapping[str, float] | None = None,
+    masked_input: str = "",
+    coordinator_id: str = "",
+) -> KeptUpdate:
+    """Return the record of the update that a training with a file as its result has made.
+
+    work: the digest of the work, by `digest_of_training`. offer: numbers that are sent before the
+    update. For a masked update, `report` is empty and `masked_input` and `coordinator_id` are
+    given."""
+    train = instruction.train
+    return KeptUpdate(
+        update_id=instruction.id,
+        client_id=instruction.client_id,
+        run_id=instruction.run_id,
+        round=instruction.round,
+        blake3=file.blake3,
+        size=file.size,
+        encoding=train.encoding,
+        delta=train.delta,
+        compressed=train.compressed and not masked_input,
+        report=report,
+        expires=time.time() + instruction.time_left.ToTimedelta().total_seconds(),
+        work=work,
+        offer=dict(offer or {}),
+        masked_input=masked_input,
+        coordinator_id=coordinator_id,
+    )
 
 
 class KeptUpdates:

@@ -15,7 +15,6 @@ from potluck.common.errors import PotluckError
 from potluck.common.learning.task_failures import plugin_failure
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.model_work import ModelWork
-from potluck.server.aggregation.spool import Spool
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.runs.live_status import progress, status, waiting
@@ -23,6 +22,7 @@ from potluck.server.runs.resume import resume
 from potluck.server.runs.round_loop import RoundLoop
 from potluck.server.runs.run import Run
 from potluck.server.runs.services import RunServices
+from potluck.server.runs.spool import Spool
 from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.store.records import RunRow, RunState
 from potluck.server.watching.feed import RunFeed, RunRecord, run_status

@@ -5,7 +5,8 @@ selector and strategy, and the files of auxiliaries.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -120,6 +121,18 @@ class Models:
         self._files = files
         self._before: ModelVersion | None = None  # previous model, until `last_step` has used it
         self._enrolled: tuple[State, int, State] | None = None  # (rounds, clients, state)
+
+    @contextmanager
+    def training(self) -> Iterator[Callable[[float], None]]:
+        """Show a training on the coordinator while the block runs. Yields what notes its share."""
+
+        def note(share: float) -> None:
+            self.trained = share
+
+        try:
+            yield note
+        finally:
+            self.trained = None
 
     @property
     def digests(self) -> set[str]:

@@ -10,7 +10,6 @@ from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.interruptible import in_thread
 from potluck.common.run_file.claims import privacy_claim
 from potluck.server.aggregation.model_work import ModelWork
-from potluck.server.aggregation.spool import Spool, still_spooled
 from potluck.server.clock import utc
 from potluck.server.eligibility.alarms import SelectionAlarms
 from potluck.server.eligibility.collected_sums import NO_SUMS, LabelSums
@@ -33,6 +32,7 @@ from potluck.server.runs.run import Attempt, CohortMember, Run
 from potluck.server.runs.run_updates import Updates
 from potluck.server.runs.selecting import Selecting
 from potluck.server.runs.services import RunServices
+from potluck.server.runs.spool import Spool, still_spooled
 from potluck.server.runs.upload_decision import is_offer
 from potluck.server.store.model_files import ModelFiles, ModelVersion
 from potluck.server.store.records import AttemptRow, MemberRow, MemberState, RoundRow

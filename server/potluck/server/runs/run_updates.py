@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from potluck.common.interruptible import in_thread
 from potluck.server.aggregation.late_updates import LateUpdate
-from potluck.server.aggregation.spool import Spool, intact
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.gather import announce_dropped
@@ -15,6 +14,7 @@ from potluck.server.hosts.instructions import train_instruction_id
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.lateness import SELECTED_AGAIN, LateRegister
 from potluck.server.rounds.plan import RunPlan
+from potluck.server.runs.spool import Spool, intact
 from potluck.server.store.records import (
     AttemptKey,
     LateRow,

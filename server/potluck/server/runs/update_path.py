@@ -22,8 +22,8 @@ from potluck.server.rounds.path_rules import PathRules
 from potluck.server.runs.models import RoundModel
 from potluck.server.runs.report_checks import check_said, report_said
 from potluck.server.runs.run import Run
-from potluck.server.runs.server_training import train_on_coordinator
 from potluck.server.store.model_files import ModelVersion
+from potluck.server.training.server_training import train_on_coordinator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,14 +158,18 @@ class OpenRounds(UpdatePath):
         if run.plan.strategy.trains:
             aside = moved.judgement.set_aside
             kept = [each for each, row in zip(updates, rows, strict=True) if row not in aside]
-            model = await train_on_coordinator(
-                run.models,
-                run.services,
-                model,
-                kept,
-                run_file=run.row.run_file,
-                round_number=run.machine.round,
-            )
+            with run.models.training() as note:
+                model = await train_on_coordinator(
+                    run.models.work,
+                    run.services.files,
+                    model,
+                    kept,
+                    base=run.models.current,
+                    workplace=run.services.workplace,
+                    run_file=run.row.run_file,
+                    round_number=run.machine.round,
+                    progress=note,
+                )
         return RoundModel(
             model=model,
             strategy_state=moved.strategy_state,

@@ -21,7 +21,6 @@ from potluck.common.errors import (
 from potluck.common.tracing import Tracer
 from potluck.server.aggregation.audit.audit_records import why_not_audited
 from potluck.server.aggregation.model_work import ModelWork
-from potluck.server.aggregation.spool import Spool
 from potluck.server.clock import utc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.eligibility.collected_sums import open_collector
@@ -34,6 +33,7 @@ from potluck.server.rounds.trace_clock import trace_clock
 from potluck.server.runs.driver import RunDriver
 from potluck.server.runs.recorded_commits import RECORDS, Commits
 from potluck.server.runs.services import RunServices
+from potluck.server.runs.spool import Spool
 from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.service.archive import bias_records
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics

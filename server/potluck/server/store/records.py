@@ -299,14 +299,13 @@ Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundCommit:
-    """All data stored with a round.
+class StoredRound:
+    """The data of a committed round that are stored as they are.
 
-    state_blake3: digest of the file with the arrays of both states. set_aside: clients whose
-    received update is excluded from the model, each with the reason. late: late trainings whose
-    state has changed, see `LateRow`. best: see `RunRow`. software: version of each program and
-    library of the coordinator. coverage: numbers of clients and samples behind each metric, also
-    for metrics that no client could compute. privacy: the round's privacy loss; None for runs
+    state_blake3: digest of the file with the arrays of both states. spreads: spread of each metric
+    over clients. best: best value after this round, see `RunRow`. software: version of each program
+    and library of the coordinator. coverage: numbers of clients and samples behind each metric,
+    also for metrics that no client could compute. privacy: the round's privacy loss; None for runs
     without `[privacy]`.
     """
 
@@ -321,8 +320,6 @@ class RoundCommit:
     bytes_down: int
     bytes_up: int
     committed_at: datetime
-    included: Sequence[str]
-    set_aside: Mapping[str, str] = field(default_factory=dict)
     late: Sequence[LateRow] = ()
     best: BestSoFar | None = None
     software: Mapping[str, str] = field(default_factory=dict)
@@ -331,31 +328,27 @@ class RoundCommit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundRow:
-    """A committed round.
+class RoundCommit(StoredRound):
+    """All data stored with a round.
 
-    members: the whole cohort in the order chosen. spreads: spread of each metric over clients.
-    late: trainings for earlier rounds whose updates joined this one. best: best value after this
-    round, see `RunRow`. software, coverage, privacy: as in `RoundCommit`.
+    included: clients whose update is part of the model. set_aside: clients whose received update is
+    excluded from the model, each with the reason. late: late trainings whose state has changed, see
+    `LateRow`.
     """
 
-    key: AttemptKey
-    model_blake3: str
-    state_blake3: str | None
-    selector_scalars: Mapping[str, Scalar]
-    strategy_scalars: Mapping[str, Scalar]
-    metrics: Metrics
-    seconds: float
-    bytes_down: int
-    bytes_up: int
-    committed_at: datetime
+    included: Sequence[str]
+    set_aside: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRow(StoredRound):
+    """A committed round.
+
+    members: the whole cohort in the order chosen. late: trainings for earlier rounds whose updates
+    joined this one.
+    """
+
     members: Sequence[MemberRow]
-    spreads: Mapping[str, Spread] = field(default_factory=dict)
-    late: Sequence[LateRow] = ()
-    best: BestSoFar | None = None
-    software: Mapping[str, str] = field(default_factory=dict)
-    coverage: Mapping[str, Coverage] = field(default_factory=dict)
-    privacy: RoundPrivacy | None = None
 
     @property
     def included(self) -> Sequence[MemberRow]:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from potluck.common.tensors.tensor_files import write_tensors
-from potluck.server.aggregation.spool import Spool
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.rounds.events import Event, StillTraining
 from potluck.server.rounds.plan import draw_up
 from potluck.server.runs.run_updates import Offer, Updates
+from potluck.server.runs.spool import Spool
 from potluck.server.store import Store
 from potluck.server.store.records import (
     AttemptKey,

@@ -9,8 +9,8 @@ from potluck.common.errors import RunError
 from potluck.common.monitoring.metric_labels import SUM
 from potluck.common.updates.lane_files import BODY, write_lanes
 from potluck.common.updates.lanes import LaneTerms, members_digest
-from potluck.server.aggregation.spool import Spool, still_spooled
 from potluck.server.aggregation.update_files import SpooledUpdate
+from potluck.server.runs.spool import Spool, still_spooled
 from potluck.server.runs.summed_rounds import opened_lane_sum
 from potluck.server.store.records import AttemptKey, MemberRow, MemberState, UpdateRow
 

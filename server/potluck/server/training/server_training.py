@@ -14,11 +14,10 @@ import structlog
 
 from potluck.common.errors import RunError
 from potluck.common.interruptible import in_thread
+from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.update_files import SpooledUpdate
-from potluck.server.runs.models import Models
-from potluck.server.runs.services import RunServices
-from potluck.server.store.model_files import ModelVersion
-from potluck.server.training.training_job import TrainingJob, UpdateInJob
+from potluck.server.store.model_files import ModelFiles, ModelVersion
+from potluck.server.training.training_job import TrainingJob, UpdateInJob, Workplace
 
 # The process --------------------------------------------------------------------------------------
 
@@ -99,45 +98,45 @@ def _read(line: bytes) -> dict[str, Any]:
 
 
 async def train_on_coordinator(
-    models: Models,
-    services: RunServices,
+    work: ModelWork,
+    files: ModelFiles,
     model: ModelVersion,
     updates: Sequence[SpooledUpdate],
     *,
+    base: ModelVersion,
+    workplace: Workplace,
     run_file: str,
     round_number: int,
+    progress: Callable[[float], None],
 ) -> ModelVersion:
     """Run the strategy's own training on `model` and return the resulting model. Raises RunError.
+
+    base: the model that clients trained from. workplace: see `TrainingJob`. progress: called with
+    the share of the training that is done.
 
     Cancellation kills the training process. After a restart of the coordinator, training starts
     again from the same files, and gives the same model.
     """
-    current = models.current
-    trained = services.files.folder / f".trained-{secrets.token_hex(8)}"
-    with services.files.lent(model.blake3) as path, services.files.lent(current.blake3) as base:
+    trained = files.folder / f".trained-{secrets.token_hex(8)}"
+    with files.lent(model.blake3) as path, files.lent(base.blake3) as base_path:
         job = TrainingJob(
             run_file=run_file,
-            workplace=services.workplace,
+            workplace=workplace,
             round=round_number,
             model=path,
-            base=base,
+            base=base_path,
             updates=[
                 UpdateInJob(client=each.client, path=each.path, compressed=each.row.compressed)
                 for each in updates
             ],
             trained=trained,
         )
-
-        def note(share: float) -> None:
-            models.trained = share
-
         wanted: frozenset[str] = frozenset()
         try:
-            await train_apart(job, note)
-            published = await in_thread(models.work.publish_trained, trained, current, round_number)
+            await train_apart(job, progress)
+            published = await in_thread(work.publish_trained, trained, base, round_number)
             wanted = published.digests
             return published
         finally:
-            models.trained = None
-            services.files.let_go({model.blake3} - wanted)
+            files.let_go({model.blake3} - wanted)
             trained.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from potluck.common.errors import StorageError, disk_error
-from potluck.server.aggregation.spool import Spool
+from potluck.server.runs.spool import Spool
 
 
 def test_spool_folder_that_can_not_be_removed_is_named_in_the_error(
