@@ -11,10 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
-from collections.abc import Callable
 
 import numpy as np
+from repetitions import fastest
 from rich.console import Console
 from rich.table import Table
 
@@ -70,27 +69,18 @@ def measure(values: int, partners: int, repeats: int) -> dict[str, float]:
         for begin in range(0, values, BLOCK):
             draw(min(BLOCK, values - begin))
 
-    noise_seconds = _fastest(drawn, repeats)
-    masks_seconds = _fastest(masked, repeats)
-    numpy_seconds = _fastest(lambda: generator.standard_normal(values), repeats)
+    noise_seconds = fastest(drawn, repeats)
+    masks_seconds = fastest(masked, repeats)
+    numpy_seconds = fastest(lambda: generator.standard_normal(values), repeats)
     return {
         "share of noise": noise_seconds,
         "share of noise, for a million parameters": noise_seconds / values * 1e6,
-        "bound on the norm": _fastest(lambda: made.bound(update), repeats),
+        "bound on the norm": fastest(lambda: made.bound(update), repeats),
         "masks": masks_seconds,
         "floating-point Gaussian numbers": numpy_seconds,
         "ratio of noise to floating-point numbers": noise_seconds / numpy_seconds,
         "ratio of noise to masks": noise_seconds / masks_seconds,
     }
-
-
-def _fastest(work: Callable[[], object], repeats: int) -> float:
-    seconds = []
-    for _ in range(repeats):
-        begun = time.process_time()
-        work()
-        seconds.append(time.process_time() - begun)
-    return min(seconds)
 
 
 if __name__ == "__main__":

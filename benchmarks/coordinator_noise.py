@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import torch
+from repetitions import fastest
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -115,16 +114,6 @@ def train(network: nn.Module, samples: int, batch: int) -> None:
         )
         torch.autograd.backward(loss)
         optimizer.step()
-
-
-def fastest(work: Callable[[], object], repeats: int) -> float:
-    """Return the processor seconds of the fastest of several repetitions."""
-    seconds = []
-    for _ in range(repeats):
-        begun = time.process_time()
-        work()
-        seconds.append(time.process_time() - begun)
-    return min(seconds)
 
 
 if __name__ == "__main__":

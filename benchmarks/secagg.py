@@ -33,6 +33,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 from peers_environments import environment
+from repetitions import fastest
 
 from potluck.common.errors import PotluckError
 from potluck.common.net.membership import (
@@ -237,7 +238,7 @@ class Bench:
         if name == MEASURED:
             self.clocked("other", encode)
             spare = {lane: values.copy() for lane, values in words.items()}
-            self.seconds["mask"] = least(self.repeats, mask)
+            self.seconds["mask"] = fastest(mask, self.repeats)
             words |= spare  # masking was repeated for the measurement: keep only one result
             mask()
         else:
@@ -337,16 +338,6 @@ def is_exact(bench: Bench, survivors: tuple[str, ...], sums: Vectors) -> bool:
     return bool(np.array_equal(plain, sums["body"]) and np.abs(found - mean).max() < 1e-6)
 
 
-def least(repeats: int, work: Callable[[], Any]) -> float:
-    """Return the CPU seconds of the fastest repetition."""
-    found = []
-    for _ in range(repeats):
-        begun = time.process_time()
-        work()
-        found.append(time.process_time() - begun)
-    return min(found)
-
-
 def keystream_seconds(streams: int, size: int) -> float:
     """Return the CPU seconds of `streams` AES-256-CTR keystreams of `size` bytes; best of three."""
     zeros, buffer = memoryview(bytes(CHUNK_BYTES)), bytearray(CHUNK_BYTES)
@@ -358,7 +349,7 @@ def keystream_seconds(streams: int, size: int) -> float:
             for stream in made:
                 stream.update_into(piece, buffer)
 
-    return least(3, work)
+    return fastest(work, 3)
 
 
 def measure_flower(options: argparse.Namespace) -> dict[str, Any]:
