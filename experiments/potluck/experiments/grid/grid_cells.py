@@ -166,13 +166,18 @@ def _cell(
 def _with_digested_names(run: RunFile) -> dict[str, Any]:
     """Return a run file's values as digests have them, so that finished cells are found again.
 
-    Keys have the names that they had first; `privacy`, which came later, is left out if unset.
+    Keys have the names that they had first. Settings that came later are left out if unset.
     """
     values = run.model_dump(mode="json", exclude={"name"})
     for first, current in OLD_KEYS.items():
         values[first] = values.pop(current)
     if run.privacy is None:
         del values["privacy"]
+    if not run.selection.verifiable:
+        del values["selection"]
+    if run.virtual_clock.trace is None:
+        clock = values["virtual_clock"]
+        del clock["trace"], clock["trace_sha256"]
     if run.profiles.disclosure == UNSAFE_STEPWISE:
         values["profiles"]["disclosure"] = SumKind.STEPWISE.value
     return values
