@@ -23,7 +23,7 @@ from potluck.common.trainer import (
     TrainerSettings,
     TrainingProgress,
 )
-from potluck.integrations.adapters.low_rank import keep_rank, with_lora
+from potluck.integrations.adapters.lora import keep_rank, with_lora
 
 LENGTH = 64
 """Bytes of text that the model sees at once."""

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from potluck.common.tasks.digits import images_and_digits
 from potluck.common.trainer import TrainerSettings
-from potluck.integrations.adapters.monai import LoopTrainer
+from potluck.integrations.adapters.loops import LoopTrainer
 from potluck.integrations.adapters.script import Measured, script_task, share
 
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from potluck.integrations.adapters.monai import LoopTrainer
+from potluck.integrations.adapters.loops import LoopTrainer
 from potluck.integrations.adapters.script import Measure, Measured, script_task
 
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]

@@ -27,7 +27,7 @@ from potluck.common.trainer import (
     TrainerSettings,
     TrainingProgress,
 )
-from potluck.integrations.adapters.low_rank import with_lora
+from potluck.integrations.adapters.lora import with_lora
 
 Pairs = list[tuple[str, str]]
 CLIENTS = 6

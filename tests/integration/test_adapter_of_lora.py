@@ -19,7 +19,7 @@ from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.model_table import ModelTable
 from potluck.common.task import Examples
 from potluck.common.tensors.model_parts import divided
-from potluck.integrations.adapters.low_rank import keep_rank, with_lora
+from potluck.integrations.adapters.lora import keep_rank, with_lora
 from potluck.privacy.host.record_training import RecordTraining
 from potluck.server.strategies.lora_stacking import LoraStacking, adapters
 

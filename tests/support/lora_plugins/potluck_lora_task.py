@@ -49,7 +49,7 @@ class Adapted(nn.Module):
         return plain + adapted
 
     def keep_rank(self, rank: int) -> None:
-        """As `potluck.integrations.adapters.low_rank` does."""
+        """As `potluck.integrations.adapters.lora` does."""
         with torch.no_grad():
             self.lora_A["default"].weight[rank:] = 0
             self.lora_B["default"].weight[:, rank:] = 0

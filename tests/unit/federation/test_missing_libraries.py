@@ -53,7 +53,7 @@ def test_sending_a_custom_class_without_its_library_names_the_extra(
         ("potluck.federation.frames", "pandas", "potluck[notebook]"),
         ("potluck.federation.model_report", "sklearn.metrics", "potluck[notebook]"),
         ("potluck.integrations.adapters.lightning", "lightning", "potluck[lightning]"),
-        ("potluck.integrations.adapters.low_rank", "peft", "potluck[lora]"),
+        ("potluck.integrations.adapters.lora", "peft", "potluck[lora]"),
         ("potluck.integrations.adapters.monai", "ignite.engine", "potluck[monai]"),
         ("potluck.integrations.adapters.transformers", "transformers", "potluck[transformers]"),
     ],

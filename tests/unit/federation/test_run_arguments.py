@@ -16,7 +16,7 @@ from potluck.common.settings.old_spelling import OldSpellingWarning
 from potluck.common.trainer import Measure
 from potluck.federation import Federation
 from potluck.federation.run_settings_text import checked_text, run_table
-from potluck.integrations.adapters.monai import LoopTrainer
+from potluck.integrations.adapters.loops import LoopTrainer
 from potluck.integrations.adapters.script import script_task
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from potluck.common.errors import ConfigurationError, RoundClosedError, TrainingError
 from potluck.common.trainer import Measure, Measured, TrainerSettings, TrainingProgress
-from potluck.integrations.adapters.monai import LoopTrainer
+from potluck.integrations.adapters.loops import LoopTrainer
 
 MEASURES = {"error": Measure(label="squared error", lowest=0)}
 

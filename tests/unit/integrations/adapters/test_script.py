@@ -13,7 +13,7 @@ from potluck.common.learning.measures import own_trainer
 from potluck.common.learning.training import training_for
 from potluck.common.names import ClientId
 from potluck.common.trainer import Measure
-from potluck.integrations.adapters.monai import LoopTrainer
+from potluck.integrations.adapters.loops import LoopTrainer
 from potluck.integrations.adapters.script import script_task
 
 CLIENT = ClientId("client-3")
