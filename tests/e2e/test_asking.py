@@ -55,7 +55,7 @@ def observed(federation: Federation) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines(federation, "observed")]
 
 
-async def test_whom_it_chooses_is_what_they_answered(federation: Federation) -> None:
+async def test_selector_chooses_clients_by_their_answers(federation: Federation) -> None:
     run_id = await federation.start_run()
     await federation.finished(run_id)
     history = await federation.history(run_id)
@@ -78,7 +78,7 @@ async def test_whom_it_chooses_is_what_they_answered(federation: Federation) -> 
 
 
 @pytest.mark.parametrize("point", ["ask", "answer-1", "answer-2"])
-async def test_a_coordinator_killed_while_its_selector_asks(
+async def test_coordinator_killed_while_its_selector_asks_gives_the_same_model(
     federation: Federation, undisturbed: list[operator_pb2.CommittedRound], point: str
 ) -> None:
     federation.points.kill(point)
@@ -97,7 +97,7 @@ async def test_a_coordinator_killed_while_its_selector_asks(
     assert len(first["asked"]) == 2
 
 
-async def test_a_coordinator_killed_while_clients_answer(
+async def test_coordinator_killed_while_clients_answer_gives_the_same_model(
     federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
 ) -> None:
     federation.points.hold("question-client-3")
@@ -111,7 +111,7 @@ async def test_a_coordinator_killed_while_clients_answer(
     assert len(lines(federation, "answered-client-0")) <= 2 * ROUNDS, "hosts answer from memory"
 
 
-async def test_quotas_hold_whatever_happens(federation: Federation) -> None:
+async def test_sample_quotas_hold_after_kills_of_all_processes(federation: Federation) -> None:
     run_id = await federation.start_run("selector.quota=5.0")
     wanted = await federation.finished(run_id)
     for committed in await federation.history(run_id):
@@ -131,7 +131,7 @@ async def test_quotas_hold_whatever_happens(federation: Federation) -> None:
     assert await federation.finished(run_id) == wanted
 
 
-async def test_a_model_is_fetched_once_to_answer_and_to_train(federation: Federation) -> None:
+async def test_host_downloads_a_model_once_to_answer_and_to_train(federation: Federation) -> None:
     run_id = await federation.start_run("task.parameters=200000")
     await federation.finished(run_id)
     hosts, size = len(federation.files.hosts), 4 * 200_000
@@ -153,7 +153,9 @@ async def test_selection_continues_without_clients_that_answer_too_late(
     assert second["asked"][0] == list(range(CLIENTS)), "and later its own does again"
 
 
-async def test_a_host_lost_while_it_is_asked(federation: Federation) -> None:
+async def test_selection_continues_without_a_host_killed_while_it_is_asked(
+    federation: Federation,
+) -> None:
     federation.points.hold("question-client-3")
     run_id = await federation.start_run('round.leavers="drop"', "rounds=1")
     await until(lambda: federation.points.reached("question-client-3"))
@@ -169,7 +171,9 @@ async def test_a_host_lost_while_it_is_asked(federation: Federation) -> None:
     assert seen["asked"][0]
 
 
-async def test_a_kind_nobody_knows_ends_the_run_with_the_reason(federation: Federation) -> None:
+async def test_unknown_kind_of_question_fails_the_run_with_the_reason(
+    federation: Federation,
+) -> None:
     run_id = await federation.start_run('selector.kind="psychic"', "rounds=1")
     notices: list[str] = []
     async for event in federation.operator.watch_run(run_id):
@@ -193,7 +197,7 @@ async def test_a_kind_nobody_knows_ends_the_run_with_the_reason(federation: Fede
         ("no selection", "returned nothing, not a Selection"),
     ],
 )
-async def test_a_selector_that_makes_no_sense_fails_the_run(
+async def test_invalid_selection_of_a_selector_fails_the_run(
     federation: Federation, fault: str, reason: str
 ) -> None:
     run_id = await federation.start_run(f'selector.fault="{fault}"')
@@ -213,7 +217,7 @@ async def test_a_selector_that_makes_no_sense_fails_the_run(
         ("apply", "strategy 'crash' failed in apply of round 1"),
     ],
 )
-async def test_a_plug_in_that_raises_is_named_with_method_and_line(
+async def test_run_that_fails_in_a_plugin_names_its_method_and_line(
     federation: Federation, point: str, failed: str
 ) -> None:
     federation.points.fail(point)
@@ -223,7 +227,7 @@ async def test_a_plug_in_that_raises_is_named_with_method_and_line(
     assert re.fullmatch(f"{re.escape(failed)}: {line}", status.reason), status.reason
 
 
-async def test_owners_may_forbid_questions(federation: Federation) -> None:
+async def test_hosts_whose_owner_forbids_questions_are_not_asked(federation: Federation) -> None:
     path = federation.files.hosts[0]
     before = path.read_text()
     table: dict[str, Any] = {"questions": []}

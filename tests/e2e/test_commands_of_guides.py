@@ -1,4 +1,4 @@
-"""Commands of docs/guides and docs/deploy: each is run here, or by the test named for it."""
+"""Commands of docs/guides and docs/deploy: each is run here or by the test that is named for it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ OF_FILES = run_here(
 )  # fmt: skip
 
 
-def test_each_command_is_run_somewhere() -> None:
+def test_each_command_of_the_guides_is_run_by_a_test() -> None:
     rest = [c for c in commands() if c not in {*OF_RUNS, *DEMOS, *OF_FILES}]
     unknown = [c for c in rest if not c.startswith(tuple(ELSEWHERE))]
     assert unknown == []
@@ -132,7 +132,7 @@ async def finished(operator: OperatorClient, files: DemoFiles, name: str, *setti
     pytest.fail(f"run {name} did not finish")
 
 
-async def test_commands_on_runs_work(files: DemoFiles) -> None:
+async def test_guide_commands_on_runs_succeed(files: DemoFiles) -> None:
     names = {"3f9a": "best-kept", "RUN": "best-kept", "host.toml": str(files.hosts[0])}
     kept = [command for command in OF_RUNS if command.startswith("potluck-client kept")]
     printed = [
@@ -148,7 +148,7 @@ async def test_commands_on_runs_work(files: DemoFiles) -> None:
 
 
 @pytest.mark.parametrize("command", DEMOS, ids=lambda text: text[-40:])
-async def test_a_demo_of_a_guide_ends(command: str, tmp_path: Path) -> None:
+async def test_guide_demo_finishes(command: str, tmp_path: Path) -> None:
     printed = await typed(tmp_path, command, {})
     assert "is finished" in printed
     if "stop.patience" in command:
@@ -159,7 +159,7 @@ async def test_a_demo_of_a_guide_ends(command: str, tmp_path: Path) -> None:
         )
 
 
-async def test_commands_on_files_work(tmp_path: Path) -> None:
+async def test_guide_commands_on_files_succeed(tmp_path: Path) -> None:
     clients = [
         {"id": f"client-{n}", "triplet": [n % 3 / 3, n % 4 / 4, n % 5 / 5]} for n in range(12)
     ]

@@ -1,4 +1,4 @@
-"""docker-compose.yml on a real Docker engine: built, up, killed in parts, watched, down again.
+"""docker-compose.yml on a real Docker engine: build, start, kills, monitoring and removal.
 
 Grafana is not started: its dashboards' queries go to the real Prometheus instead.
 """
@@ -105,7 +105,7 @@ def require_engine(*images: str) -> None:
             pytest.skip(f"image {image} is not on the engine and can't be pulled")
 
 
-def test_both_generations_of_compose_read_the_files() -> None:
+def test_compose_files_are_valid_and_publish_on_loopback_only() -> None:
     program = compose_program()
     if not program:
         pytest.skip("there is neither docker compose nor docker-compose")
@@ -216,7 +216,7 @@ def images(relay_image: None) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.timeout(2400)  # the first test that needs the images waits for all of them
 @pytest.mark.parametrize("target", ["relay", "coordinator", "client", "operator"])
-def test_an_image_reports_its_version_and_carries_it(images: None, target: str) -> None:
+def test_image_reports_its_version_and_is_labelled_with_it(images: None, target: str) -> None:
     name = f"potluck/{target}:{TAG}"
     told = output("docker", "run", "--rm", "--network", "none", name, "--version").split()
     assert told[-1] == software_version()
@@ -227,7 +227,7 @@ def test_an_image_reports_its_version_and_carries_it(images: None, target: str) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_images_built_without_a_version_have_a_digest_of_the_sources() -> None:
+def test_image_built_without_a_version_reports_a_digest_of_its_sources() -> None:
     require_engine(BASE_IMAGES[0])
     name = f"potluck/version:{TAG}"
     output(
@@ -301,7 +301,7 @@ def run_in(image: str, code: str) -> str:
 @pytest.mark.timeout(2400)
 @pytest.mark.usefixtures("images")
 class TestImages:
-    def test_the_client_image_holds_no_coordinator_code(self) -> None:
+    def test_client_image_contains_no_coordinator_code(self) -> None:
         found = run_in(
             "client",
             "import importlib.util as u, os, pathlib\n"
@@ -316,7 +316,7 @@ class TestImages:
         ]
 
     @pytest.mark.parametrize("image", ["coordinator", "client", "operator", "relay"])
-    def test_nobody_is_root_and_nothing_can_be_written(self, image: str) -> None:
+    def test_containers_run_as_a_user_without_write_access(self, image: str) -> None:
         code = (
             "import os, pathlib\n"
             "print(os.getuid())\n"
@@ -327,7 +327,7 @@ class TestImages:
         )
         assert run_in(image, code).split() == ["10001"]
 
-    async def test_a_federation_trains_survives_and_is_watched(self) -> None:
+    async def test_compose_federation_trains_survives_kills_and_is_monitored(self) -> None:
         async with up() as (project, prometheus):
             await prometheus.until("potluck_run_committed_rounds >= 5")
             assert await prometheus.targets_up() == {"potluck-coordinator": 1, "potluck-host": 3}
@@ -398,7 +398,7 @@ def relay_folder() -> tuple[Path, TlsFiles]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("relay_image")
-async def test_a_relay_answers_from_its_own_compose_file() -> None:
+async def test_relay_compose_file_starts_a_relay() -> None:
     """Its hosts hear from it that the coordinator can't be reached."""
     folder, tls = relay_folder()
     file = ROOT / "deploy/assets/compose/docker-compose.relay.yml"

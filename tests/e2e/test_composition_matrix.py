@@ -86,7 +86,7 @@ def two_of(objectives: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("selector", built_in(SELECTORS))
-async def test_a_selector_with_every_strategy_and_another_objective(
+async def test_selector_trains_with_every_strategy_and_two_objectives(
     federation: Federation, selector: str
 ) -> None:
     models = set()
@@ -122,7 +122,7 @@ async def test_a_selector_with_every_strategy_and_another_objective(
 
 
 @pytest.mark.parametrize("selector", built_in(SELECTORS))
-async def test_a_selector_where_groups_of_clients_train_parts(
+async def test_selector_trains_with_a_strategy_for_client_groups(
     federation: Federation, selector: str
 ) -> None:
     """FedConcat, by clusters of label counts: a round of encoders, then one of the head."""
@@ -137,14 +137,14 @@ async def test_a_selector_where_groups_of_clients_train_parts(
 
 
 @pytest.mark.parametrize("selector", built_in(SELECTORS))
-async def test_a_selector_where_each_client_has_a_model_of_its_own(
+async def test_selector_trains_with_client_specific_models(
     federation: Federation, selector: str
 ) -> None:
     """RHFL, with models of two kinds that learn from one another on public samples."""
     await own_models(federation, selector)
 
 
-async def test_models_of_clients_own_travel_as_integers(federation: Federation) -> None:
+async def test_client_specific_models_are_sent_as_int8_deltas(federation: Federation) -> None:
     await own_models(federation, "uniform", 'transport.up={encoding="int8", delta=true}')
 
 
@@ -164,7 +164,7 @@ async def own_models(federation: Federation, selector: str, *assignments: str) -
     assert len({entry.model_blake3 for entry in history}) == 2
 
 
-async def test_objectives_add_up(federation: Federation) -> None:
+async def test_terms_of_an_objective_are_added(federation: Federation) -> None:
     """One table is a list of one, and a term alone adds to cross-entropy."""
     both = '[{name = "noise-robust"}, {name = "fedprox", mu = 0.5}]'
     several = ('selector.name="uniform"', "training.steps=3")  # one does not move away
@@ -190,7 +190,7 @@ async def test_objectives_add_up(federation: Federation) -> None:
 
 
 @pytest.mark.parametrize("assignments", REFUSED, ids=lambda each: each[-1])
-async def test_what_does_not_go_together_is_refused_with_the_reason(
+async def test_incompatible_plugins_are_refused_with_the_documented_reason(
     federation: Federation, assignments: list[str]
 ) -> None:
     before = len(await federation.operator.list_runs())
@@ -203,7 +203,7 @@ async def test_what_does_not_go_together_is_refused_with_the_reason(
     assert len(await federation.operator.list_runs()) == before
 
 
-async def test_fednova_with_adam_runs_and_says_what_it_means(federation: Federation) -> None:
+async def test_fednova_with_adam_trains_and_warns(federation: Federation) -> None:
     run_id = await federation.start_run('strategy.name="fednova"', 'training.optimizer="adam"')
     await federation.finished(run_id)
     log = federation.files.folder / "coordinator.log"

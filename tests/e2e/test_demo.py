@@ -74,7 +74,7 @@ def digest_of(model: Path) -> str:
         return str(file.metadata()["potluck.blake3"])
 
 
-async def test_two_demos_with_the_same_seed_make_the_same_comparison(tmp_path: Path) -> None:
+async def test_two_demos_with_the_same_seed_give_the_same_comparison(tmp_path: Path) -> None:
     first, second = await asyncio.gather(
         run_to_its_end(tmp_path / "first"), run_to_its_end(tmp_path / "second")
     )
@@ -118,7 +118,7 @@ async def test_a_demo_interrupted_while_it_trains_leaves_no_process(
     assert await processes_of(tmp_path) == []
 
 
-async def test_a_killed_demo_takes_its_processes_along(tmp_path: Path) -> None:
+async def test_killed_demo_leaves_no_process(tmp_path: Path) -> None:
     process = await start(tmp_path, "--rounds", "1000")
     await until_said(process, "round 1/")
     assert len(await processes_of(tmp_path)) == 4  # coordinator, two hosts, and what forked them
@@ -127,7 +127,7 @@ async def test_a_killed_demo_takes_its_processes_along(tmp_path: Path) -> None:
     await until_no_process_of(tmp_path)
 
 
-async def test_a_host_that_can_not_start_is_told_with_its_log(tmp_path: Path) -> None:
+async def test_demo_names_a_host_that_cannot_start_and_its_log(tmp_path: Path) -> None:
     options = DemoOptions(
         task="digits",
         selector="uniform",

@@ -231,7 +231,7 @@ async def train(lab: Lab) -> list[int]:
         return rounds
 
 
-def test_a_federation_on_two_machines_from_nothing_to_nothing(lab: Lab) -> None:
+def test_deploy_creates_changes_and_removes_a_federation_on_two_machines(lab: Lab) -> None:
     # plan changes nothing
     planned = lab.potluck("plan")
     assert "issue a certificate for coordinator" in planned
@@ -436,7 +436,7 @@ def check_down(lab: Lab) -> None:
         foreign.remove()
 
 
-def test_a_machine_that_lets_nobody_in_is_told_with_its_reason(lab: Lab) -> None:
+def test_unreachable_machine_or_docker_engine_is_an_error_with_the_reason(lab: Lab) -> None:
     [machine, *_] = load_inventory(lab.file).machines
     stranger = machine.model_copy(update={"ssh_options": machine.ssh_options[2:]})
     refused = pytest.raises(PotluckError, match=r"over ssh: .*Permission denied")

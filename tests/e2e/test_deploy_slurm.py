@@ -84,7 +84,7 @@ def requeue(job: str, environment: dict[str, str]) -> None:
     subprocess.run(["scontrol", "requeue", job], env=environment, check=True, timeout=60)
 
 
-async def test_two_jobs_go_through_three_rounds_and_a_requeue(tmp_path: Path) -> None:
+async def test_slurm_jobs_finish_a_run_despite_a_requeue(tmp_path: Path) -> None:
     require_slurm()
     shared = tmp_path / "shared"
     async with crash_federation(

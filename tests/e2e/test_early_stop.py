@@ -77,7 +77,7 @@ def kept(federation: Federation) -> set[str]:
     return {path.stem for path in federation.state.glob("models/*.safetensors")}
 
 
-async def test_it_stops_for_want_of_improvement(undisturbed: End) -> None:
+async def test_run_stops_early_when_the_metric_stops_improving(undisturbed: End) -> None:
     best, last = undisturbed.best, len(undisturbed.models)
     assert undisturbed.reason.startswith("stopped early: loss has not improved by more than 0.02")
     assert best.stalled == 2
@@ -89,7 +89,7 @@ async def test_it_stops_for_want_of_improvement(undisturbed: End) -> None:
 
 @pytest.mark.parametrize("moment", ["before-commit_round", "after-commit_round"])
 @pytest.mark.parametrize("back", [0, 1])
-async def test_killed_around_a_commit_it_comes_to_the_same_end(
+async def test_coordinator_killed_around_a_commit_stops_in_the_same_round(
     federation: Federation, undisturbed: End, moment: str, back: int
 ) -> None:
     """Kill around the last commit, after which only the end is missing, and the one before."""
@@ -101,7 +101,7 @@ async def test_killed_around_a_commit_it_comes_to_the_same_end(
     assert await end_of(federation, run_id) == undisturbed
 
 
-async def test_killed_amid_training_it_comes_to_the_same_end(
+async def test_coordinator_killed_during_training_stops_in_the_same_round(
     federation: Federation, undisturbed: End
 ) -> None:
     run_id = await federation.before_round_two()
@@ -115,7 +115,7 @@ async def test_killed_amid_training_it_comes_to_the_same_end(
     assert await end_of(federation, run_id) == undisturbed
 
 
-async def test_the_best_model_is_kept_given_out_and_deleted(
+async def test_best_model_is_kept_downloaded_and_deleted_with_its_run(
     federation: Federation, undisturbed: End, tmp_path: Path
 ) -> None:
     run_id = await federation.start_run("seed=8")

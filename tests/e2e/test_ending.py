@@ -1,6 +1,6 @@
-"""Told to end, a process is gone within seconds, whatever it is doing, and nothing is lost.
+"""A process that receives a signal ends within seconds during any work, and loses nothing.
 
-What holds it up here waits until the test lets it go: so it would for ever.
+The work that is interrupted waits for the test, so it would not end without the signal.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ async def ended_by(process: LocalProcess, number: signal.Signals) -> int:
         ("observe", signal.SIGTERM, 0),  # the event loop is
     ],
 )
-async def test_a_coordinator_ends_amid_what_a_plug_in_does(
+async def test_coordinator_ends_on_a_signal_during_a_plugin_call(
     federation: Federation, undisturbed: str, point: str, number: signal.Signals, code: int
 ) -> None:
     federation.points.hold(point)
@@ -71,7 +71,7 @@ async def test_a_coordinator_ends_amid_what_a_plug_in_does(
     assert await federation.finished(run_id) == undisturbed
 
 
-async def test_a_coordinator_ends_while_its_store_waits(
+async def test_coordinator_ends_on_sigterm_while_its_database_is_locked(
     federation: Federation, undisturbed: str
 ) -> None:
     federation.points.hold("select")
@@ -85,7 +85,7 @@ async def test_a_coordinator_ends_while_its_store_waits(
     assert await federation.finished(run_id) == undisturbed
 
 
-async def test_a_host_ends_amid_a_step_of_training(
+async def test_host_ends_on_sigterm_during_a_training_step(
     federation: Federation, undisturbed: str
 ) -> None:
     federation.points.hold("train-client-0", "train-client-1")
@@ -97,7 +97,7 @@ async def test_a_host_ends_amid_a_step_of_training(
     assert await federation.finished(run_id) == undisturbed
 
 
-async def test_a_coordinator_ends_amid_the_reduction_of_a_large_model(
+async def test_coordinator_ends_on_sigterm_during_aggregation_of_a_large_model(
     federation: Federation,
 ) -> None:
     large = "task.parameters=10_000_000"

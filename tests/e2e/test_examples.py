@@ -23,7 +23,7 @@ def shown(measure: str, said: str) -> list[float]:
     return [float(value) for value in re.findall(rf"  {measure} ([\d.]+) ", said)]
 
 
-async def test_regression(tmp_path: Path) -> None:
+async def test_regression_example_reduces_its_error(tmp_path: Path) -> None:
     with reserved_port() as port:
         said = await carried_out(installed("regression", tmp_path), port)
     errors = shown("mean error", said)
@@ -32,7 +32,7 @@ async def test_regression(tmp_path: Path) -> None:
     assert errors[-1] < 0.5 * errors[0]
 
 
-async def test_private_training(tmp_path: Path) -> None:
+async def test_private_training_example_learns_and_charges_each_round(tmp_path: Path) -> None:
     example = installed("private-training", tmp_path)
     with reserved_port() as port:
         said = await carried_out(example, port)
@@ -43,7 +43,7 @@ async def test_private_training(tmp_path: Path) -> None:
     assert "6 trainings asked, 6 charged, 6 updates sent, 0 refused" in asked
 
 
-async def test_four_hospitals(tmp_path: Path) -> None:
+async def test_four_hospitals_example_prints_the_documented_comparison(tmp_path: Path) -> None:
     folder = tmp_path / "four-hospitals"
     shutil.copytree(EXAMPLES / "four-hospitals", folder)
     example = Example(folder=folder, environment=Path(sys.prefix))
@@ -74,7 +74,7 @@ async def test_the_segmentation_example_improves_its_dice_score(tmp_path: Path) 
     assert (tmp_path / "segmentation" / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
-async def test_scikit_learn_with_hosts_without_torch(
+async def test_scikit_learn_example_trains_on_hosts_without_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     example = installed("scikit-learn", tmp_path)

@@ -60,7 +60,7 @@ def under_way(output: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_killed_half_way_it_finishes_what_is_missing_and_the_tables_are_the_same(
+async def test_killed_experiment_resumes_and_gives_the_same_tables(
     tmp_path: Path,
 ) -> None:
     file, output = tmp_path / "miniature.toml", tmp_path / "killed"
@@ -92,7 +92,7 @@ async def test_killed_half_way_it_finishes_what_is_missing_and_the_tables_are_th
 
 
 @pytest.mark.slow
-async def test_of_two_starts_at_once_one_finishes_and_the_other_says_why_not(
+async def test_second_concurrent_start_of_an_experiment_is_refused(
     tmp_path: Path,
 ) -> None:
     file, output = tmp_path / "miniature.toml", tmp_path / "shared"

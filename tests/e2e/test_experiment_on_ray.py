@@ -88,7 +88,7 @@ def run_on_ray(
     return start(file, output, "--ray", cluster.address, *options)
 
 
-async def test_hosts_on_other_machines_lead_to_the_same_tables(
+async def test_hosts_on_separate_nodes_give_the_same_tables(
     file: Path, cluster: RayCluster
 ) -> None:
     options = ["--quick", "--hosts", "2"]
@@ -100,7 +100,9 @@ async def test_hosts_on_other_machines_lead_to_the_same_tables(
     await until(cluster.is_idle)
 
 
-async def test_what_a_cluster_lacks_is_said_at_once(file: Path, cluster: RayCluster) -> None:
+async def test_missing_cluster_resources_are_refused_at_the_start(
+    file: Path, cluster: RayCluster
+) -> None:
     started = run_on_ray(file, cluster, "lacking", "--quick", "--ray-gpus", "1")
     assert started.wait() == 1
     assert "a cell needs 1 GPU, the cluster has 0" in said(file, "lacking")
@@ -113,7 +115,7 @@ async def under_way_after(count: int, run: subprocess.Popen[bytes], file: Path) 
     assert run.poll() is None, said(file, output)
 
 
-async def test_interrupted_it_leaves_nothing_behind_and_a_killed_driver_goes_on(
+async def test_interrupted_or_killed_driver_leaves_no_process_and_resumes(
     file: Path, cluster: RayCluster
 ) -> None:
     for number in (signal.SIGINT, signal.SIGKILL):
@@ -127,7 +129,7 @@ async def test_interrupted_it_leaves_nothing_behind_and_a_killed_driver_goes_on(
     assert len(list((file.parent / "twice" / "cells").iterdir())) == finished(file, "twice")
 
 
-async def test_a_killed_node_changes_no_table(file: Path, cluster: RayCluster) -> None:
+async def test_killed_node_gives_the_same_tables(file: Path, cluster: RayCluster) -> None:
     killed = run_on_ray(file, cluster, "killed")
     await under_way_after(3, killed, file)
     cluster.kill_a_node()

@@ -1,4 +1,4 @@
-"""The wheel with each extra, in an environment of its own, does what its machine is for."""
+"""The wheel with each extra, installed in its own environment, does the work of its role."""
 
 from __future__ import annotations
 
@@ -163,9 +163,7 @@ def in_terminals(folder: Path, *commands: Sequence[str]) -> Iterator[None]:
                 process.wait(30)
 
 
-def test_potluck_alone_runs_the_demo_even_without_the_experiments(
-    tmp_path: Path, wheel: Path
-) -> None:
+def test_potluck_without_extras_runs_the_demo(tmp_path: Path, wheel: Path) -> None:
     machine = Machine(tmp_path, wheel, "")
     assert machine.here == set()
     (tmp_path / "miniature.toml").write_text(EXPERIMENT)
@@ -201,7 +199,7 @@ def test_potluck_alone_runs_the_demo_even_without_the_experiments(
     assert "none: matplotlib is not installed;" in result.stderr
 
 
-def test_coordinator_host_and_operator_each_with_their_extra_make_a_federation(
+def test_coordinator_host_and_operator_extras_together_run_a_federation(
     tmp_path: Path, wheel: Path
 ) -> None:
     coordinator, host, operator = (
@@ -246,7 +244,7 @@ def test_coordinator_host_and_operator_each_with_their_extra_make_a_federation(
     assert "[[machines]]" in operator.done(folder, "potluck", "deploy", "config")
 
 
-def test_experiments_run_and_are_reported(tmp_path: Path, wheel: Path) -> None:
+def test_experiments_extra_runs_and_reports_an_experiment(tmp_path: Path, wheel: Path) -> None:
     machine = Machine(tmp_path, wheel, "experiments")
     assert machine.here == set(OF_EXTRAS) - {"docker", "jinja2", "sklearn"}  # jinja2 is torch's
     (tmp_path / "miniature.toml").write_text(EXPERIMENT)

@@ -68,7 +68,7 @@ async def same_run(
         "observe",  # it is evaluated, and about to be committed
     ],
 )
-async def test_a_coordinator_killed_by_itself(
+async def test_coordinator_killed_between_phases_gives_the_same_run(
     federation: Federation, undisturbed: list[operator_pb2.CommittedRound], point: str
 ) -> None:
     federation.points.kill(point)
@@ -78,7 +78,7 @@ async def test_a_coordinator_killed_by_itself(
     await same_run(federation, run_id, undisturbed)
 
 
-async def test_a_coordinator_killed_when_the_cohort_is_at_work(
+async def test_coordinator_killed_while_the_cohort_trains_gives_the_same_run(
     federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
 ) -> None:
     trainings = [f"train-client-{number}" for number in range(6)]
@@ -92,7 +92,7 @@ async def test_a_coordinator_killed_when_the_cohort_is_at_work(
     await same_run(federation, run_id, undisturbed)
 
 
-async def test_a_coordinator_killed_when_some_updates_are_spooled(
+async def test_coordinator_killed_with_some_updates_received_gives_the_same_run(
     federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
 ) -> None:
     held = f"train-{undisturbed[0].members[0].client_id}"
@@ -108,7 +108,7 @@ async def test_a_coordinator_killed_when_some_updates_are_spooled(
     await same_run(federation, run_id, undisturbed)
 
 
-async def test_a_coordinator_killed_when_a_round_is_committed(
+async def test_coordinator_killed_after_a_commit_gives_the_same_run(
     federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
 ) -> None:
     run_id = await federation.start_run()
@@ -118,7 +118,7 @@ async def test_a_coordinator_killed_when_a_round_is_committed(
     await same_run(federation, run_id, undisturbed)
 
 
-async def test_hosts_that_are_back_before_their_run_wait_for_it(
+async def test_hosts_that_reconnect_before_their_run_resumes_wait_for_it(
     federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
 ) -> None:
     held = [f"train-{member.client_id}" for member in undisturbed[0].members]
@@ -135,7 +135,7 @@ async def test_hosts_that_are_back_before_their_run_wait_for_it(
     await same_run(federation, run_id, undisturbed)
 
 
-async def test_a_stopped_run_goes_on_when_it_is_resumed(
+async def test_resumed_run_gives_the_same_run_as_an_uninterrupted_one(
     federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
 ) -> None:
     federation.points.hold("select", *(f"train-client-{number}" for number in range(6)))
@@ -157,7 +157,7 @@ async def test_a_stopped_run_goes_on_when_it_is_resumed(
         await federation.operator.resume_run(run_id)
 
 
-async def test_a_run_that_failed_for_want_of_clients_can_be_resumed(
+async def test_run_that_failed_without_enough_clients_can_be_resumed(
     federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
 ) -> None:
     await federation.kill_host(2)
@@ -172,7 +172,7 @@ async def test_a_run_that_failed_for_want_of_clients_can_be_resumed(
     await same_run(federation, run_id, undisturbed)
 
 
-async def test_several_runs_at_once_share_the_clients(
+async def test_concurrent_runs_share_clients_and_survive_a_kill(
     federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
 ) -> None:
     federation.points.hold("select")
@@ -187,7 +187,7 @@ async def test_several_runs_at_once_share_the_clients(
         await same_run(federation, run_id, undisturbed)
 
 
-async def test_the_clients_evaluate_after_a_restart(federation: Federation) -> None:
+async def test_clients_evaluate_after_a_restart_of_the_coordinator(federation: Federation) -> None:
     runs = [await federation.start_run("task.central=false")]
     await federation.finished(runs[0])
     federation.points.hold("forward")

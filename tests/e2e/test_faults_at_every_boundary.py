@@ -77,7 +77,7 @@ async def killed_everywhere(
         pytest.param(SUMS, TWO_HOSTS, id="sums"),
     ],
 )
-async def test_a_coordinator_goes_on_from_wherever_it_was_killed(
+async def test_coordinator_killed_at_any_write_gives_the_same_run(
     tmp_path: Path, assignments: list[str], machines: dict[str, Any]
 ) -> None:
     await killed_everywhere(tmp_path, assignments, machines, COORDINATOR)
@@ -91,11 +91,11 @@ async def test_a_coordinator_goes_on_from_wherever_it_was_killed(
         pytest.param(SUMS, id="sums"),
     ],
 )
-async def test_a_host_goes_on_from_wherever_it_was_killed(
+async def test_host_killed_at_any_write_gives_the_same_run(
     tmp_path: Path, assignments: list[str]
 ) -> None:
     await killed_everywhere(tmp_path, assignments, ONE_HOST, HOST)
 
 
-async def test_a_relay_goes_on_from_wherever_it_was_killed(tmp_path: Path) -> None:
+async def test_relay_killed_at_any_write_gives_the_same_run(tmp_path: Path) -> None:
     await killed_everywhere(tmp_path, SUMS, TWO_HOSTS, RELAY)

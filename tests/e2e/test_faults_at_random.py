@@ -1,4 +1,4 @@
-"""Two hundred kills, whenever, of whomever: no committed round is lost, no update counts twice."""
+"""Two hundred kills of random processes at random times lose no round and count no update twice."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def killed(federation: Federation, victims: list[int]) -> None:
     await federation.processes.until_ready()
 
 
-async def test_nothing_is_lost_or_counted_twice(federation: Federation) -> None:
+async def test_random_kills_lose_no_round_and_count_no_update_twice(federation: Federation) -> None:
     generator = random.Random(SEED)
     await federation.until_attending()
     run_id = await federation.start_run()

@@ -1,4 +1,4 @@
-"""Killed between its last commit and its end, a run ends, and with the same model."""
+"""A coordinator killed between the last commit and the end of a run ends it with the same model."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def kept_updates(federation: Federation) -> list[Path]:
 
 
 @pytest.mark.parametrize("point", [LAST_COMMIT, "before-set_run_state-2"])
-async def test_killed_when_its_last_round_is_committed(federation: Federation, point: str) -> None:
+async def test_coordinator_killed_at_the_last_commit_finishes_the_run_without_hosts(
+    federation: Federation, point: str
+) -> None:
     digest = await federation.finished(await federation.start_run())
     federation.points.note_boundaries()
     federation.points.kill(point)
@@ -64,7 +66,9 @@ async def test_killed_when_its_last_round_is_committed(federation: Federation, p
     await federation.start_hosts()
 
 
-async def test_killed_when_its_pretraining_is_complete(federation: Federation) -> None:
+async def test_coordinator_killed_after_pretraining_finishes_the_run(
+    federation: Federation,
+) -> None:
     digest = await federation.finished(await federation.start_run(*PRETRAINED))
     federation.points.note_boundaries()
     federation.points.kill(LAST_COMMIT)
@@ -76,7 +80,9 @@ async def test_killed_when_its_pretraining_is_complete(federation: Federation) -
     assert len(commits) == 2 * ROUNDS
 
 
-async def test_resumed_when_it_failed_after_its_last_round(federation: Federation) -> None:
+async def test_run_that_failed_after_its_last_round_finishes_when_resumed(
+    federation: Federation,
+) -> None:
     """This is the state after a restart of a coordinator that can no longer read the run file."""
     digest = await federation.finished(await federation.start_run())
     federation.points.note_boundaries()
@@ -92,7 +98,9 @@ async def test_resumed_when_it_failed_after_its_last_round(federation: Federatio
     await ended_well(federation, run_id, digest)
 
 
-async def test_clients_learn_of_the_end_from_the_next_coordinator(federation: Federation) -> None:
+async def test_hosts_delete_their_updates_after_the_restart_of_a_finished_run(
+    federation: Federation,
+) -> None:
     """They keep delivered updates until a coordinator reports that it needs them no longer."""
     federation.points.note_boundaries()
     federation.points.hold(LAST_COMMIT)

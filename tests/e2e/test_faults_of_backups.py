@@ -62,7 +62,7 @@ async def typed(federation: Federation, command: str) -> tuple[int, str]:
     return process.returncode, output.decode()
 
 
-async def test_the_commands_of_the_page_restore_a_run_after_a_crash(
+async def test_documented_commands_restore_a_run_after_a_crash(
     shared: Federation, undisturbed: str
 ) -> None:
     back_up, restore = commands_on_the_page()
@@ -94,7 +94,7 @@ async def test_the_commands_of_the_page_restore_a_run_after_a_crash(
 
 
 @pytest.mark.slow
-async def test_a_backup_in_the_midst_of_rounds_is_always_whole(
+async def test_backup_during_rounds_is_complete(
     shared: Federation, undisturbed: str, tmp_path: Path
 ) -> None:
     """Models are deleted after every round, and it takes longer than one."""
@@ -115,7 +115,7 @@ async def test_a_backup_in_the_midst_of_rounds_is_always_whole(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["select", "weigh", "observe"])
-async def test_a_backup_amid_a_round_is_restored_after_a_kill(
+async def test_backup_during_a_round_is_restored_after_a_kill(
     shared: Federation, undisturbed: str, tmp_path: Path, point: str
 ) -> None:
     shared.points.clear()
@@ -138,7 +138,7 @@ async def test_a_backup_amid_a_round_is_restored_after_a_kill(
     assert [each.round for each in await shared.history(run_id)] == [1, 2, 3, 4, 5, 6]
 
 
-async def test_an_interrupted_restore_is_named_and_can_be_repeated(
+async def test_interrupted_restore_is_an_error_with_a_remedy_and_can_be_repeated(
     shared: Federation, undisturbed: str, tmp_path: Path
 ) -> None:
     shared.points.clear()
@@ -163,7 +163,7 @@ async def test_an_interrupted_restore_is_named_and_can_be_repeated(
 
 
 @pytest.mark.slow
-async def test_a_restore_killed_anywhere_leaves_a_run_that_finishes(
+async def test_run_finishes_after_a_restore_killed_at_any_write(
     shared: Federation, undisturbed: str, tmp_path: Path
 ) -> None:
     shared.points.clear()
@@ -207,7 +207,7 @@ async def test_a_restore_killed_anywhere_leaves_a_run_that_finishes(
 
 
 @pytest.mark.slow
-async def test_a_killed_backup_harms_no_run_and_can_be_repeated(
+async def test_killed_backup_does_not_affect_the_run_and_can_be_repeated(
     shared: Federation, undisturbed: str, tmp_path: Path
 ) -> None:
     shared.points.clear()
@@ -238,7 +238,7 @@ def contents(state: Path) -> dict[str, bytes]:
     return {str(path.relative_to(state)): path.read_bytes() for path in files}
 
 
-async def test_a_damaged_backup_is_refused_and_nothing_changes(
+async def test_damaged_backup_is_refused_and_the_state_stays_unchanged(
     shared: Federation, tmp_path: Path
 ) -> None:
     code, output = await shared.server_command("backup", str(tmp_path / "b"))

@@ -69,7 +69,7 @@ async def in_round_two(federation: Federation, *assignments: str) -> str:
     return run_id
 
 
-async def test_a_run_stopped_by_a_coordinator_that_is_killed_then(
+async def test_coordinator_killed_while_it_stops_a_run_gives_the_same_run(
     federation: Federation, undisturbed: str
 ) -> None:
     run_id = await in_round_two(federation)
@@ -102,7 +102,7 @@ def execute(federation: Federation, statement: str) -> None:
         database.execute(statement)
 
 
-async def test_a_backup_restored_while_hosts_run_on(
+async def test_backup_restored_while_hosts_keep_running_gives_the_same_run(
     federation: Federation, undisturbed: str, tmp_path: Path
 ) -> None:
     run_id = await in_round_two(federation)
@@ -118,7 +118,9 @@ async def test_a_backup_restored_while_hosts_run_on(
     await as_undisturbed(federation, run_id, undisturbed)
 
 
-async def test_a_coordinator_away_for_longer_than_the_deadline(federation: Federation) -> None:
+async def test_coordinator_down_for_longer_than_the_deadline_gives_the_same_run(
+    federation: Federation,
+) -> None:
     short = "round.deadline_seconds=12"
     undisturbed = await federation.finished(await federation.start_run(short))
     run_id = await in_round_two(federation, short)
@@ -133,7 +135,9 @@ async def test_a_coordinator_away_for_longer_than_the_deadline(federation: Feder
 @pytest.mark.skipif(
     bool(mounts.why_no_failing_disk()), reason=mounts.why_no_failing_disk() or "can mount"
 )
-async def test_a_disk_that_turns_read_only(tmp_path: Path) -> None:
+async def test_disk_that_turns_read_only_gives_the_same_run_after_its_repair(
+    tmp_path: Path,
+) -> None:
     state = tmp_path / "state"
     with mounts.failing_disk(state, megabytes=64) as disk:
         async with federation_of(tmp_path, state_directory=str(state)) as federation:
@@ -148,7 +152,7 @@ async def test_a_disk_that_turns_read_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(programs() is None, reason=MISSING)
-async def test_a_database_server_restarted(tmp_path: Path) -> None:
+async def test_restart_of_the_database_server_gives_the_same_run(tmp_path: Path) -> None:
     with running_postgresql() as server:
         async with federation_of(tmp_path, database=server.new_schema()) as federation:
             undisturbed = await federation.finished(await federation.start_run())

@@ -66,7 +66,7 @@ def audit(federation: Federation, run_id: str) -> list[dict[str, Any]]:
         pytest.param("after-sync-selections.jsonl-8", True, id="before hosts see the outcome"),
     ],
 )
-async def test_a_coordinator_killed_in_a_selection_makes_the_same_seed(
+async def test_coordinator_killed_during_a_selection_draws_the_same_seed(
     federation: Federation, point: str, committed: bool
 ) -> None:
     """The file has four lines for each round; the kill is in round 2."""

@@ -1,4 +1,4 @@
-"""A PostgreSQL that is restarted amid a run costs the run time and nothing else."""
+"""A restart of PostgreSQL during a run delays the run and changes nothing else."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def undisturbed(shared: Shared) -> str:
         "observe",  # the round is about to be committed
     ],
 )
-async def test_a_server_restarted_amid_a_round(
+async def test_database_server_restarted_during_a_round_gives_the_same_run(
     shared: Shared, undisturbed: str, mode: str, point: str
 ) -> None:
     federation = shared.federation
@@ -103,7 +103,7 @@ async def test_a_server_restarted_amid_a_round(
     assert len(await federation.attending_hosts()) == len(federation.files.hosts)
 
 
-async def test_an_update_that_came_in_time_is_in_time_though_it_is_stored_late(
+async def test_update_received_before_the_deadline_counts_if_it_is_stored_later(
     shared: Shared, undisturbed: str
 ) -> None:
     federation = shared.federation
@@ -130,7 +130,9 @@ async def test_an_update_that_came_in_time_is_in_time_though_it_is_stored_late(
     assert len(chosen) == len(history)  # none was chosen again
 
 
-async def test_a_coordinator_that_waits_can_be_stopped(shared: Shared, undisturbed: str) -> None:
+async def test_coordinator_can_be_stopped_while_it_waits_for_its_database(
+    shared: Shared, undisturbed: str
+) -> None:
     federation = shared.federation
     federation.points.clear()
     federation.points.hold("weigh")
@@ -146,7 +148,7 @@ async def test_a_coordinator_that_waits_can_be_stopped(shared: Shared, undisturb
     assert await federation.finished(run_id) == undisturbed
 
 
-async def test_a_restore_killed_anywhere_leaves_a_run_that_finishes(
+async def test_run_finishes_after_a_restore_killed_at_any_write(
     shared: Shared, undisturbed: str, tmp_path: Path
 ) -> None:
     federation, backup = shared.federation, tmp_path / "backup"

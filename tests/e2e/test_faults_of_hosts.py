@@ -1,4 +1,4 @@
-"""Hosts killed at any moment of their work: a round waits for those that come back, and no longer.
+"""Hosts killed at any time: a round waits for hosts that reconnect in time.
 
 All tests share the processes; every run has the same seed.
 """
@@ -42,7 +42,7 @@ async def states(federation: Federation, run_id: str) -> list[dict[str, int]]:
     return [{member.client_id: member.state for member in entry.members} for entry in history]
 
 
-async def test_a_host_killed_while_it_trains(federation: Federation) -> None:
+async def test_host_killed_during_training_gives_the_same_run(federation: Federation) -> None:
     undisturbed = await federation.finished(await federation.start_run())
     federation.points.kill("train-client-1")
     run_id = await federation.start_run()
@@ -53,7 +53,7 @@ async def test_a_host_killed_while_it_trains(federation: Federation) -> None:
     assert await states(federation, run_id) == [everybody] * 2
 
 
-async def test_a_host_killed_while_files_are_on_their_way(federation: Federation) -> None:
+async def test_host_killed_during_a_transfer_gives_the_same_run(federation: Federation) -> None:
     undisturbed = await federation.finished(await federation.start_run(LARGE, ONE_ROUND))
 
     def downloading() -> bool:
@@ -90,7 +90,7 @@ async def killed_when(federation: Federation, run_id: str, under_way: Callable[[
     return under_way()
 
 
-async def test_a_training_cancelled_while_it_imports_leaves_a_host_that_trains(
+async def test_host_trains_again_after_a_training_cancelled_during_imports(
     federation: Federation,
 ) -> None:
     task, point = "task.name=importing", "import-client-1"
@@ -111,7 +111,9 @@ async def test_a_training_cancelled_while_it_imports_leaves_a_host_that_trains(
     assert await states(federation, run_id) == [{f"client-{k}": INCLUDED for k in range(3)}] * 2
 
 
-async def test_a_host_that_stays_away_is_lost_and_welcome_later(federation: Federation) -> None:
+async def test_host_that_stays_disconnected_is_lost_and_can_rejoin_later(
+    federation: Federation,
+) -> None:
     federation.points.hold("train-client-2")
     run_id = await federation.start_run("round.leavers=drop", "rounds=3")
     await until(lambda: federation.points.reached("train-client-2"))
@@ -131,7 +133,7 @@ async def test_a_host_that_stays_away_is_lost_and_welcome_later(federation: Fede
     assert {m.client_id: m.state for m in history[2].members}["client-2"] == INCLUDED
 
 
-async def test_a_missed_quorum_is_tried_again(federation: Federation) -> None:
+async def test_round_that_misses_its_quorum_is_retried(federation: Federation) -> None:
     undisturbed = await federation.finished(await federation.start_run())
     federation.points.hold("train-client-2")
     run_id = await federation.start_run("round.leavers=drop", "round.quorum=1.0")

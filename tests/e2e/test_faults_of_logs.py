@@ -1,4 +1,4 @@
-"""A bit that flips in SQLite's write-ahead log takes commits away, and that is said."""
+"""A flipped bit in SQLite's write-ahead log loses commits, and the coordinator reports the loss."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_rounds_lost_to_a_flipped_bit_are_reported(
     assert (await shared.status(run_id)).state == operator_pb2.RUN_STATE_FINISHED
 
 
-async def test_a_flipped_bit_undoes_the_last_round_at_most_where_nothing_is_deleted(
+async def test_flipped_bit_loses_at_most_the_last_round_if_no_files_are_deleted(
     shared: Federation,
 ) -> None:
     """Its strategy and selector keep no files, and its retention keeps all models."""
@@ -142,7 +142,9 @@ async def test_a_flipped_bit_undoes_the_last_round_at_most_where_nothing_is_dele
     assert await shared.finished(run_id) == undisturbed
 
 
-async def test_a_run_that_is_gone_altogether_is_said(shared: Federation, undisturbed: str) -> None:
+async def test_run_lost_from_the_database_is_reported_and_rebuilt(
+    shared: Federation, undisturbed: str
+) -> None:
     with reader(shared):
         size = write_ahead_log(shared).stat().st_size
         run_id = await shared.start_run()
@@ -198,7 +200,7 @@ async def test_a_run_waits_for_a_database_that_another_program_locks(
     assert shared.coordinator.group == process
 
 
-async def test_a_database_that_is_garbage_is_rebuilt_round_by_round(
+async def test_destroyed_database_is_rebuilt_from_round_records(
     shared: Federation, undisturbed: str
 ) -> None:
     over = await shared.start_run()
@@ -227,7 +229,7 @@ async def test_a_database_that_is_garbage_is_rebuilt_round_by_round(
     assert (await shared.history(run_id))[:1] == before[1]
 
 
-async def test_an_older_backup_of_the_database_alone_is_said(
+async def test_older_backup_of_the_database_alone_is_reported(
     shared: Federation, undisturbed: str, tmp_path: Path
 ) -> None:
     database = shared.state / "potluck.sqlite3"

@@ -73,7 +73,7 @@ async def back(federation: Federation, number: int) -> None:
     await federation.until_attending()
 
 
-async def test_a_host_killed_before_its_upload_is_left_out(federation: Federation) -> None:
+async def test_host_killed_before_its_masked_upload_is_lost(federation: Federation) -> None:
     before = uploads(federation, 2)
     federation.points.hold("train-client-2")
     run_id = await federation.start_run("seed=8")
@@ -87,7 +87,7 @@ async def test_a_host_killed_before_its_upload_is_left_out(federation: Federatio
     await back(federation, 2)
 
 
-async def test_a_host_killed_after_its_upload_is_counted(federation: Federation) -> None:
+async def test_host_killed_after_its_masked_upload_is_included(federation: Federation) -> None:
     federation.points.hold("train-client-5")
     run_id = await federation.start_run("seed=9", "rounds=1")
     await until(lambda: any("client-2@" in path.name for path in federation.spooled()))
@@ -101,7 +101,7 @@ async def test_a_host_killed_after_its_upload_is_counted(federation: Federation)
     assert await federation.finished(undisturbed) == model
 
 
-async def test_a_coordinator_killed_during_a_round_selects_again(
+async def test_coordinator_killed_during_a_masked_round_selects_again(
     federation: Federation, undisturbed: list[str]
 ) -> None:
     federation.points.hold("train-client-5")
@@ -122,7 +122,7 @@ async def test_a_coordinator_killed_during_a_round_selects_again(
 
 
 @pytest.mark.parametrize("point", ["weigh", "apply"])
-async def test_a_coordinator_killed_when_it_knows_the_sum_may_have_the_same_again(
+async def test_coordinator_killed_after_unmasking_receives_the_identical_sum_again(
     federation: Federation, undisturbed: list[str], point: str
 ) -> None:
     """Clients have given their shares by then, and give them again for the identical set only."""
@@ -134,7 +134,7 @@ async def test_a_coordinator_killed_when_it_knows_the_sum_may_have_the_same_agai
     assert [e.model_blake3 for e in await federation.history(run_id)] == undisturbed
 
 
-async def test_a_run_stopped_amid_a_round_leaves_nothing(federation: Federation) -> None:
+async def test_run_stopped_during_a_masked_round_leaves_no_files(federation: Federation) -> None:
     federation.points.hold("train-client-5")
     run_id = await federation.start_run()
     await until(lambda: len(federation.spooled()) >= 3)
@@ -144,7 +144,7 @@ async def test_a_run_stopped_amid_a_round_leaves_nothing(federation: Federation)
     await federation.finished(await federation.start_run())
 
 
-async def test_the_same_updates_are_not_summed_without_somebody(
+async def test_clients_refuse_to_repeat_a_sum_without_one_of_them(
     federation: Federation, undisturbed: list[str]
 ) -> None:
     """The run is one that all were in; the difference would be what the missing one had sent."""
@@ -162,7 +162,7 @@ async def test_the_same_updates_are_not_summed_without_somebody(
 
 
 @pytest.mark.slow
-async def test_a_backup_restored_while_hosts_run_on(
+async def test_backup_restored_while_hosts_keep_running_gives_the_same_model(
     federation: Federation, undisturbed: list[str], tmp_path: Path
 ) -> None:
     """Hosts keep masked updates for sums that the restored coordinator does not know."""

@@ -107,7 +107,7 @@ async def at_work(scene: Scene, *assignments: str) -> str:
     return run_id
 
 
-async def test_a_cut_that_is_mended_soon_harms_nobody(scene: Scene) -> None:
+async def test_short_network_cut_gives_the_same_run(scene: Scene) -> None:
     federation = scene.federation
     undisturbed = await federation.finished(await federation.start_run())
     run_id = await at_work(scene)
@@ -118,7 +118,7 @@ async def test_a_cut_that_is_mended_soon_harms_nobody(scene: Scene) -> None:
     assert await federation.finished(run_id) == undisturbed
 
 
-async def test_a_permanent_cut_is_detected_and_the_round_continues(scene: Scene) -> None:
+async def test_permanent_network_cut_is_detected_and_the_round_continues(scene: Scene) -> None:
     federation = scene.federation
     run_id = await at_work(scene, "rounds=1", "round.leavers=drop", "round.quorum=0.2")
     scene.cut()

@@ -52,7 +52,7 @@ async def included(federation: Federation, run_id: str) -> Counter[str]:
         "observe",  # the round is about to be committed
     ],
 )
-async def test_a_kill_between_charge_and_commit_is_charged_again(
+async def test_coordinator_killed_between_charge_and_commit_charges_again(
     federation: Federation, point: str
 ) -> None:
     federation.points.kill(point)
@@ -74,7 +74,7 @@ async def test_a_kill_between_charge_and_commit_is_charged_again(
     assert all(loss > 0 for loss in spent_by_client(federation.state, run_id, 1e-5).values())
 
 
-async def test_a_resumed_run_knows_who_is_at_the_limit(federation: Federation) -> None:
+async def test_resumed_run_excludes_clients_at_their_privacy_limit(federation: Federation) -> None:
     federation.points.kill("observe")
     run_id = await federation.start_run(*NOISE, "privacy.epsilon=4", "privacy.trainings=1")
     assert await federation.coordinator.ended() == 137
@@ -90,7 +90,7 @@ async def test_a_resumed_run_knows_who_is_at_the_limit(federation: Federation) -
     assert f"{RUN_BUDGET_SPENT} (ε ≤ 4, 1 charged)" in status.reason
 
 
-async def test_a_round_that_is_charged_again_leaves_out_clients_at_their_limit(
+async def test_repeated_round_excludes_clients_at_their_privacy_limit(
     federation: Federation,
 ) -> None:
     federation.points.hold("observe")

@@ -1,4 +1,4 @@
-"""All hosts away at once, for longer than a run waits at its start: that costs time, nothing else.
+"""An outage of all hosts, longer than a run waits at its start, delays the run and changes nothing.
 
 All tests share the processes; every run has the same seed, and one attempt for each round.
 """
@@ -71,7 +71,7 @@ async def until_waiting(federation: Federation, run_id: str, words: str) -> None
     ],
     ids=["open", "masked"],
 )
-async def test_all_hosts_are_killed_amid_a_round(
+async def test_run_waits_for_all_hosts_killed_during_a_round(
     federation: Federation, assignments: list[str], words: str
 ) -> None:
     undisturbed = await federation.finished(await federation.start_run(*assignments))
@@ -94,7 +94,7 @@ async def test_all_hosts_are_killed_amid_a_round(
         assert {member.state for member in entry.members} == {INCLUDED}
 
 
-async def test_a_demo_ends_with_the_last_of_its_hosts(tmp_path: Path) -> None:
+async def test_demo_ends_with_an_error_when_its_last_host_is_killed(tmp_path: Path) -> None:
     """Nothing would restart the hosts."""
     output = io.StringIO()
     async with crash_federation(tmp_path, clients=2, hosts=2, count=2) as federation:
@@ -111,7 +111,7 @@ async def test_a_demo_ends_with_the_last_of_its_hosts(tmp_path: Path) -> None:
             await demo
 
 
-async def test_a_run_says_until_when_it_waits_for_its_roster(federation: Federation) -> None:
+async def test_run_reports_until_when_it_waits_for_clients(federation: Federation) -> None:
     begun = datetime.now(UTC)
     run_id = await federation.start_run(
         f"expected_clients={CLIENTS + 1}", "start_timeout_seconds=60"
@@ -125,7 +125,7 @@ async def test_a_run_says_until_when_it_waits_for_its_roster(federation: Federat
 
 
 @pytest.mark.slow
-async def test_all_hosts_freeze_amid_a_round(federation: Federation) -> None:
+async def test_run_waits_for_all_hosts_frozen_during_a_round(federation: Federation) -> None:
     """Use a run's default settings, except that there is only one attempt."""
     undisturbed = await federation.finished(await federation.start_run("round.grace_seconds=5"))
     held = [f"train-client-{number}" for number in range(CLIENTS)]

@@ -75,7 +75,7 @@ async def killed(federation: Federation) -> int:
         ("after-rename-updates.json-1", 1),  # the vector with noise is on disk
     ],
 )
-async def test_a_host_killed_around_its_charge_never_spends_less_than_it_used(
+async def test_host_killed_around_its_charge_never_records_less_than_it_spent(
     federation: Federation, point: str, charge: int
 ) -> None:
     """Its vector is in no sum. The other six are charged once each."""

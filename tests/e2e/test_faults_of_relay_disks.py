@@ -83,7 +83,7 @@ async def until_named(federation: Federation, relay: Relay, before: float) -> fl
     return refusals()
 
 
-async def test_a_full_disk_is_named_and_the_run_finishes_after_there_is_room(
+async def test_full_relay_disk_is_named_and_the_run_finishes_once_space_is_free(
     federation: Federation, undisturbed: str
 ) -> None:
     disk = federation.files.folder / "full"
@@ -127,7 +127,7 @@ def filled(relay: Relay, *, leave_bytes: int) -> Path:
 @pytest.mark.skipif(
     bool(mounts.why_no_failing_disk()), reason=mounts.why_no_failing_disk() or "can fail"
 )
-async def test_a_disk_that_turns_read_only_is_named_and_the_run_finishes_after_its_repair(
+async def test_read_only_relay_disk_is_named_and_the_run_finishes_after_its_repair(
     federation: Federation, undisturbed: str
 ) -> None:
     folder = federation.files.folder / "broken"

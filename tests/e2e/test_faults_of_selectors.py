@@ -1,4 +1,4 @@
-"""Selectors that learn from clients in every round, and a coordinator that dies meanwhile.
+"""Selectors that learn from clients in every round, and a coordinator that is killed.
 
 Durations are simulated, since measured ones differ from one run to the next.
 """
@@ -78,7 +78,9 @@ async def picked(federation: Federation, run_id: str) -> list[list[tuple[str, st
         "neural-bandit",
     ],
 )
-async def test_a_coordinator_killed_changes_nothing(federation: Federation, name: str) -> None:
+async def test_coordinator_killed_during_selection_gives_the_same_run(
+    federation: Federation, name: str
+) -> None:
     """Most wait for answers, which are computed with the model; oort evaluates it."""
     chosen = [f'selector.name="{name}"', *OPTIONS.get(name, [])]
     undisturbed = await federation.start_run(*chosen)
@@ -95,7 +97,7 @@ async def test_a_coordinator_killed_changes_nothing(federation: Federation, name
 
 @pytest.mark.slow
 @pytest.mark.parametrize("assignments", LEARNING, ids=lambda each: each[0].split('"')[1])
-async def test_what_is_learned_of_updates_is_learned_again_after_a_kill(
+async def test_selector_state_from_updates_is_the_same_after_a_kill(
     federation: Federation, assignments: list[str]
 ) -> None:
     """The updates are judged, then the coordinator dies before their round is committed."""
@@ -122,7 +124,7 @@ async def test_what_is_learned_of_updates_is_learned_again_after_a_kill(
         ('encoding = "int8"\ndelta = true', "after-set_cohort-3"),
     ],
 )
-async def test_work_of_its_own_for_each_client_is_the_same_after_a_kill(
+async def test_client_specific_work_is_the_same_after_a_kill(
     federation: Federation, up: str, boundary: str
 ) -> None:
     """The coordinator dies with updates in its spool that lack some tensors, or before any client
@@ -158,7 +160,7 @@ async def test_work_of_its_own_for_each_client_is_the_same_after_a_kill(
 
 
 @pytest.mark.parametrize("weighting", ["exact", "bucketed"])
-async def test_a_spared_update_says_nothing_of_samples_before_or_after_a_kill(
+async def test_skipped_upload_discloses_no_sample_count_before_or_after_a_kill(
     federation: Federation, weighting: str
 ) -> None:
     """pow-d draws its candidates by the numbers of samples that are known."""

@@ -100,7 +100,7 @@ async def killed_twice(federation: Federation, strategy: list[str]) -> str:
         ),
     ],
 )
-async def test_a_killed_coordinator_goes_on_with_what_the_strategy_remembers(
+async def test_killed_coordinator_resumes_with_the_state_of_the_strategy(
     federation: Federation, strategy: list[str]
 ) -> None:
     undisturbed = await federation.start_run(*strategy)
@@ -134,7 +134,7 @@ DISTILLING = ["rounds=2", *named("distilling", steps=40, check_every=10, batch_s
         ),
     ],
 )
-async def test_a_killed_training_on_the_coordinator_begins_anew_and_gives_the_same_model(
+async def test_killed_training_on_the_coordinator_restarts_and_gives_the_same_model(
     federation: Federation, point: str, strategy: list[str], another: list[str]
 ) -> None:
     wanted = await federation.finished(await federation.start_run(*strategy))
@@ -152,13 +152,15 @@ async def test_a_killed_training_on_the_coordinator_begins_anew_and_gives_the_sa
     assert wanted != other
 
 
-async def test_a_strategy_that_trains_needs_public_data(federation: Federation) -> None:
+async def test_strategy_that_trains_on_the_coordinator_needs_public_data(
+    federation: Federation,
+) -> None:
     with pytest.raises(ConfigurationError, match="task 'digits' has none; set `public` of"):
         await federation.start_run('task.name="digits"', *named("feddf"))
 
 
 @pytest.mark.slow
-async def test_a_training_on_the_coordinator_is_shown_and_stopped_with_its_run(
+async def test_training_on_the_coordinator_is_reported_and_stopped_with_its_run(
     federation: Federation,
 ) -> None:
     federation.points.hold("distil")
@@ -264,7 +266,7 @@ async def run_with_a_loss(federation: Federation, strategy: list[str]) -> str:
 
 
 @pytest.mark.slow
-async def test_a_client_that_lost_its_state_is_left_out_and_says_why(
+async def test_client_that_lost_its_state_is_excluded_with_the_reason(
     federation: Federation,
 ) -> None:
     run_id = await run_with_a_loss(federation, named("scaffold"))
@@ -278,7 +280,7 @@ async def test_a_client_that_lost_its_state_is_left_out_and_says_why(
 
 
 @pytest.mark.slow
-async def test_where_the_coordinator_keeps_them_a_lost_disk_loses_nothing(
+async def test_client_state_kept_by_the_coordinator_survives_a_lost_host_disk(
     federation: Federation,
 ) -> None:
     strategy = named("scaffold", keeper='"coordinator"')

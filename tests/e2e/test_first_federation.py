@@ -1,4 +1,4 @@
-"""docs/start/first-federation.md: its commands work as they are written, word for word."""
+"""The commands of docs/start/first-federation.md work word for word."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def in_terminals(folder: Path, texts: list[str]) -> Iterator[None]:
                 terminal.wait(PATIENCE_SECONDS)
 
 
-def test_four_hospitals_train_a_model_as_the_tutorial_says(tmp_path: Path) -> None:
+def test_tutorial_commands_train_a_model_with_four_hospitals(tmp_path: Path) -> None:
     hosts = commands("host")
     assert len(hosts) == 4
     clients_and_run, *looking = commands("operator")

@@ -1,4 +1,4 @@
-"""Links whose connections break before a megabyte, and thin uplinks: rounds complete."""
+"""Rounds complete over links that break before each megabyte, and over slow uplinks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RESET = "connection reset during a call"
 
 
 @pytest.mark.slow
-async def test_connections_that_are_reset_before_a_megabyte_is_through(tmp_path: Path) -> None:
+async def test_run_finishes_over_connections_reset_before_each_megabyte(tmp_path: Path) -> None:
     async with (
         crash_federation(
             tmp_path,
@@ -54,7 +54,7 @@ async def test_connections_that_are_reset_before_a_megabyte_is_through(tmp_path:
 
 
 @pytest.mark.slow
-async def test_resets_amid_calls_are_lines_at_info_and_change_no_model(tmp_path: Path) -> None:
+async def test_connection_resets_are_logged_at_info_and_give_the_same_model(tmp_path: Path) -> None:
     async with (
         crash_federation(
             tmp_path, clients=2, hosts=2, count=2, rounds=2, start_hosts=False
@@ -93,7 +93,7 @@ async def test_resets_amid_calls_are_lines_at_info_and_change_no_model(tmp_path:
 
 
 @pytest.mark.slow
-async def test_a_reset_while_models_are_sent_is_one_line_at_info_without_a_traceback(
+async def test_connection_reset_during_a_download_is_logged_at_info_without_traceback(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -138,7 +138,7 @@ async def test_a_reset_while_models_are_sent_is_one_line_at_info_without_a_trace
         pytest.param(15_000, 15_000, 30_000, id="both"),
     ],
 )
-async def test_files_over_a_thin_line_behind_a_buffering_proxy_are_sent_once(
+async def test_files_are_sent_once_over_a_slow_link_with_a_buffering_proxy(
     tmp_path: Path, up: float, down: float, parameters: int
 ) -> None:
     async with (
@@ -168,7 +168,7 @@ async def test_files_over_a_thin_line_behind_a_buffering_proxy_are_sent_once(
 
 
 @pytest.mark.slow
-async def test_seven_hosts_that_share_a_thin_line_send_their_updates_once(tmp_path: Path) -> None:
+async def test_seven_hosts_on_a_shared_slow_link_send_their_updates_once(tmp_path: Path) -> None:
     hosts, parameters = 7, 20_000
     async with (
         crash_federation(

@@ -1,4 +1,4 @@
-"""Hosts send one exact sum of their clients' updates; the model is the same however they group."""
+"""Hosts send one exact sum of their clients' updates; any grouping gives the same model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def bytes_up(federation: Federation, *assignments: str) -> int:
 
 
 @pytest.mark.slow
-async def test_any_grouping_gives_the_same_model(tmp_path: Path) -> None:
+async def test_any_grouping_of_clients_on_hosts_gives_the_same_model(tmp_path: Path) -> None:
     found = []
     for hosts in (1, 4):  # a sum of six; two of two and two of one
         folder = tmp_path / str(hosts)
@@ -54,7 +54,7 @@ async def test_any_grouping_gives_the_same_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_processes_killed_between_sums_lose_nothing(tmp_path: Path) -> None:
+async def test_processes_killed_between_host_sums_give_the_same_model(tmp_path: Path) -> None:
     """A host between its clients' updates, a coordinator that has some of the sums."""
     run = (*SUMS, *STRATEGIES["fedavg"])
     async with crash_federation(tmp_path, clients=6, hosts=2, count=6, rounds=2) as federation:

@@ -1,4 +1,4 @@
-"""Tensors that stay with clients survive kills of either side, and belong to the model there is."""
+"""Tensors that stay with clients survive kills of either side and match the current model."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def outcome(federation: Federation, run_id: str) -> tuple[list[tuple[str, 
 
 
 @pytest.mark.parametrize("strategy", [(), (SCAFFOLD,)], ids=["fedavg", "scaffold"])
-async def test_kills_change_neither_the_model_nor_what_is_kept(
+async def test_kills_change_neither_the_model_nor_the_tensors_kept_by_clients(
     federation: Federation, strategy: tuple[str, ...]
 ) -> None:
     run_id = await federation.start_run(*strategy)
@@ -103,7 +103,9 @@ async def test_kills_change_neither_the_model_nor_what_is_kept(
     assert await outcome(federation, run_id) == undisturbed
 
 
-async def test_the_model_says_what_is_not_in_it(federation: Federation, tmp_path: Path) -> None:
+async def test_downloaded_model_omits_the_tensors_kept_by_clients(
+    federation: Federation, tmp_path: Path
+) -> None:
     run_id = await federation.start_run("rounds=1")
     await federation.finished(run_id)
     path = tmp_path / "model.safetensors"
@@ -114,7 +116,7 @@ async def test_the_model_says_what_is_not_in_it(federation: Federation, tmp_path
     assert 0 < only.bytes_up < 4 * 4 * (1000 + 3) + 4000
 
 
-async def test_a_client_that_lost_what_it_kept_says_so(federation: Federation) -> None:
+async def test_client_that_lost_its_kept_tensors_reports_it(federation: Federation) -> None:
     federation.points.hold("observe")
     run_id = await federation.start_run(
         "clients_per_round=6", "expected_clients=6", "round.quorum=0.5"
@@ -137,7 +139,7 @@ async def test_a_client_that_lost_what_it_kept_says_so(federation: Federation) -
         assert all("has lost what it kept of update" in trouble for trouble in lost)
 
 
-async def test_patterns_that_do_not_fit_are_refused_at_the_start(federation: Federation) -> None:
+async def test_invalid_tensor_patterns_are_refused_before_the_run(federation: Federation) -> None:
     for patterns, why in {
         '["head.*"]': r"matches 'head\.\*' of `keep`",
         '["*"]': "matches all tensors",

@@ -63,7 +63,7 @@ async def relay_to(port: int) -> AsyncIterator[tuple[Relay, int]]:
         yield relay, server.sockets[0].getsockname()[1]
 
 
-async def test_a_language_model_is_adapted_by_clients_of_different_ranks(tmp_path: Path) -> None:
+async def test_language_model_example_trains_adapters_of_different_ranks(tmp_path: Path) -> None:
     example = installed("language-model", tmp_path)
     with reserved_port() as port:
         said = await carried_out(example, port)
@@ -86,7 +86,7 @@ async def test_a_language_model_is_adapted_by_clients_of_different_ranks(tmp_pat
     assert not any("embed_tokens" in name or "lm_head" in name for name in names)
 
 
-async def test_sentences_are_learned_with_a_fiftieth_of_the_bytes(tmp_path: Path) -> None:
+async def test_sentence_embeddings_example_uploads_two_percent_of_the_model(tmp_path: Path) -> None:
     example = installed("sentence-embeddings", tmp_path)
     with reserved_port() as port:
         async with relay_to(port) as (relay, heard):

@@ -74,7 +74,7 @@ def arrivals(rounds: list[RoundRow]) -> dict[int, set[tuple[str, int]]]:
     return found
 
 
-async def test_simulated_updates_join_the_round_in_which_they_would_have_come(
+async def test_simulated_late_updates_join_the_round_of_their_arrival(
     federation: Federation,
 ) -> None:
     run_id = await federation.start_run(*SIMULATED)
@@ -163,7 +163,7 @@ async def with_late_ones(federation: Federation, disturbance: str) -> tuple[str,
         pytest.param("host", marks=pytest.mark.slow),
     ],
 )
-async def test_updates_that_come_late_join_the_round_under_way(
+async def test_late_updates_join_the_current_round_after_kills(
     federation: Federation, disturbance: str
 ) -> None:
     run_id, digest = await with_late_ones(federation, disturbance)

@@ -1,4 +1,4 @@
-"""Late updates that come through a relay, or an object store, which are killed meanwhile."""
+"""Late updates through a relay or an object store that is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def hosts_anew(federation: Federation) -> None:
     await federation.until_attending()
 
 
-async def test_late_updates_join_whichever_way_they_come(tmp_path: Path) -> None:
+async def test_late_updates_join_through_relays_and_object_stores(tmp_path: Path) -> None:
     with mock.patch.dict(os.environ, ENVIRONMENT):
         async with crash_federation(
             tmp_path, count=6, assignments=['strategy.name="fedavg"', 'selector.name="uniform"']

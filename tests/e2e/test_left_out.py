@@ -102,7 +102,7 @@ async def test_a_host_without_the_task_is_never_selected(federation: Federation)
         await check_left_out(federation, run_id, "task 'crash' is not installed on its host")
 
 
-async def test_a_host_that_is_put_right_takes_part_again(federation: Federation) -> None:
+async def test_fixed_host_takes_part_again(federation: Federation) -> None:
     federation.points.hold("evaluate")
     async with odd_host(federation, PYTHONPATH=""):
         run_id = await federation.start_run("clients_per_round=4", "rounds=3", "expected_clients=6")
@@ -123,7 +123,9 @@ async def test_a_host_that_is_put_right_takes_part_again(federation: Federation)
     assert "host-2" in {member.host_id for each in later for member in each.members}
 
 
-async def test_a_kill_lets_nobody_back_in(federation: Federation) -> None:
+async def test_excluded_host_stays_excluded_after_a_kill_of_the_coordinator(
+    federation: Federation,
+) -> None:
     federation.points.hold("evaluate")
     async with odd_host(federation, POTLUCK_EXTRA_PARAMETERS="7"):
         run_id = await federation.start_run(*ALL_NEEDED)
@@ -138,13 +140,13 @@ async def test_a_kill_lets_nobody_back_in(federation: Federation) -> None:
         assert {member.host_id for member in committed.members} == {"host-0", "host-1"}
 
 
-async def test_a_model_that_does_not_fit(federation: Federation) -> None:
+async def test_host_with_another_model_layout_is_excluded(federation: Federation) -> None:
     async with odd_host(federation, POTLUCK_EXTRA_PARAMETERS="7"):
         run_id = await federation.start_run(*ALL_NEEDED)
         await check_left_out(federation, run_id, "ballast")
 
 
-async def test_a_policy_that_refuses(federation: Federation) -> None:
+async def test_host_whose_policy_refuses_the_run_is_excluded(federation: Federation) -> None:
     path = federation.files.hosts[ODD]
     before = path.read_text()
     set_values(path, {"disclosure": {"weighting": "equal"}})
@@ -174,7 +176,9 @@ async def test_too_few_remaining_clients_fail_the_run_and_it_can_be_resumed(
         await federation.finished(run_id)
 
 
-async def test_what_the_coordinator_can_see_is_refused_at_once(federation: Federation) -> None:
+async def test_settings_that_the_coordinator_can_check_are_refused_at_once(
+    federation: Federation,
+) -> None:
     before = len(await federation.operator.list_runs())
     with pytest.raises(ConfigurationError, match="the coordinator has no data directory"):
         await federation.start_run('initial_model="none.safetensors"')

@@ -36,7 +36,7 @@ def job(name: str, files: TlsFiles | None, authority: Path, *ports: int) -> dict
     }
 
 
-async def test_prometheus_scrapes_with_its_certificate_only(tmp_path: Path) -> None:
+async def test_prometheus_needs_its_certificate_to_scrape(tmp_path: Path) -> None:
     parties = make_federation(tmp_path / "metrics-pki")
     options = DemoOptions(
         task="digits",

@@ -1,4 +1,4 @@
-"""Clients of different ranks, through real processes: the model moves by their exact mean."""
+"""Clients with adapters of different ranks: the model changes by the mean of their updates."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def model_after(federation: Federation, run_id: str, number: int, folder: 
     return read(path)
 
 
-async def test_weights_move_by_the_mean_of_the_full_differences(
+async def test_weights_change_by_the_weighted_mean_of_adapter_products(
     federation: Federation, tmp_path: Path
 ) -> None:
     others = set(federation.files.folder.rglob("*.trained"))
@@ -82,7 +82,7 @@ async def test_weights_move_by_the_mean_of_the_full_differences(
     assert all(entry.bytes_up < 4 * before[W].nbytes for entry in history), "it is not sent back"
 
 
-async def test_a_killed_coordinator_ends_with_the_same_model(federation: Federation) -> None:
+async def test_killed_coordinator_gives_the_same_model(federation: Federation) -> None:
     whole = await federation.finished(await federation.start_run())
     run_id = await federation.start_run()
     await federation.until_committed(run_id, 1)
@@ -92,7 +92,9 @@ async def test_a_killed_coordinator_ends_with_the_same_model(federation: Federat
 
 
 @pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
-async def test_updates_go_up_in_any_form(federation: Federation, encoding: str) -> None:
+async def test_adapter_updates_are_uploaded_in_any_encoding(
+    federation: Federation, encoding: str
+) -> None:
     forms = ["transport.up.delta=true", "transport.up.compress=true"]
     run_id = await federation.start_run(f'transport.up.encoding="{encoding}"', *forms)
     await federation.finished(run_id)
@@ -100,7 +102,7 @@ async def test_updates_go_up_in_any_form(federation: Federation, encoding: str) 
     assert last.metrics.loss < first.metrics.loss
 
 
-async def test_a_client_that_trains_what_is_frozen_is_told(federation: Federation) -> None:
+async def test_client_that_trains_a_frozen_tensor_reports_it(federation: Federation) -> None:
     run_id = await federation.start_run("task.spoils=true", "round.attempts=1")
     status = await federation.ended(run_id)
     assert status.state == operator_pb2.RUN_STATE_FAILED
@@ -120,7 +122,7 @@ async def test_a_client_that_trains_what_is_frozen_is_told(federation: Federatio
         (['task.name="digits"'], "receive no adapters of this model; wrap"),
     ],
 )
-async def test_what_can_not_be_stacked_is_refused_at_the_start(
+async def test_model_without_stackable_adapters_is_refused_before_the_run(
     federation: Federation, assignments: list[str], why: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=why) as refusal:

@@ -1,5 +1,5 @@
-"""docs/start/your-own-model.md, carried out: the scripts run, diffs are small, and the resulting
-tasks train in one federation."""
+"""The scripts of docs/start/your-own-model.md run, their diffs are small, and the resulting tasks
+train in one federation."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize("moved", [False, True])
-def test_a_script_runs_before_and_after(
+def test_script_runs_before_and_after_the_move(
     name: str, moved: bool, package: Path, tmp_path: Path
 ) -> None:
     _, form, write, _, printed = SCRIPTS[name]
@@ -104,7 +104,7 @@ def installed(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-async def test_the_moved_scripts_train_in_a_federation(
+async def test_moved_scripts_train_in_a_federation(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(installed)

@@ -1,4 +1,4 @@
-"""Noise of the coordinator on low-rank adapters: only they travel, and only they get noise."""
+"""Coordinator noise on low-rank adapters: only the adapters are sent, and only they get noise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ W, A, B = "0.base_layer.weight", "0.lora_A.default.weight", "0.lora_B.default.we
 CLIENTS, MULTIPLIER, CLIP = 4, 3.0, 0.5
 
 
-async def test_adapters_get_the_noise_of_the_sum(
+async def test_coordinator_adds_noise_to_the_sum_of_adapters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(PLUGINS)

@@ -81,7 +81,7 @@ def shown(notebook: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-async def test_each_notebook_runs(path: Path, tmp_path: Path) -> None:
+async def test_each_notebook_runs_without_errors(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     last = next(cell for cell in notebook.cells if "federation.close()" in cell.source)
     check = nbformat.v4.new_code_cell(CHECKS[path.stem])
@@ -165,7 +165,9 @@ run = federation.run({"name": "digits", "clients": 4}, clients_per_round=2, roun
 """
 
 
-async def test_a_cell_is_interrupted_and_errors_are_short(kernel: Kernel, tmp_path: Path) -> None:
+async def test_interrupted_cell_shows_a_short_error_and_stops_its_run(
+    kernel: Kernel, tmp_path: Path
+) -> None:
     await kernel.run(START)
     kernel.begin("for committed in run:\n    print('round', committed.number, flush=True)")
     await kernel.until(says("round 2"))
@@ -195,7 +197,7 @@ async def test_a_cell_is_interrupted_and_errors_are_short(kernel: Kernel, tmp_pa
             await asyncio.sleep(0.05)
 
 
-async def test_a_kernel_that_ends_leaves_no_process(kernel: Kernel, tmp_path: Path) -> None:
+async def test_kernel_shutdown_leaves_no_process(kernel: Kernel, tmp_path: Path) -> None:
     await kernel.run(START)
     assert await processes_of(tmp_path)
     await kernel.manager.shutdown_kernel(now=True)

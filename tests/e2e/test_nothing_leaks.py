@@ -156,7 +156,7 @@ async def said_by(files: DemoFiles, *command: str) -> str:
     return out.decode()
 
 
-async def test_a_run_says_nothing_that_is_secret(tmp_path: Path) -> None:
+async def test_logs_metrics_and_errors_of_a_run_contain_no_secret(tmp_path: Path) -> None:
     options = DemoOptions(
         task="canary", selector="fedentopt", strategy="fedavg", clients=CLIENTS, hosts=2, count=4,
         rounds=3, seed=5, device="cpu",
@@ -191,7 +191,7 @@ async def test_a_run_says_nothing_that_is_secret(tmp_path: Path) -> None:
         assert secrets.found_in(text) == [], place
 
 
-def test_what_is_searched_for_would_be_found() -> None:
+def test_search_finds_secrets_in_text() -> None:
     secrets = Secrets()
     secrets.add_payload({"label_counts": [6133, 12], "triplet": [0.1234567, 0.0, 1.0]})
     secrets.texts.add("MIGHAgEAMBMGByqGSM49")

@@ -76,7 +76,7 @@ async def until_blamed(federation: Federation, key: str) -> None:
                 return
 
 
-async def test_models_and_updates_go_through_the_store(
+async def test_models_and_updates_are_sent_through_the_object_store(
     federation: Federation, server: S3Server, straight: list[str]
 ) -> None:
     run_id = await federation.start_run()
@@ -94,7 +94,7 @@ async def test_models_and_updates_go_through_the_store(
     assert not any(SECRET.encode() in path.read_bytes() for path in kept)
 
 
-async def test_the_store_is_killed_while_clients_train(
+async def test_object_store_killed_during_training_gives_the_same_models(
     federation: Federation, server: S3Server, straight: list[str]
 ) -> None:
     trainings = [f"train-client-{number}" for number in range(6)]
@@ -117,7 +117,7 @@ async def test_the_store_is_killed_while_clients_train(
     assert described.object_store_trouble == ""
 
 
-async def test_the_store_sends_other_bytes_for_a_while(
+async def test_object_store_that_sends_wrong_models_is_reported_until_it_recovers(
     federation: Federation, server: S3Server, straight: list[str]
 ) -> None:
     logs = [federation.files.log(path.stem) for path in federation.files.hosts]
@@ -144,7 +144,7 @@ async def test_the_store_sends_other_bytes_for_a_while(
     assert described.object_store_trouble == ""
 
 
-async def test_the_store_sends_other_bytes_of_updates(
+async def test_object_store_that_sends_wrong_updates_is_reported_until_it_recovers(
     federation: Federation, server: S3Server, straight: list[str]
 ) -> None:
     trainings = [f"train-client-{number}" for number in range(6)]
@@ -161,7 +161,7 @@ async def test_the_store_sends_other_bytes_of_updates(
     await same_models(federation, run_id, straight)
 
 
-async def test_a_host_is_killed_when_its_update_is_in_the_store(
+async def test_host_killed_with_its_update_in_the_store_gives_the_same_models(
     federation: Federation, server: S3Server, straight: list[str]
 ) -> None:
     put = len(server.requests("PUT", "updates"))
@@ -174,7 +174,7 @@ async def test_a_host_is_killed_when_its_update_is_in_the_store(
     await same_models(federation, run_id, straight)
 
 
-async def test_the_coordinator_is_killed_with_updates_in_the_store(
+async def test_coordinator_killed_with_updates_in_the_store_gives_the_same_models(
     federation: Federation, server: S3Server, straight: list[str]
 ) -> None:
     put = len(server.requests("PUT", "updates"))
@@ -189,7 +189,7 @@ async def test_the_coordinator_is_killed_with_updates_in_the_store(
     )
 
 
-async def test_where_it_may_files_go_straight_while_the_store_is_away(
+async def test_files_are_sent_directly_if_the_store_is_down_and_fallback_is_allowed(
     federation: Federation, server: S3Server, straight: list[str], tmp_path: Path
 ) -> None:
     await federation.kill_coordinator()

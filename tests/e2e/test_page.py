@@ -1,4 +1,4 @@
-"""The page in a real browser: all that it shows, all its controls, and trouble in words."""
+"""The web UI in a real browser: its views, its controls and its error messages."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def dots(plot: Locator) -> list[tuple[str, str]]:
     return [(fill, stroke) for fill, stroke in found]
 
 
-async def test_a_run_from_the_list_down_to_why_a_client_was_chosen(
+async def test_user_can_navigate_from_the_run_list_to_the_reason_of_a_selection(
     browser: Browser, server: OpenPage
 ) -> None:
     async with opened_tab(browser, server.address) as tab:
@@ -195,7 +195,7 @@ async def test_a_run_from_the_list_down_to_why_a_client_was_chosen(
         assert tab.complaints == []
 
 
-async def test_a_run_is_stopped_and_resumed_after_a_question(
+async def test_stop_and_resume_buttons_ask_for_confirmation(
     browser: Browser, server: OpenPage, service: FakeOperatorService
 ) -> None:
     async with opened_tab(browser, server.address) as tab:
@@ -214,7 +214,7 @@ async def test_a_run_is_stopped_and_resumed_after_a_question(
         assert service.watched == 1  # both tabs look at one watch
 
 
-async def test_a_stopped_run_goes_on(
+async def test_stopped_run_can_be_resumed_and_started_again(
     browser: Browser, server: OpenPage, service: FakeOperatorService
 ) -> None:
     stopped = status(RunState.RUN_STATE_STOPPED, committed=2, reason="by an operator")
@@ -234,7 +234,7 @@ async def test_a_stopped_run_goes_on(
         assert tab.complaints == []
 
 
-async def test_a_run_that_is_not_there_is_not_asked_for_without_end(
+async def test_unknown_run_shows_an_error_and_is_not_polled_forever(
     browser: Browser, server: OpenPage, service: FakeOperatorService
 ) -> None:
     service.missing = "zzz"
@@ -248,7 +248,7 @@ async def test_a_run_that_is_not_there_is_not_asked_for_without_end(
         assert service.watched <= 3
 
 
-async def test_a_run_is_started_from_the_form_and_refused_at_its_fields(
+async def test_form_starts_a_run_and_shows_errors_at_its_fields(
     browser: Browser, server: OpenPage, service: FakeOperatorService
 ) -> None:
     async with opened_tab(browser, server.address) as tab:
@@ -290,7 +290,7 @@ async def test_a_run_is_started_from_the_form_and_refused_at_its_fields(
         assert refused == []
 
 
-async def test_hosts_are_found_and_runs_compared(
+async def test_hosts_can_be_searched_and_runs_compared(
     browser: Browser, server: OpenPage, service: FakeOperatorService
 ) -> None:
     other = status(RunState.RUN_STATE_FINISHED, committed=2).status
@@ -326,7 +326,7 @@ async def test_hosts_are_found_and_runs_compared(
         assert tab.complaints == []
 
 
-async def test_trouble_is_said_in_words_and_passes_by_itself(
+async def test_connection_errors_are_shown_and_disappear_when_fixed(
     browser: Browser, service: FakeOperatorService, federation: TestFederation, tmp_path: Path
 ) -> None:
     mine = {name: tmp_path / name for name in ("certificate", "key")}
@@ -368,7 +368,7 @@ async def test_trouble_is_said_in_words_and_passes_by_itself(
         )
 
 
-async def test_pictures_are_read_with_the_mouse_and_rounds_searched(
+async def test_plots_show_values_under_the_mouse_and_rounds_can_be_searched(
     browser: Browser, server: OpenPage, service: FakeOperatorService
 ) -> None:
     many = [member(number, TRAINING) for number in range(50)]
@@ -438,7 +438,7 @@ async def test_pictures_are_read_with_the_mouse_and_rounds_searched(
         assert tab.complaints == []
 
 
-async def test_empty_and_refused_views_show_a_remedy(
+async def test_empty_and_failed_views_show_a_remedy(
     browser: Browser, server: OpenPage, service: FakeOperatorService
 ) -> None:
     service.missing = RUN_ID
@@ -459,7 +459,7 @@ async def test_empty_and_refused_views_show_a_remedy(
         assert await fits(page)
 
 
-async def test_a_fault_and_too_many_windows_are_shown_until_they_are_over(
+async def test_server_fault_and_too_many_windows_show_a_banner_until_resolved(
     browser: Browser,
     server: OpenPage,
     service: FakeOperatorService,
@@ -495,7 +495,7 @@ async def test_a_fault_and_too_many_windows_are_shown_until_they_are_over(
         await expect(banner).to_have_count(0)
 
 
-async def test_a_page_that_is_not_to_be_seen_listens_to_nothing(
+async def test_hidden_tab_closes_its_event_streams(
     browser: Browser, server: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted, streams = page_guard.OpenStreams.counted, list[str]()
@@ -521,7 +521,7 @@ async def test_a_page_that_is_not_to_be_seen_listens_to_nothing(
         await expect(tab.page.get_by_role("region", name="Round 3")).to_be_visible()
 
 
-async def test_a_thousand_clients_in_the_dark_on_a_phone(
+async def test_thousand_clients_are_readable_on_a_phone_in_dark_mode(
     browser: Browser, server: OpenPage, service: FakeOperatorService
 ) -> None:
     many = [member(number, TRAINING, number / 1000) for number in range(1000)]
@@ -552,7 +552,7 @@ async def test_a_thousand_clients_in_the_dark_on_a_phone(
         assert tab.complaints == []
 
 
-async def test_numbers_read_as_in_a_terminal(browser: Browser, server: OpenPage) -> None:
+async def test_numbers_are_formatted_as_in_the_terminal(browser: Browser, server: OpenPage) -> None:
     sizes = [0, 999, 1000, 1499, 9949, 9951, 23_400_000, 999_499_999, 7.2e15]
     durations = [0.0, 0.44, 9.94, 9.96, 59.4, 61, 3599, 3661, 86_399, 90_061]
     measures = [[0.931, "share"], [0.27123, ""], [3.4, "mm"], [12.0, ""], [123.456, "mm"]]

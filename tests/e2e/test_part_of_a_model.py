@@ -1,5 +1,5 @@
-"""A part of a model travels; its base is on all machines already, and those with another are left
-out."""
+"""Only a part of a model is sent. All machines already have its base; hosts with another base are
+excluded."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
         yield federation
 
 
-async def test_the_base_is_neither_sent_nor_kept(federation: Federation, tmp_path: Path) -> None:
+async def test_base_of_the_model_is_neither_sent_nor_stored(
+    federation: Federation, tmp_path: Path
+) -> None:
     run_id = await federation.start_run()
     await federation.finished(run_id)
     history = await federation.history(run_id)
@@ -76,7 +78,7 @@ async def test_the_base_is_neither_sent_nor_kept(federation: Federation, tmp_pat
     assert held == []
 
 
-async def test_noise_of_the_coordinator_is_added_to_the_part_that_travels(
+async def test_coordinator_adds_noise_to_the_trainable_part_only(
     federation: Federation, tmp_path: Path
 ) -> None:
     noise = ("privacy.unit=client", "privacy.noise=coordinator", "privacy.noise_multiplier=2")
@@ -90,14 +92,14 @@ async def test_noise_of_the_coordinator_is_added_to_the_part_that_travels(
         assert set(model.layout.by_name) == {"classifier.weight", "classifier.bias"}
 
 
-async def test_a_host_with_another_base_is_left_out(federation: Federation) -> None:
+async def test_host_with_another_base_is_excluded(federation: Federation) -> None:
     run_id = await federation.start_run()
     status = await federation.ended(run_id)
     assert status.state == operator_pb2.RUN_STATE_FINISHED, status.reason
     assert "base of the model is" in federation.files.log("coordinator").read_text()
 
 
-async def test_a_killed_coordinator_ends_with_the_same_model(federation: Federation) -> None:
+async def test_killed_coordinator_gives_the_same_model(federation: Federation) -> None:
     whole = await federation.finished(await federation.start_run())
     run_id = await federation.start_run()
     await federation.until_committed(run_id, 1)
@@ -106,7 +108,7 @@ async def test_a_killed_coordinator_ends_with_the_same_model(federation: Federat
     assert await federation.finished(run_id) == whole
 
 
-async def test_a_base_that_the_coordinator_lacks_is_refused_at_the_start(
+async def test_base_that_the_coordinator_lacks_is_refused_before_the_run(
     federation: Federation,
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"can't read .*none\.safetensors"):

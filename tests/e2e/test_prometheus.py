@@ -115,7 +115,7 @@ async def demo(folder: Path, *arguments: str) -> AsyncIterator[None]:
         await process.wait()
 
 
-async def test_a_demo_is_scraped_and_every_panel_has_data(tmp_path: Path) -> None:
+async def test_every_dashboard_panel_has_data_for_a_demo(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     arguments = ["--clients", "9", "--hosts", "3", "--clients-per-round", "4", "--rounds", "100000"]
     async with demo(folder, *arguments, "--selector", "fedentopt"):
@@ -268,7 +268,7 @@ class OnlyFiles:
     files: DemoFiles
 
 
-async def test_each_alert_fires_by_its_fault_and_resolves(tmp_path: Path) -> None:
+async def test_each_alert_fires_for_its_fault_and_resolves(tmp_path: Path) -> None:
     disk = mounts.tmpfs(tmp_path / "disk", megabytes=64) if not mounts.why_not() else None
     with disk or contextlib.nullcontext(None) as small:
         async with scene(tmp_path) as federation:

@@ -1,4 +1,4 @@
-"""`potluck.federation` as a script or a notebook uses it: real processes on this machine."""
+"""`potluck.federation`, used as in a script or a notebook: real processes on this machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def finished(federation: Federation) -> Run:
     return federation.run(task=TASK, rounds=3, clients_per_round=3, seed=5, retention=kept).wait()
 
 
-def test_rounds_come_as_they_are_committed(finished: Run) -> None:
+def test_iterating_a_run_yields_its_committed_rounds(finished: Run) -> None:
     rounds = list(finished)
     assert [each.number for each in rounds] == [1, 2, 3]
     assert [len(each.cohort) for each in rounds] == [3, 3, 3]
@@ -57,7 +57,7 @@ def test_rounds_come_as_they_are_committed(finished: Run) -> None:
     assert finished.state == "finished"
 
 
-def test_a_picture_without_matplotlib_names_the_extra(
+def test_plotting_without_matplotlib_is_an_error_that_names_the_extra(
     finished: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("run_plot", "selection_plots"):
@@ -68,11 +68,11 @@ def test_a_picture_without_matplotlib_names_the_extra(
             draw()
 
 
-async def test_they_come_to_an_event_loop_too(finished: Run) -> None:
+async def test_async_iteration_of_a_run_yields_its_rounds(finished: Run) -> None:
     assert [each.number async for each in finished] == [1, 2, 3]
 
 
-def test_the_model_is_the_network_with_its_weights(finished: Run, tmp_path: Path) -> None:
+def test_model_of_a_run_is_a_network_with_trained_weights(finished: Run, tmp_path: Path) -> None:
     network = finished.model()
     assert not network.training
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_the_model_is_the_network_with_its_weights(finished: Run, tmp_path: Path
         load_model(exact)
 
 
-def test_the_model_answers_alike_in_another_runtime(finished: Run, tmp_path: Path) -> None:
+def test_exported_onnx_model_gives_the_same_outputs(finished: Run, tmp_path: Path) -> None:
     path, network = tmp_path / "model.onnx", load_model(finished.save(tmp_path / "model"))
     torch.onnx.export(
         network,
@@ -106,7 +106,7 @@ def test_the_model_answers_alike_in_another_runtime(finished: Run, tmp_path: Pat
         assert np.abs(logits - network(images).numpy()).max() < 1e-5
 
 
-def test_the_model_is_measured_class_by_class(finished: Run) -> None:
+def test_evaluate_reports_metrics_per_class(finished: Run) -> None:
     report = finished.evaluate()
     assert report.accuracy == finished.history[-1].accuracy
     assert report.samples == report.confusion.to_numpy().sum() == 400
@@ -118,7 +118,7 @@ def test_the_model_is_measured_class_by_class(finished: Run) -> None:
     assert "AUROC" in report._repr_html_()
 
 
-def test_commands_write_tables_and_measure(
+def test_export_and_evaluate_commands_give_the_numbers_of_the_api(
     finished: Run, federation: Federation, tmp_path: Path
 ) -> None:
     assert federation.folder is not None
@@ -142,7 +142,9 @@ def test_commands_write_tables_and_measure(
     assert "predicted class by column" in shown.stdout, shown.stderr
 
 
-def test_it_shows_itself(finished: Run, federation: Federation) -> None:
+def test_run_and_federation_have_notebook_displays_plots_and_tables(
+    finished: Run, federation: Federation
+) -> None:
     assert "digits" in finished._repr_html_()
     assert "3 of 3 rounds" in repr(finished)
     assert finished.plot().axes
@@ -155,7 +157,9 @@ def test_it_shows_itself(finished: Run, federation: Federation) -> None:
         federation.find("nothing-like-it")
 
 
-def test_the_command_line_comes_to_the_same_model(finished: Run, tmp_path: Path) -> None:
+def test_demo_command_with_the_same_settings_gives_the_same_model(
+    finished: Run, tmp_path: Path
+) -> None:
     demo = [sys.executable, "-m", "potluck.deploy.cli", "demo", "--selector", "uniform"]
     sizes = [
         "--json",
@@ -187,7 +191,7 @@ def models_in(federation: Federation) -> set[str]:
     return {path.stem for path in files}
 
 
-def test_a_run_is_repeated_and_deleted(finished: Run, federation: Federation) -> None:
+def test_run_can_be_repeated_and_deleted(finished: Run, federation: Federation) -> None:
     again = federation.run(run_file=finished.run_file).wait()
     models = {each.model for each in finished.history}
     assert [each.model for each in again.history] == [each.model for each in finished.history]
@@ -204,7 +208,7 @@ def test_a_run_is_repeated_and_deleted(finished: Run, federation: Federation) ->
         _ = other.run_file
 
 
-def test_a_run_is_stopped_and_resumed(federation: Federation) -> None:
+def test_run_can_be_stopped_and_resumed(federation: Federation) -> None:
     run = federation.run(task=TASK, rounds=100_000, clients_per_round=2, seed=1)
     for committed in run:
         if committed.number == 2:
@@ -219,7 +223,7 @@ def test_a_run_is_stopped_and_resumed(federation: Federation) -> None:
     run.stop().wait()
 
 
-def test_a_run_stops_early_and_gives_its_best_model(federation: Federation, tmp_path: Path) -> None:
+def test_run_stops_early_and_returns_its_best_model(federation: Federation, tmp_path: Path) -> None:
     rule = {"measure": "loss", "patience": 2, "minimum_delta": 0.05}
     run = federation.run(task=TASK, rounds=60, clients_per_round=3, seed=5, stop=rule).wait()
     rounds, best = run.history, run.best
@@ -274,7 +278,7 @@ ON_THE_COORDINATOR = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ON_THE_COORDINATOR)
-def test_early_stopping_goes_with_training_on_the_coordinator(
+def test_early_stopping_works_with_training_on_the_coordinator(
     federation: Federation, tmp_path: Path, strategy: str
 ) -> None:
     settings: dict[str, Any] = ON_THE_COORDINATOR[strategy]
@@ -291,7 +295,7 @@ def test_early_stopping_goes_with_training_on_the_coordinator(
         assert file.metadata()["potluck.blake3"] == best.model
 
 
-def test_wrong_settings_are_refused_before_anything_starts() -> None:
+def test_invalid_settings_are_refused_before_a_process_starts() -> None:
     with (
         Federation.local() as federation,
         pytest.raises(ConfigurationError, match="rounds"),
@@ -301,7 +305,7 @@ def test_wrong_settings_are_refused_before_anything_starts() -> None:
         _ = federation.runs
 
 
-def test_the_page_connects_with_an_operators_certificate(
+def test_documented_connect_example_works_with_an_operator_certificate(
     finished: Run, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (ROOT / "docs/start/selection-in-python.md").read_text()
@@ -318,7 +322,9 @@ def test_the_page_connects_with_an_operators_certificate(
         assert finished.id in connected.runs.index
 
 
-def test_a_connection_uses_an_operators_certificate(finished: Run, federation: Federation) -> None:
+def test_connected_federation_uses_an_operator_certificate(
+    finished: Run, federation: Federation
+) -> None:
     assert federation.folder is not None
     config = federation.folder / "federation-1" / "operator.toml"
     with Federation.connect(config=config) as connected:
@@ -406,7 +412,7 @@ with Federation.local(hosts=5, root=True) as federation:
 """
 
 
-def test_a_federation_does_without_what_only_linux_has() -> None:
+def test_federation_runs_without_linux_only_functions() -> None:
     """Python on macOS lacks some functions; masked updates and models are written all the same."""
     path = os.pathsep.join([str(ROOT / "tests" / "support" / "without_linux"), *sys.path])
     done = subprocess.run(
@@ -421,7 +427,7 @@ def test_a_federation_does_without_what_only_linux_has() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-async def test_classes_of_a_notebook_are_used_and_no_process_is_left(
+async def test_notebook_classes_are_used_as_plugins_and_no_process_is_left(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     program, folder = tmp_path / "notebook.py", tmp_path / "folder"
@@ -443,12 +449,12 @@ async def test_classes_of_a_notebook_are_used_and_no_process_is_left(
     await until_no_process_of(folder)
 
 
-def test_records_are_plain_values(finished: Run) -> None:
+def test_round_table_is_serializable_to_json(finished: Run) -> None:
     assert json.loads(finished.rounds.to_json())["accuracy"]["1"] == finished.history[0].accuracy
 
 
 @pytest.mark.slow
-def test_what_the_page_shows_is_so(tmp_path: Path) -> None:
+def test_documented_python_listings_run(tmp_path: Path) -> None:
     page = (ROOT / "docs/start/selection-in-python.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     first, *others = [block for block in blocks if ".connect(" not in block]

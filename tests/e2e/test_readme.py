@@ -1,4 +1,4 @@
-"""README.md's Python and the page on four terminals work as they are written, word for word."""
+"""The Python of README.md and the commands of the page on four terminals work word for word."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def in_terminals(folder: Path, *commands: str) -> AsyncIterator[None]:
             await asyncio.gather(*(terminal.wait() for terminal in terminals))
 
 
-async def test_a_federation_is_started_by_hand(tmp_path: Path) -> None:
+async def test_documented_commands_start_a_federation_on_four_terminals(tmp_path: Path) -> None:
     [setup], [coordinator], hosts = blocks("setup"), blocks("coordinator"), blocks("host")
     [operator] = blocks("operator")
     assert len(hosts) == 2
@@ -98,7 +98,7 @@ async def test_a_federation_is_started_by_hand(tmp_path: Path) -> None:
     assert json.loads(metadata["potluck.task"]) == {"name": "colored-digits"}
 
 
-async def test_the_eight_lines_of_python_train_a_model(tmp_path: Path) -> None:
+async def test_readme_python_listing_trains_a_model(tmp_path: Path) -> None:
     [listing] = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
     assert len([line for line in listing.splitlines() if line]) <= 8
     script = tmp_path / "eight_lines.py"

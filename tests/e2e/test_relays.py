@@ -55,7 +55,7 @@ async def moved(federation: Federation, relays: dict[str, Relay]) -> None:
     await federation.until_attending()
 
 
-async def test_two_relays_a_kill_of_each_and_the_same_model(
+async def test_two_relays_killed_once_each_give_the_same_model(
     federation: Federation, flat: dict[str, str]
 ) -> None:
     async with relays_of(federation, {"gate-a": [0, 1], "gate-b": [2]}) as relays:
@@ -96,7 +96,7 @@ async def test_two_relays_a_kill_of_each_and_the_same_model(
         await until(lambda: not (a.held() or b.held()))
 
 
-async def test_relays_add_up_what_hosts_send_and_the_model_is_the_same(
+async def test_relays_that_sum_host_updates_give_the_same_model(
     federation: Federation, flat: dict[str, str]
 ) -> None:
     names = {"sum-a": [0, 1], "sum-b": [2]}
@@ -128,7 +128,9 @@ async def test_relays_add_up_what_hosts_send_and_the_model_is_the_same(
         await until(lambda: not a.held())
 
 
-async def test_masked_rounds_go_through_a_relay_and_its_hosts_still_count(tmp_path: Path) -> None:
+async def test_masked_rounds_work_through_a_relay_and_count_the_hosts_behind_it(
+    tmp_path: Path,
+) -> None:
     """Half of the hosts are behind it. Clients count hosts by what the federation root has signed,
     and a relay holds no keys, so the sum is over six hosts as it would be without one."""
     options = DemoOptions(

@@ -1,4 +1,4 @@
-"""Many clients: the benchmark's federation, of which only the completion is asserted here."""
+"""The benchmark's federation with many clients. Only completion is asserted here."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def federate(clients: int, hosts: int, count: int, rounds: int) -> dict[str, flo
 
 
 @pytest.mark.slow
-def test_a_thousand_clients_on_ten_hosts() -> None:
+def test_thousand_clients_on_ten_hosts_finish_three_rounds() -> None:
     result = federate(clients=1000, hosts=10, count=100, rounds=3)
     assert result["clients"] == 1000
     print(f"first round {result['first_round_seconds']:.2f} s, then {result['seconds_median']:.2f}")
 
 
-def test_more_clients_than_one_host_trains_at_once() -> None:
+def test_host_with_more_clients_than_it_trains_at_once_finishes_a_round() -> None:
     assert federate(clients=60, hosts=1, count=40, rounds=1)["clients"] == 60

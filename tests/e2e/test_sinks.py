@@ -53,7 +53,7 @@ def steps_in_mlflow(folder: Path) -> dict[str, list[int]]:
     return steps
 
 
-async def test_each_round_is_recorded_once_by_a_coordinator_killed_three_times(
+async def test_sinks_record_each_round_once_after_three_kills_of_the_coordinator(
     federation: Federation,
 ) -> None:
     points = federation.points

@@ -1,4 +1,4 @@
-"""`make docs` builds the site; its links lead somewhere and it fetches nothing."""
+"""`make docs` builds the site; its links have targets and it loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def internal(page: Path, links: list[str]) -> Iterator[tuple[Path, str]]:
             yield target / "index.html" if target.is_dir() else target, unquote(parts.fragment)
 
 
-def test_every_link_leads_somewhere(site: dict[Path, Page]) -> None:
+def test_every_internal_link_has_a_target(site: dict[Path, Page]) -> None:
     wrong = [
         f"{path.name}: {target}#{anchor}"
         for path, page in site.items()
@@ -79,12 +79,12 @@ def test_every_link_leads_somewhere(site: dict[Path, Page]) -> None:
     assert wrong == []
 
 
-def test_nothing_is_loaded_from_elsewhere(site: dict[Path, Page]) -> None:
+def test_site_loads_nothing_from_other_hosts(site: dict[Path, Page]) -> None:
     loaded = {load for page in site.values() for load in page.loads}
     assert {load for load in loaded if urlsplit(load).netloc} == set()
 
 
-def test_the_notebooks_and_all_that_is_public_are_there(site: dict[Path, Page]) -> None:
+def test_site_contains_the_notebooks_and_the_public_api(site: dict[Path, Page]) -> None:
     pages = {path.stem for path in site if path.parent.name == "notebooks"}
     assert pages == {path.stem for path in NOTEBOOKS}
     [federation] = [

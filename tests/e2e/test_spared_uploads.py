@@ -1,4 +1,4 @@
-"""Clients say what their models are like before they send them, and some need not (fedentropy).
+"""Clients describe their models before they send them, and some skip the upload (fedentropy).
 
 All tests share the processes: each starts a run with the same seed.
 """
@@ -65,7 +65,7 @@ async def undisturbed(shared: Federation) -> tuple[str, History]:
     return await shared.finished(run_id), await parts(shared, run_id)
 
 
-async def test_only_wanted_updates_are_sent(
+async def test_clients_upload_only_requested_updates(
     federation: Federation, undisturbed: tuple[str, History]
 ) -> None:
     run_id = await federation.start_run("task.parameters=100000")
@@ -87,7 +87,7 @@ async def test_only_wanted_updates_are_sent(
     "point",
     ["before-add_answers-1", "after-add_answers-1", "after-set_members-1", "weigh", "apply"],
 )
-async def test_a_coordinator_killed_wants_the_same(
+async def test_killed_coordinator_requests_the_same_updates(
     federation: Federation, undisturbed: tuple[str, History], point: str
 ) -> None:
     federation.points.note_boundaries()
@@ -99,7 +99,7 @@ async def test_a_coordinator_killed_wants_the_same(
     assert found == undisturbed
 
 
-async def test_hosts_killed_before_they_are_asked_for_updates_still_have_them(
+async def test_host_killed_before_its_updates_are_requested_still_sends_them(
     federation: Federation, undisturbed: tuple[str, History]
 ) -> None:
     federation.points.hold("train-client-5")
@@ -114,7 +114,7 @@ async def test_hosts_killed_before_they_are_asked_for_updates_still_have_them(
     assert found == undisturbed
 
 
-async def test_a_host_that_does_not_allow_the_question_is_left_out(federation: Federation) -> None:
+async def test_host_that_forbids_the_question_is_excluded(federation: Federation) -> None:
     path = federation.files.hosts[2]
     allowed = load_config(path, {}).disclosure.questions
     await federation.kill_host(2)

@@ -1,4 +1,4 @@
-"""Runs that choose by the tags of hosts: site a has the hosts 0 and 1, site b has host 2."""
+"""Runs that select by the tags of hosts: site a has the hosts 0 and 1, site b has host 2."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def sites(federation: Federation, run_id: str) -> list[list[str]]:
     return [[site_of[member.client_id] for member in each.members] for each in history]
 
 
-async def test_only_eligible_hosts_take_part(federation: Federation) -> None:
+async def test_only_hosts_with_eligible_tags_take_part(federation: Federation) -> None:
     run_id = await federation.start_run(
         'selector_limits.eligible={site = ["b"]}', "clients_per_round=2"
     )
@@ -49,7 +49,7 @@ async def test_only_eligible_hosts_take_part(federation: Federation) -> None:
     assert await sites(federation, run_id) == [["b", "b"]] * 2
 
 
-async def test_a_host_that_is_started_with_another_tag_takes_part(federation: Federation) -> None:
+async def test_host_restarted_with_an_eligible_tag_takes_part(federation: Federation) -> None:
     federation.points.hold("train-client-4")
     run_id = await federation.start_run('selector_limits.eligible={site = ["b", "c"]}')
     await until(lambda: federation.points.reached("train-client-4"))
@@ -72,7 +72,9 @@ async def restarted(federation: Federation, number: int, *, site: str) -> None:
 
 
 @pytest.mark.parametrize("selector", ['selector.name="crash"', ASKING])
-async def test_no_more_than_allowed_are_of_one_site(federation: Federation, selector: str) -> None:
+async def test_cohort_has_at_most_the_allowed_clients_per_site(
+    federation: Federation, selector: str
+) -> None:
     run_id = await federation.start_run("selector_limits.at_most_per={site = 2}", selector)
     await federation.finished(run_id)
     for cohort in await sites(federation, run_id):
@@ -84,7 +86,7 @@ async def test_no_more_than_allowed_are_of_one_site(federation: Federation, sele
 
 
 @pytest.mark.parametrize("point", ["answer-2", "weigh"])
-async def test_a_coordinator_that_is_killed_chooses_the_same(
+async def test_killed_coordinator_selects_the_same_clients(
     federation: Federation, point: str
 ) -> None:
     undisturbed = await federation.finished(await federation.start_run(ONE_PER_SITE, ASKING))

@@ -1,4 +1,4 @@
-"""Traces of a run, from coordinator and hosts, as a collector gets them."""
+"""Traces of a run that a collector receives from coordinator and hosts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def complete(spans: list[ReceivedSpan], run_id: str, private: str) -> bool:
     return {("run", run_id), ("round", private)} <= ends and hosts >= 8
 
 
-async def test_a_round_is_one_trace_over_coordinator_and_hosts(tmp_path: Path) -> None:
+async def test_round_is_one_trace_across_coordinator_and_hosts(tmp_path: Path) -> None:
     with running_collector() as collector:
         tracing = {"tracing": {"endpoint": f"http://127.0.0.1:{collector.port}"}}
         async with crash_federation(

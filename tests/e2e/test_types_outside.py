@@ -1,4 +1,4 @@
-"""The installed package has types: a strict checker finds them in a program outside it."""
+"""A strict type checker finds the types of the installed package in a program outside of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ with Federation.local(hosts=2) as federation:
 """
 
 
-def test_a_strict_checker_knows_what_it_gets(tmp_path: Path) -> None:
+def test_strict_type_checker_reads_the_types_of_the_installed_package(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     settings = {"typeCheckingMode": "strict", "reportMissingTypeStubs": "error"}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
