@@ -28,9 +28,9 @@ _ACCURACY: Final = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianSteps:
-    """Steps of DP-SGD: sums over Poisson samples with Gaussian noise. Or uploads of an update.
+    """Steps of DP-SGD (sums over Poisson samples with Gaussian noise), or uploads of an update.
 
-    sampling_rate: chance q of each record to be in a step's batch, in (0, 1]; 1 for no sampling.
+    sampling_rate: probability q that a record is in a step's batch, in (0, 1]; 1 for no sampling.
     noise_multiplier: standard deviation σ > 0 of the noise, in units of the clip.
     steps: number of steps, at least 1.
     """

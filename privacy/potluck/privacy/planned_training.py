@@ -33,8 +33,8 @@ def noise_multiplier_for(*, epsilon: float, delta: float, trainings: int) -> flo
 def planned_event(asked: rpc.Privacy, settings: LocalTraining, samples: int) -> GaussianSteps:
     """Return a client's training as an event; solves for the noise if the run gives an ε.
 
-    For noise on whole updates, the event is the upload of an update that rounding has made as long
-    as it may be; it does not depend on the samples."""
+    For noise on whole updates, the event is the upload of an update with the largest norm that
+    rounding allows; it does not depend on the samples."""
     if asked.unit == CLIENT:
         return GaussianSteps(noise_multiplier=asked.noise_multiplier / (1 + LARGEST_ROUNDING))
     rate = min(1.0, settings.batch_size / samples)

@@ -101,7 +101,7 @@ def plan_lines(
 def _of_updates(
     privacy: PrivateUpdates, rounds: int, most: int, targets: Sequence[float]
 ) -> Iterator[str]:
-    """Yield the plan of a run with noise that hides clients; the same for all of them."""
+    """Yield the plan of a run whose noise hides whole updates; it is the same for all clients."""
     noise = privacy.noise_multiplier or noise_multiplier_for(
         epsilon=privacy.epsilon or 0.0, delta=privacy.delta, trainings=privacy.trainings or rounds
     )
@@ -139,7 +139,7 @@ def _shape(settings: LocalTraining, samples: int) -> GaussianSteps:
 
 
 def _answers(run_file: RunFile, privacy: PrivateUpdates) -> rpc.Privacy:
-    """Return the noise of the answers that the run's selector asks for; without answers if none."""
+    """Return the noise of the answers for the run's selector; 0 answers if it asks none."""
     chosen = run_file.selector
     selector: Any = plugins.find(plugins.SELECTORS, chosen.name)(**chosen.options)
     asks = set(selector.asks_questions) - {AVAILABILITY}

@@ -103,8 +103,8 @@ def solved_noise(
 ) -> float:
     """Return the noise multiplier with which a filter of limit `epsilon` admits all steps.
 
-    steps: total over all trainings. beside: Rényi divergences of what the filter admits besides
-    them. Raises ConfigurationError if no noise multiplier suffices.
+    steps: total over all trainings. beside: Rényi divergences of all other events that the filter
+    admits. Raises ConfigurationError if no noise multiplier suffices.
     """
 
     def epsilon_of(noise_multiplier: float) -> float:

@@ -1,4 +1,4 @@
-"""Noise that the coordinator adds to the sum of a round's updates, and its ledger.
+"""Noise that the coordinator adds to a round's sum of updates, and the ledger of these sums.
 
 Imports the server's code and the accounting; hosts don't need it.
 """

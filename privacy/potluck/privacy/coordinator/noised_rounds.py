@@ -1,7 +1,8 @@
-"""Rounds with noise in the sum of their updates, which the coordinator adds.
+"""Rounds in which the coordinator adds noise to the sum of the updates.
 
-The updates arrive as open ones. Before their sum is computed, each of their clients is charged for
-it in the run's ledger; a client beyond the run's limit is not in the sum, and not selected again.
+The updates arrive unmasked. Before their sum is computed, each client is charged for it in the
+run's ledger. A client whose limit would be exceeded is excluded from the sum and not selected
+again.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ from potluck.server.selection import Judgement
 
 
 def noise_of_sum(settings: PrivateUpdates, noise_multiplier: float) -> float:
-    """Return the noise multiplier of the sum, with which sum and count have that of the run."""
+    """Return the sum's noise multiplier; together, sum and count then have the run's."""
     if settings.clip_quantile is None:
         return noise_multiplier
     return noise_multiplier / math.sqrt(1 - settings.clip_quantile_share)
 
 
 def next_clip(total: NoisedSum, settings: PrivateUpdates, noise_multiplier: float) -> float:
-    """Return the bound for the next round, by a noisy count of updates within this round's.
+    """Return the next round's bound, from a noisy count of the updates within this round's.
 
     noise_multiplier: the run's, for sum and count together.
     """
@@ -63,7 +64,7 @@ def next_clip(total: NoisedSum, settings: PrivateUpdates, noise_multiplier: floa
 
 
 class NoisedRounds(OpenRounds):
-    """The path of open updates whose sum gets noise."""
+    """Handles a run's unmasked updates: charges the clients and adds noise to the sums."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -82,7 +83,7 @@ class NoisedRounds(OpenRounds):
             return await asyncio.to_thread(self._spent, clients)
 
     async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel | None:
-        """Charge the clients, and make the round's model of the noisy sum of their updates."""
+        """Charge the clients, and make the round's model from the noisy sum of their updates."""
         run, settings = self._run, self._settings
         async with self._turn:
             spent = await asyncio.to_thread(self._spent, [each.client for each in updates])
@@ -144,7 +145,7 @@ class NoisedRounds(OpenRounds):
         )
 
     def _spent(self, clients: Sequence[str]) -> Mapping[str, str]:
-        """Return the clients beyond whose limit one more sum would be, with the reasons."""
+        """Return the clients whose limit one more sum would exceed, with the reasons."""
         limit, delta = self._settings.epsilon, self._settings.delta
         if limit is None:
             return {}

@@ -1,7 +1,8 @@
 """The sum of a round's updates, each clipped as a whole, with Gaussian noise.
 
-Each block is read from all updates, scaled, added in float64 and noised there; no sum without noise
-leaves the block. Buffers (running statistics) add nothing: the model keeps its own.
+The sum is computed in blocks of parameters, in float64. A block's noise is added before the block
+is returned, so no caller sees a sum without noise. Buffers (running statistics) add nothing: the
+model keeps its own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from potluck.server.aggregation.update_norms import tensor_norms
 # Gaussian noise -----------------------------------------------------------------------------------
 
 Normals = Callable[[int], NDArray[np.float64]]
-"""Function that returns as many independent standard normal numbers as asked for. Thread-safe."""
+"""Thread-safe function that returns the given number of independent standard normal numbers."""
 
 _WORD: Final = 2.0**-64
 
@@ -33,9 +34,9 @@ _WORD: Final = 2.0**-64
 def system_normals(count: int) -> NDArray[np.float64]:
     """Return `count` standard normal numbers, from random bytes of the operating system.
 
-    Box and Muller's transform of 64-bit numbers: no number is beyond ±9.5, which a normal one is
-    with a probability of 3·10⁻²¹. The caller adds them in float64 and rounds the result to float32.
-    So the few float64 numbers that the transform can't reach don't show in the low bits.
+    Box and Muller's transform of 64-bit numbers: all numbers are within ±9.5, which a normal number
+    exceeds with probability 3·10⁻²¹. The caller adds them in float64 and rounds the result to
+    float32. So the few float64 numbers that the transform can't reach don't show in the low bits.
     """
     pairs = -(-count // 2)
     words = np.frombuffer(os.urandom(16 * pairs), np.uint64).reshape(2, pairs)
@@ -84,7 +85,7 @@ class NoisedSum:
 
     @property
     def loss(self) -> float:
-        """NaN: losses have no noise."""
+        """NaN: losses get no noise, so they are not disclosed."""
         return math.nan
 
     @property
@@ -134,7 +135,7 @@ def opened_noised_sum(
     clients: int,
     normals: Normals,
 ) -> Iterator[NoisedSum]:
-    """Open the sum of these updates while the block runs.
+    """Yield the noisy sum of these updates; its files are open while the block runs.
 
     clip: maximum L2 norm of an update. noise_multiplier: standard deviation of the noise, in units
     of `clip`. clients: number by which the sum is divided, however many updates are in it.

@@ -3,9 +3,9 @@
 Each run has one file of JSON lines in the state directory's `privacy`: its name, then one sum per
 line. A line is on disk, synced, before the noise of its sum is drawn. A coordinator that is killed
 in between, or before the round is committed, draws new noise and adds a line. So it may charge more
-than it published, never less. An incomplete last line had no effect yet. The files outlive deleted
-runs, and backups contain them. A run's pre-training has a file of its own, and counts as part of
-the run.
+than it published, never less. An incomplete last line is ignored: its noise was never drawn. The
+files outlive deleted runs, and backups contain them. A run's pre-training has a file of its own,
+and counts as part of the run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOLDER: Final = "privacy"
 
 
 class NoisedRound(BaseModel):
-    """One sum with noise. clients: those whose updates are in it. clip: their maximum L2 norm.
+    """One sum with noise. clients: clients in the sum. clip: maximum L2 norm of an update.
 
     noise_multiplier: standard deviation of the noise, in units of `clip`.
     """
@@ -86,7 +86,7 @@ class RoundLedger:
         return tuple(self._read())
 
     def events_of(self, client: str) -> Mapping[GaussianSteps, int]:
-        """Return what a client was charged for, with the number of times. Raises StorageError."""
+        """Return the number of charges of a client, by event. Raises StorageError."""
         self._read()
         found = Counter(self._charged.get(client, {}))
         if self._pretraining is not None:
@@ -143,7 +143,7 @@ class RoundLedger:
 
 
 def divergences(events: Mapping[GaussianSteps, int]) -> tuple[float, ...]:
-    """Return the summed Rényi divergences of events, each with the number of times."""
+    """Return the summed Rényi divergences of events. events: number of times, by event."""
     found = NOTHING
     for event, count in events.items():
         more = rdp_of(replace(event, steps=event.steps * count))
@@ -161,7 +161,7 @@ def spent_by_client(state_directory: Path, run_id: str, delta: float) -> Mapping
 
 
 def _append(path: Path, lines: bytes, size: int) -> None:
-    """Write after the valid bytes, and sync file and folder; overwrite a failed attempt's rest."""
+    """Write after the valid bytes, over the rest of a failed attempt; sync file and folder."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     with os.fdopen(descriptor, "r+b") as file:

@@ -1,4 +1,4 @@
-"""ε of a run's clients, from the updates that have arrived: what a coordinator can know.
+"""ε of a run's clients, computed by the coordinator from the updates that have arrived.
 
 Sampling rate and steps of a training follow from the number of samples that the client reports. So
 no host sends its ledger, and none discloses what it has spent in other runs.
@@ -45,7 +45,7 @@ def spent_in_run(
     spent: dict[str, RdpFilter] = {}
     unknown = set[str]()
     for each in sent:
-        # The loss of a whole update does not depend on its samples.
+        # The privacy loss of a whole update does not depend on the number of samples.
         samples = 1 if asked.unit == CLIENT else _fewest(each.samples, weighting)
         if many:
             samples = _rounded_down(samples)

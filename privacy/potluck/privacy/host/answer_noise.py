@@ -4,8 +4,8 @@ The sums are rounded to a grid, so that floating-point rounding reveals nothing,
 Gaussian noise. One record changes a vector of d sums by at most the sensitivity S (L2 norm). With
 2^20 · √d grid steps in S, the rounded vectors of neighbouring data differ by at most
 2^20 · √d + √d steps: the rounding of two numbers changes their difference by at most 1. The noise
-is made for that. A discrete Gaussian has at most the Rényi divergence of a Gaussian with the same
-noise multiplier (Canonne, Kamath & Steinke 2020), so one answer is a Gaussian event.
+is scaled to this difference. A discrete Gaussian has at most the Rényi divergence of a Gaussian
+with the same noise multiplier (Canonne, Kamath & Steinke 2020), so one answer is a Gaussian event.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STEPS: Final = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Rounded:
-    """Sums as whole numbers. steps: of the grid, by position. grid: > 0. count: see `rounded`."""
+    """Sums as numbers of grid steps. grid: size of a step, > 0. counts: see `rounded`."""
 
     steps: tuple[int, ...]
     grid: float
@@ -34,15 +34,15 @@ class Rounded:
 
     @property
     def squared_sensitivity(self) -> int:
-        """Square of the most that one record changes `steps` by (L2 norm)."""
+        """Square of the maximum change of `steps` by one record (L2 norm)."""
         return len(self.steps) * (_STEPS + 1) ** 2
 
 
 def rounded(sums: BoundedSums, samples: int, *, public: bool) -> Rounded:
-    """Return the sums on a grid; with the number of samples as a last number, unless it is public.
+    """Return the sums on a grid. The number of samples is the last one, unless it is public.
 
-    The number of samples is scaled to a sensitivity of its own that equals that of the sums, so the
-    whole vector has √2 times as much.
+    The number of samples is scaled so that its sensitivity equals that of the sums. So the whole
+    vector has √2 times that sensitivity.
     """
     names = tuple(sorted(sums.values))
     values = [sums.values[name] for name in names]

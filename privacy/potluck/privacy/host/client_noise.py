@@ -3,8 +3,8 @@
 Each client scales its update down to the L2 norm C (`clip`) and rounds it to whole numbers, S
 (`SumGrid.scale`) for a parameter of 1. Before masking it adds a share of noise: for each parameter
 a discrete Gaussian number with variance v = ⌈(σ C S)² / m⌉. m clients (`SumGrid.contributors`) are
-certain to be in every sum and to keep their shares secret, so a sum has noise of variance (σ C S)²
-at least. More clients only add noise.
+certain to be in every sum and to keep their shares secret, so a sum has noise of variance at least
+(σ C S)². More clients only add noise.
 
 What that hides: one client's vector, compared with zeros. Its length is at most C S + √d / 2 for d
 parameters, since rounding moves each by at most 1/2. A discrete Gaussian has at most the Rényi
@@ -15,8 +15,8 @@ s² = v (Kairouz, Liu & Steinke, "The Distributed Discrete Gaussian Mechanism fo
 with Secure Aggregation", ICML 2021). With `LEAST_DEVIATION` that is less than 2^-1000000.
 
 For adaptive clipping (Andrew et al. 2021) one more number counts the updates within the clip: ±κ
-with κ = C √(q / (1 - q)), for a share q of the privacy loss. The vector of d + 1 numbers has a
-length of C / √(1 - q) at most, which takes the place of C in what is above.
+with κ = C √(q / (1 - q)), for a share q of the privacy loss. The vector of d + 1 numbers has an L2
+norm of at most C / √(1 - q), which replaces C in the formulas above.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ from potluck.privacy.planned_training import LARGEST_ROUNDING
 LEAST_DEVIATION: Final = 2**10
 """Minimum standard deviation of a share, in whole numbers."""
 TAIL_DEVIATIONS: Final = 12
-"""Standard deviations of a sum's noise that must be readable. Beyond are 2^-102 of each parameter.
-"""
+"""Standard deviations of noise that a sum has room for; exceeded with probability 2^-102."""
 _SHRUNK: Final = 1 - 2.0**-20
 """Factor on the clip: leaves room for the rounding of floating-point numbers."""
 _BLOCK: Final = 2**18
@@ -53,7 +52,7 @@ def share_variance(noise_multiplier: float, clip: float, grid: SumGrid) -> int:
 
 
 def noise_on_grid(noise_multiplier: float, clip: float, grid: SumGrid) -> float:
-    """Return the noise multiplier σ' of an upload, which rounding makes a little smaller."""
+    """Return the noise multiplier σ' of an upload; rounding makes it a little smaller than σ."""
     return noise_multiplier / (1 + _rounding(clip, grid)) * _SHRUNK
 
 
@@ -102,7 +101,7 @@ class ClientNoise(UpdateNoise):
         self._counted = clip * math.sqrt(counted_share / (1 - counted_share)) * _SHRUNK
 
     def bound(self, update: NDArray[np.float32]) -> float | None:
-        """Scale an update down, in place, to the clip. Returns ±κ; None if it is not finite."""
+        """Scale an update down, in place, to the clip. Returns ±κ; None for NaN or infinity."""
         norm = math.sqrt(sum(_squared(each) for each in _blocks(update)))
         if not math.isfinite(norm):
             return None

@@ -37,7 +37,7 @@ _LAST_K: Final = 44
 _MARGIN: Final = 2.0**-36
 """Upper bound on the error of an approximated probability."""
 _BLOCK: Final = 2**15
-"""Number of proposals at once; their arrays stay in a core's cache."""
+"""Number of proposals drawn at once; their arrays stay in a core's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class DiscreteGaussian:
         return found
 
     def _accepts(self, x: int, k: int, word: np.uint64, random: Random) -> bool:
-        """Return whether a proposal is accepted, with as many digits as it takes."""
+        """Return True if a proposal is accepted; uses only as many digits as the decision needs."""
         gamma = Fraction(x * x, 2 * self.variance) - k + self._shift
         return _compared(int(word), 64, gamma, random)[0]
 
@@ -107,7 +107,8 @@ def _geometric(words: NDArray[np.uint64], random: Random) -> NDArray[np.int64]:
     """Return numbers k ≥ 0 with P(k) ∝ e^-k, one for each uniform word."""
     thresholds = _thresholds()
     k = _LAST_K - np.searchsorted(thresholds, words, side="right").astype(np.int64)
-    # `k` counts the thresholds above the word. A word equal to one, or below all, needs more bits.
+    # `k` counts the thresholds above the word. A word that equals a threshold, or is below all of
+    # them, needs more bits.
     unclear = words <= thresholds[0]
     unclear |= thresholds[_LAST_K - k - 1] == words
     for place in np.flatnonzero(unclear):
@@ -134,7 +135,7 @@ def _thresholds() -> NDArray[np.uint64]:
 
 
 def _compared(word: int, bits: int, gamma: Fraction, random: Random) -> tuple[bool, int, int]:
-    """Return True if a uniform number U is below exp(-gamma), and the bits of U known by then.
+    """Return whether a uniform number U is below exp(-gamma), and the bits of U drawn so far.
 
     word: the first `bits` bits of U; further ones come from `random` if needed. gamma: ≥ 0.
     """

@@ -59,7 +59,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 log = structlog.get_logger()
 
 UNITS: Final[tuple[Unit, ...]] = (RECORD, CLIENT)
-"""Units with a limit each."""
+"""Units that noise can hide; each has its own limit."""
 
 
 class HostGuard(PrivacyGuard):
@@ -79,7 +79,7 @@ class HostGuard(PrivacyGuard):
         self._turn = threading.Lock()
 
     def check(self, client: str, work: rpc.Train) -> None:
-        """Check that such a training could be granted; does not check the budget."""
+        """Check that a training's terms could be granted; does not check the budget."""
         del client
         check_noise(work.privacy)
         check_terms(work)
@@ -159,7 +159,7 @@ class HostGuard(PrivacyGuard):
             raise _refusal(client, charged, why)
 
     def _excess(self, charges: Sequence[Charge], charged: Charge, asked: rpc.Privacy) -> str:
-        """Return which limit a charge would exceed; empty if none."""
+        """Describe the limit that a charge would exceed; empty if it exceeds none."""
         of_run = [each for each in charges if each.recipient == charged.recipient]
         in_run = sum(each.kind == charged.kind for each in of_run)
         most = asked.trainings if charged.kind == "training" else asked.answers
@@ -178,7 +178,7 @@ class HostGuard(PrivacyGuard):
         return ""
 
     def kept_answer(self, instruction: rpc.Instruction) -> Mapping[str, float] | None:
-        """Return the kept answer to a question; None if the client may answer it now."""
+        """Return the stored answer to a question; None if the client may answer it now."""
         charged = self._charged_answer(instruction, {})
         with self._turn:
             return self._kept(instruction.client_id, charged, instruction.question.privacy)
@@ -186,7 +186,7 @@ class HostGuard(PrivacyGuard):
     def answer(
         self, instruction: rpc.Instruction, sums: BoundedSums, samples: int
     ) -> Mapping[str, float]:
-        """Charge the client's ledger for an answer and return it; a kept one costs nothing."""
+        """Return an answer and charge the client's ledger for it; a stored answer costs nothing."""
         asked, client = instruction.question.privacy, instruction.client_id
         without_numbers = self._charged_answer(instruction, {})
         if samples < 1:
@@ -213,7 +213,7 @@ class HostGuard(PrivacyGuard):
     def _charged_answer(
         self, instruction: rpc.Instruction, numbers: Mapping[str, float]
     ) -> ChargedAnswer:
-        """Return the line of an answer. Raises ProtocolError if its noise is not valid."""
+        """Return an answer's line in the ledger. Raises ProtocolError if its noise is not valid."""
         work = instruction.question
         check_answer_noise(work.privacy)
         return ChargedAnswer(
@@ -232,7 +232,7 @@ class HostGuard(PrivacyGuard):
     def _kept(
         self, client: str, charged: ChargedAnswer, asked: rpc.Privacy
     ) -> Mapping[str, float] | None:
-        """Return the kept answer to the same question; None if there is none.
+        """Return the stored answer to the same question; None if there is none.
 
         Raises DisclosureRefusedError if there is none, and a limit does not allow one."""
         charges = self._ledger.of(client)
@@ -262,9 +262,9 @@ def _refusal(client: str, charged: Charge, why: str) -> DisclosureRefusedError:
 def spent_in_epoch(
     charges: Sequence[Charge], policy: DisclosurePolicy, unit: Unit = RECORD
 ) -> RdpFilter:
-    """Return the filter of a client after what it was charged on the current data epoch.
+    """Return a client's filter with all charges of the current data epoch.
 
-    Charges whose noise does not hide the unit are left out."""
+    Charges whose noise does not hide the unit are omitted."""
     found = RdpFilter(epsilon=policy.training_limit, delta=policy.training_delta)
     current = [each for each in charges if each.data_epoch == policy.data_epoch]
     events = (each.event_in(unit) for each in current)
@@ -313,7 +313,7 @@ def check_answer_noise(asked: rpc.Privacy) -> None:
 
 
 def _digest_of_question(asked: rpc.Question) -> str:
-    """Return the digest by which a question with the same answer is known again."""
+    """Return a digest that is equal for all questions with the same answer."""
     question = rpc.Question()
     question.CopyFrom(asked)
     question.model.ClearField("renditions")

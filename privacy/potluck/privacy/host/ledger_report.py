@@ -1,4 +1,4 @@
-"""The privacy of a host's clients as a report for the data's owner: asked, sent, refused, spent."""
+"""A privacy report for the data's owner: requests, answers, refusals and spent ε of each client."""
 
 from __future__ import annotations
 
@@ -113,9 +113,10 @@ class PrivacyReport:
         }
 
     def _together(self, client: str, charges: Sequence[Charge]) -> dict[str, Any]:
-        """Return what everything with noise has spent of a record's privacy.
+        """Return the privacy loss of a single record from all disclosures with noise.
 
-        Counts the trainings and answers of this data epoch, and the profiles and sums of all."""
+        Counts the trainings and answers of this data epoch, and the profiles and sums of all
+        epochs."""
         releases = self._budget.releases.of(client).releases
         pure = [each.epsilon for each in releases if each.epsilon is not None]
         pure.append(float(self._budget.sums.spent(client)))
@@ -130,7 +131,7 @@ class PrivacyReport:
 
 
 def _spent(charges: Sequence[Charge], policy: DisclosurePolicy, unit: Unit) -> dict[str, Any]:
-    """Return what a client was charged of its limit, for a unit.
+    """Return how much of its limit for a unit a client has spent.
 
     uncounted: number of trainings and answers whose noise does not hide the unit."""
     current = [each for each in charges if each.data_epoch == policy.data_epoch]

@@ -197,7 +197,7 @@ def _check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
 
 
 def _without_copy(sampler: _Sampler) -> _Sampler:
-    """Return a sampler that hands over its results where Opacus would copy them into zeros."""
+    """Return a sampler that passes on its gradients; Opacus would copy them into zeros."""
 
     def sample(layer: Any, activations: list[Tensor], backprops: Tensor) -> dict[Any, Tensor]:
         rest = {}
@@ -235,7 +235,7 @@ class _RecordGradients(GradSampleModule):  # type: ignore[misc]  # its library i
 
 @contextmanager
 def with_record_gradients(model: nn.Module) -> Iterator[GradSampleModule]:
-    """Wrap the model in the block, so that backward passes also compute per-record gradients."""
+    """Wrap the model while the block runs: its backward passes compute per-record gradients."""
     with warnings.catch_warnings():
         # Inputs are data and don't need a gradient.
         warnings.filterwarnings("ignore", message="Full backward hook is firing")

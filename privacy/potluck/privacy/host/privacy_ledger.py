@@ -1,10 +1,11 @@
-"""The ledger of each client: what its trainings and answers with noise have spent, kept for ever.
+"""Each client's ledger, kept for ever: the privacy spent by its trainings and answers with noise.
 
 Each client has one file of JSON lines in the state directory's `privacy`: its name, then one
 training or answer per line. The line of a training is on disk, synced, before noise or batches are
-drawn; that of an answer has its numbers and is on disk before they are sent. So a process that
-is killed in between has charged more than it sent, never less. An incomplete last line had no
-effect yet. If these files are lost, the record of the spent budget is lost.
+drawn; the line of an answer contains the answer's numbers and is on disk before they are sent. So a
+process that is killed in between has charged more than it sent, never less. An incomplete last line
+is ignored: nothing was sent for it. If these files are lost, the record of the spent budget is
+lost.
 
 Profiles and secure sums of counts have other ledgers; `ledger_report` combines all of them.
 """
@@ -33,7 +34,7 @@ from potluck.common.errors import StorageError
 from potluck.privacy.accounting import GaussianSteps
 
 Unit = Literal["record", "client"]
-"""Unit that noise hides."""
+"""What noise hides: a single record, or a client's whole update."""
 
 
 class ChargedTraining(BaseModel):
@@ -60,7 +61,7 @@ class ChargedTraining(BaseModel):
 
     @property
     def event(self) -> GaussianSteps:
-        """The training as an event of the accounting, in its own unit."""
+        """Privacy loss of the training, as an event for the accountant, in its own unit."""
         return GaussianSteps(
             sampling_rate=self.sampling_rate,
             noise_multiplier=self.noise_multiplier,
@@ -70,8 +71,8 @@ class ChargedTraining(BaseModel):
     def event_in(self, unit: Unit) -> GaussianSteps | None:
         """Return the training as an event for a unit; None if its noise does not hide the unit.
 
-        One record changes an update by twice the clip at most. So noise that hides an update of
-        that length hides a record with half the noise multiplier.
+        One record changes an update by twice the clip at most. So noise that hides a whole update
+        hides a record with half the noise multiplier.
         """
         if self.unit == unit:
             return self.event
@@ -88,9 +89,9 @@ class ChargedTraining(BaseModel):
 class ChargedAnswer(BaseModel):
     """One answer to a question, with noise.
 
-    noise_multiplier: in units of the answer's sensitivity. question: its kind. work: digest of the
-    question. numbers: the answer, which is sent again to the same question. federation,
-    coordinator, run, round: its first recipient.
+    noise_multiplier: in units of the answer's sensitivity. question: kind of the question. work:
+    digest of the question. numbers: the answer, which is sent again to the same question.
+    federation, coordinator, run, round: its first recipient.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -110,7 +111,7 @@ class ChargedAnswer(BaseModel):
 
     @property
     def event(self) -> GaussianSteps:
-        """The answer as an event of the accounting."""
+        """Privacy loss of the answer, as an event for the accountant."""
         return GaussianSteps(noise_multiplier=self.noise_multiplier)
 
     def event_in(self, unit: Unit) -> GaussianSteps | None:

@@ -104,7 +104,7 @@ class RecordTraining(PrivateLoop):
         granted: GrantedTraining,
         corrected: Corrected | None = None,
     ) -> TrainingResult:
-        """Train the model in place, from the weights it has. Report no loss."""
+        """Train the model in place, starting from its current weights. Report no loss."""
         started, device = time.monotonic(), context.device
         model.to(device).train()
         buffers = {name: each.clone() for name, each in model.named_buffers()}
