@@ -55,7 +55,7 @@ def audit_selection(
 
 
 def _with_progress(results: Iterable[AuditedSelection], count: int) -> Iterator[AuditedSelection]:
-    """Yield the results; show how far they are on standard error, if that is a terminal."""
+    """Yield the results; show progress on standard error if it is a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 

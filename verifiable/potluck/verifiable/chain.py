@@ -28,7 +28,7 @@ from potluck.verifiable.documents import (
 from potluck.verifiable.draws import RECOMPUTED, drawn, needs_times
 
 FEWEST_SHARES: Final = 2 / 3
-"""Share of the speakers that must reveal their shares of a joint seed."""
+"""Fraction of the speakers that must reveal their shares of a joint seed."""
 
 MOST_DRAWS: Final = 10
 """Maximum number of attempts at a round for which shares are revealed. Each attempt draws a new
@@ -48,10 +48,10 @@ class Settled:
 class Chain:
     """The documents of a run up to now.
 
-    tip: digest of the last document. whole: False if documents between are missing. draws: number
-    of attempts at the current round with attendees. times: number of selections of each client in
-    rounds before the current one; complete only if the chain is whole. settled: all outcomes, by
-    digest.
+    tip: digest of the last document. whole: False if a document in the middle is missing. draws:
+    number of attempts at the current round with attendees. times: number of selections of each
+    client in rounds before the current one; complete only if the chain is whole. settled: all
+    outcomes, by digest.
     """
 
     run: str
@@ -182,7 +182,7 @@ class Chain:
     def seed(self, share: str, shares: Mapping[str, str]) -> int:
         """Return the seed of the current attempt. share, shares: as in `Outcome`.
 
-        Raises BrokenSelectionError if a share was not committed to, or too few are there.
+        Raises BrokenSelectionError if a share was not committed to, or too few were revealed.
         """
         opening, attendees = self._opening(), self._attendees()
         if opening.seed is not None:
@@ -211,7 +211,7 @@ class Chain:
         return joint_seed(self.attendees_sha256, share, [shares.get(name) for name in speakers])
 
     def recomputed(self, seed: int) -> tuple[str, ...]:
-        """Return the cohort of the current attempt with this seed, of a selector in
+        """Return the cohort that a seed gives in the current attempt. The run's selector must be in
         `draws.RECOMPUTED`."""
         opening, attendees = self._opening(), self._attendees()
         _require(
@@ -252,7 +252,7 @@ class Chain:
 
 
 def fewest_shares(speakers: int) -> int:
-    """Return the number of speakers that must reveal their shares, of all speakers."""
+    """Return how many of this number of speakers must reveal their shares."""
     return max(1, math.ceil(FEWEST_SHARES * speakers - 1e-9))
 
 

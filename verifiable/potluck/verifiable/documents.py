@@ -42,7 +42,7 @@ class BrokenSelectionError(ProtocolError):
 
 
 def digest(kind: str, *parts: bytes) -> str:
-    """Return the SHA-256 digest of some bytes for one purpose, in hexadecimal.
+    """Return the SHA-256 digest of these parts, for one kind of content, in hexadecimal.
 
     No two lists of parts are hashed as the same bytes, and no two kinds give the same digest.
     """
@@ -53,7 +53,7 @@ def digest(kind: str, *parts: bytes) -> str:
 
 
 def genesis(run: str) -> str:
-    """Return the digest that the first document of a run names as the one before."""
+    """Return the digest that a run's first document names as its predecessor's."""
     return digest("run", run.encode())
 
 
@@ -157,7 +157,7 @@ def receipt(document_sha256: str, client: str, commitment: str = "") -> bytes:
 # The seed ---------------------------------------------------------------------------------------
 
 COORDINATOR: Final = ""
-"""Stands for the coordinator where shares are named by client."""
+"""Stands for the coordinator in the place of a client id, as the owner of a share."""
 
 
 def commitment_to(share: str, opening: str, party: str) -> str:

@@ -1,6 +1,6 @@
 """Selections that hosts can recompute: uniform and round-robin.
 
-They depend on the seed, the round, the available clients and numbers that the run's chain has. This
+They depend on the seed, the round, the available clients and numbers in the run's chain. This
 module draws them a second time, independent of the selectors; tests compare both.
 """
 

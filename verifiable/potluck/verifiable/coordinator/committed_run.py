@@ -104,7 +104,7 @@ class CommittedRun(SelectionRecord):
         await self._note_signatures(log, sha256, answers)
 
     async def prove(self, work: rpc.Train, key: AttemptKey) -> None:
-        """Name the outcome of an attempt in a training instruction."""
+        """Add the digest of an attempt's outcome to a training instruction."""
         attempt = (await self._log()).find(key.round, key.attempt)
         if attempt is None or attempt.chain.outcome is None:
             raise RunError(
@@ -219,7 +219,7 @@ class CommittedRun(SelectionRecord):
     def _check(
         self, attempt: LoggedAttempt, context: SelectionContext, cohort: Sequence[str]
     ) -> None:
-        """Raise RunError if hosts will not come to the same cohort."""
+        """Raise RunError if hosts would compute another cohort."""
         if self._joint and attempt.chain.recomputed(context.seed) != cohort:
             raise RunError(
                 "selection.hosts_verify: the cohort was changed after its selection, because a "
@@ -228,7 +228,7 @@ class CommittedRun(SelectionRecord):
             )
 
     def _placement(self) -> Mapping[str, object]:
-        """Return where clients are, if the cohort depends on it; see `LoggedAttempt`."""
+        """Return the clients' hosts and limits, if the cohort depends on them."""
         selecting, limits = self._run.selecting, self._run.selecting.tag_limits()
         if not limits and not self._run.plan.rules.hosts:
             return {}
@@ -249,7 +249,7 @@ class CommittedRun(SelectionRecord):
         return [] if attendees is None else [each.client for each in attendees.speakers]
 
     def _speaker(self, opening: str, client: str, found: rpc.SelectionReceipt) -> Speaker:
-        """Return a speaker by its receipt of the opening.
+        """Build a speaker from its receipt of the opening.
 
         Raises BrokenSelectionError if it is malformed, IdentityError without a valid signature of a
         member."""

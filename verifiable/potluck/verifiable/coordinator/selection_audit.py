@@ -63,7 +63,7 @@ class AuditedSelection:
 
 @dataclass(frozen=True, kw_only=True)
 class _Recorded:
-    """The places of clients at a recorded selection; a `Placement`."""
+    """The clients' hosts and tag limits at a recorded selection; a `Placement`."""
 
     attempt: LoggedAttempt
 
@@ -103,7 +103,7 @@ class SelectionAudit:
 
     def results(self) -> Iterator[AuditedSelection]:
         """Yield a result for each attempt with an outcome, oldest first, then one for each
-        committed round without."""
+        committed round without an outcome."""
         proven = set()
         for attempt in self._log.attempts:
             opening, outcome = attempt.chain.opening, attempt.chain.outcome
@@ -177,7 +177,7 @@ class SelectionAudit:
             yield "the selector gives other reasons"
 
     def _wrong_state(self, round_number: int, state: State) -> Iterator[str]:
-        """Compare the selector's state with the one that the round before has left."""
+        """Compare the selector's state with its state at the end of the previous round."""
         before = self._rounds.get(round_number - 1)
         if before is not None and dict(before.selector_scalars) != dict(state.scalars):
             yield "the selector's state is not the one after the round before"
@@ -232,7 +232,7 @@ def _selected(
 def _answered(
     interview: Generator[Any, Any, Any], stored: Iterator[Exchange], key: AttemptKey
 ) -> Selection:
-    """Run a selector that asks clients to its end, with stored answers."""
+    """Run a selector that asks clients, with their stored answers; return its selection."""
     answers: Any = None
     try:
         while True:

@@ -34,7 +34,7 @@ def part_sha256(content: bytes) -> str:
 
 
 def inputs_sha256(description: str) -> str:
-    """Return the digest of a description, which an `Opening` has."""
+    """Return the digest of a description, as in `Opening.inputs_sha256`."""
     return digest(_KIND, description.encode())
 
 
@@ -85,7 +85,7 @@ def restored(
 ) -> tuple[SelectionContext, State]:
     """Return context and state of a selection. available: clients to choose from.
 
-    Raises StorageError, and KeyError, TypeError or ValueError for a description of another form.
+    Raises StorageError, and KeyError, TypeError or ValueError if the description is malformed.
     """
     found = json.loads(description)
     ids = json.loads(read(found["ids"]))

@@ -29,7 +29,7 @@ _PARTS: Final = "inputs"
 
 @dataclass(kw_only=True)
 class LoggedAttempt:
-    """The log's content about one attempt.
+    """One attempt at a round, as the log recorded it.
 
     chain: chain after its last document. description: inputs of the selection. share: the
     coordinator's share of the seed; empty if the seed is given. shares: revealed shares; None until
@@ -81,7 +81,7 @@ class SelectionLog:
     # Steps ------------------------------------------------------------------------------------
 
     def open(self, opening: Opening, share: str, description: str) -> LoggedAttempt:
-        """Add an attempt, whose inputs were stored before. Raises StorageError."""
+        """Add an attempt; store its inputs with `keep_parts` first. Raises StorageError."""
         self._add({"opening": _text(opening), "share": share, "inputs": description})
         return self.attempts[-1]
 
@@ -161,7 +161,7 @@ def _text(document: Opening | Attendees | Outcome) -> str:
 
 
 def _followed(chain: Chain, line: Line) -> Chain:
-    """Return the chain with the document in a line. Raises BrokenSelectionError."""
+    """Return the chain, extended by a line's document. Raises BrokenSelectionError."""
     if "opening" in line:
         return chain.opened(line["opening"].encode())
     if "attendees" in line:

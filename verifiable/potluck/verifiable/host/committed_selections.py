@@ -109,7 +109,7 @@ class CommittedSelections:
             return self._receipt(chain, kind, instruction.client_id)
 
     def check(self, instruction: rpc.Instruction) -> None:
-        """Check that a training is by a selection that this host has accepted."""
+        """Check that a training belongs to a selection that this host has accepted."""
         work, client = instruction.train, instruction.client_id
         with self._lock:
             chain = self._known(instruction.run_id).chain
@@ -200,7 +200,7 @@ class CommittedSelections:
         return share_of(self._read_secret(), chain.opening_sha256, client)
 
     def _read_secret(self) -> bytes:
-        """Return the secret of which all shares of this host are made; create it at first."""
+        """Return the secret from which this host derives its shares; create it on first use."""
         if not self._secret:
             path = self._folder / _KEY_FILE
             try:
