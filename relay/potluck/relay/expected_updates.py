@@ -45,9 +45,9 @@ class ExpectedUpdates:
         drop: Callable[[str], None],
         settle: Callable[[str], None],
     ) -> None:
-        """`clock`: seconds since 1970. `drop` is called with the id of each update that is no
-        longer awaited. `settle` is called with the id of each update whose round is over; the
-        coordinator may have received it."""
+        """`clock`: seconds since 1970. `drop`: called with the id of each update that is no longer
+        awaited. `settle`: called with the id of each update whose round is over; the coordinator
+        may have received it."""
         self._clock = clock
         self._drop = drop
         self._settled = settle
@@ -109,7 +109,7 @@ class ExpectedUpdates:
         self.changed.set()
 
     def answered(self, update_id: str, host: str) -> None:
-        """Stop awaiting an update whose instruction a host answered.
+        """Stop awaiting an update, because its host has answered the instruction.
 
         Nothing happens if the instruction went to another host.
         """

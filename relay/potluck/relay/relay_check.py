@@ -88,7 +88,7 @@ def _check_state(folder: Path) -> str:
 
 
 async def _check_coordinator(config: RelayConfig, material: TlsMaterial) -> str:
-    """Check that the coordinator admits the relay, by a question about a run that can't exist.
+    """Check that the coordinator admits the relay: ask it about a run that can't exist.
 
     The coordinator answers only callers that it admits.
     """

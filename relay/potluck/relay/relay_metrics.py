@@ -49,12 +49,12 @@ class RelayMetrics:
         return "" if self._connected else "not connected to the coordinator"
 
     def connection(self, *, stands: bool) -> None:
-        """Record if the relay is connected to the coordinator."""
+        """Record whether the relay is connected to the coordinator."""
         self._connected = stands
         self.instruments.set(metrics.RELAY_CONNECTED, float(stands))
 
     def attending(self, hosts: int, clients: int) -> None:
-        """Add to the numbers of connected hosts and clients; negative values subtract."""
+        """Add to the numbers of connected hosts and clients; a negative value subtracts."""
         self._hosts, self._clients = self._hosts + hosts, self._clients + clients
         self.instruments.set(metrics.RELAY_HOSTS, self._hosts)
         self.instruments.set(metrics.RELAY_CLIENTS, self._clients)

@@ -63,7 +63,7 @@ class _Part:
 
 @dataclass(kw_only=True, eq=False)
 class _Gathering:
-    """The parts of a run that are to be sent together."""
+    """The sums of a run's hosts that the relay will send as one."""
 
     parts: list[_Part] = field(default_factory=list)
     task: asyncio.Task[None] | None = None

@@ -57,7 +57,7 @@ class Upstream:
     async def locate(self, request: rpc.LocateUploadRequest) -> rpc.LocateUploadResponse:
         """Return the number of bytes of an update that the coordinator has.
 
-        Raises its error, in the form for hosts.
+        Raises the coordinator's error, converted by `for_hosts`.
         """
         try:
             with calling():
@@ -83,7 +83,7 @@ class Upstream:
     async def next_word(self, call: Any) -> rpc.AttendResponse | None:
         """Return the coordinator's next message on a control stream; None if it ends the stream.
 
-        Raises the error that ended the stream, for the host whose stream it is.
+        Raises the error that ended the stream, converted by `for_hosts`.
         """
         try:
             response = await call.read()
