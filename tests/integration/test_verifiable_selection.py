@@ -73,6 +73,14 @@ async def cohorts(federation: SumFederation, run_id: str) -> list[list[str]]:
     return [[member.client_id for member in row.members] for row in rows]
 
 
+async def test_masked_run_with_tag_limit_agrees(federation: SumFederation) -> None:
+    """The selector may be called again because of tags, and hosts may be added to the cohort."""
+    masked = VERIFIABLE.replace("clients_per_round = 3", "clients_per_round = 5")
+    limits = "selector_limits = {at_most_per = {site = 5}}\nsecure_aggregation = true\n"
+    found = audited(federation, await finished(federation, masked + limits))
+    assert [each.differences for each in found] == [()] * 3
+
+
 async def test_verifiable_run_selects_the_same_cohorts(federation: SumFederation) -> None:
     plain, verifiable = await finished(federation, RUN), await finished(federation, VERIFIABLE)
     assert await cohorts(federation, plain) == await cohorts(federation, verifiable)
