@@ -506,7 +506,7 @@ async def test_control_streams_that_violate_the_protocol_are_refused(
         ({**VERSIONS, "framing": 4}, "framing: version 4 on the host, 3 on", "the coordinator"),
         ({**VERSIONS, "relays": 1}, "relays: version 1 on the host, none on", "the coordinator"),
     ],
-    ids=["before versions were compared", "older", "newer", "with more to agree on"],
+    ids=["no versions", "older", "newer", "additional version"],
 )
 async def test_host_of_an_incompatible_release_is_refused_at_hello(
     hostile: RawHost, versions: dict[str, int], told: str, mover: str

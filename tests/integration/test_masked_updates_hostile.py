@@ -196,7 +196,7 @@ async def test_clients_refuse_forged_key_exchanges(
             MessageType.SURVIVORS,
             lambda message: replace(message, clients=message.clients[1:]),
             "set",
-            id="you are dead",
+            id="victim missing",
         ),
         pytest.param(
             MessageType.SURVIVORS,

@@ -222,7 +222,7 @@ async def test_picture_with_an_invalid_file_name_is_not_written(
     assert (described.code, described.err) == (1, said)
 
 
-async def test_report_of_a_run_with_masks_states_what_they_promise(
+async def test_report_of_a_masked_run_prints_the_secure_aggregation_claim(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     service.profiles = [operator_pb2.ClientProfile(client_id=f"client-{n}") for n in range(3)]

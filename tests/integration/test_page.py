@@ -199,7 +199,7 @@ async def test_run_is_served_with_its_rounds_cohorts_and_label_mix(
     assert service.watched == 1
 
 
-async def test_page_of_a_run_with_masks_states_what_they_promise(
+async def test_disclosures_of_a_masked_run_include_the_secure_aggregation_claim(
     page: OpenPage, service: FakeOperatorService
 ) -> None:
     service.started = ["secure_aggregation = true"]

@@ -134,10 +134,10 @@ def edited(edit: Edit) -> Callable[[Envelope], Envelope]:
 
 
 async def told(federation: SumFederation, kind: MessageType, edit: Edit) -> str:
-    """The rule by which the victim refuses; its word is signed, and nothing of it was given."""
+    """Return the rule by which the victim refuses; check that it has released nothing."""
     before = len(federation.ledger(VICTIM).of(VICTIM).releases)
     with attacking(federation, kind, edited(edit)) as attack:
-        while not attack.answers:  # a sum may do without the victim, and call its work off
+        while not attack.answers:  # a sum may finish without the victim
             attack.sent.clear()
             await federation.sum()
     assert len(federation.ledger(VICTIM).of(VICTIM).releases) == before
@@ -155,19 +155,19 @@ def endorsements(edit: Callable[[Sequence[Endorsement]], Sequence[Endorsement]])
             SURVIVORS,
             lambda message: replace(message, clients=message.clients[1:]),
             "set",
-            id="you are dead",
+            id="victim missing",
         ),
         pytest.param(
             SURVIVORS,
             lambda message: replace(message, clients=(*message.clients, "client-9")),
             "set",
-            id="a stranger in the sum",
+            id="unknown client",
         ),
         pytest.param(
             SURVIVORS,
             lambda message: replace(message, clients=message.clients[:3]),
             "too-few",
-            id="a sum over three",
+            id="three survivors",
         ),
         pytest.param(
             CERTIFICATE, endorsements(lambda all_: all_[1:]), "certificate", id="no quorum"
@@ -176,13 +176,13 @@ def endorsements(edit: Callable[[Sequence[Endorsement]], Sequence[Endorsement]])
             CERTIFICATE,
             endorsements(lambda all_: [*all_[:-1], all_[-2]]),
             "duplicate",
-            id="a consent counted twice",
+            id="repeated consent",
         ),
         pytest.param(
             CERTIFICATE,
             endorsements(lambda all_: [replace(all_[0], signature=bytes(64)), *all_[1:]]),
             "signature",
-            id="a consent made up",
+            id="forged consent",
         ),
     ],
 )
@@ -299,18 +299,24 @@ def enrolled_elsewhere(message: RosterMessage) -> RosterMessage:
 @pytest.mark.parametrize(
     ("edit", "rule"),
     [
-        pytest.param(replaced_advert(mask_key=bytes([9] * 32)), "signature", id="another's key"),
+        pytest.param(
+            replaced_advert(mask_key=bytes([9] * 32)), "signature", id="key of another client"
+        ),
         pytest.param(enrolled_elsewhere, "member", id="not enrolled"),
         pytest.param(
-            lambda message: replace(message, adverts=message.adverts[:3]), "too-few", id="three"
+            lambda message: replace(message, adverts=message.adverts[:3]),
+            "too-few",
+            id="three adverts",
         ),
         pytest.param(
-            lambda message: replace(message, adverts=message.adverts[1:]), "roster", id="without"
+            lambda message: replace(message, adverts=message.adverts[1:]),
+            "roster",
+            id="victim missing",
         ),
         pytest.param(
             lambda message: replace(message, adverts=(*message.adverts[:5], message.adverts[4])),
             "duplicate",
-            id="somebody twice",
+            id="client twice",
         ),
     ],
 )

@@ -319,7 +319,7 @@ def test_client_consents_to_only_one_survivor_set() -> None:
 @pytest.mark.parametrize(
     ("clients", "rule"),
     [
-        ("bcdef", Rule.SET),  # "you are dead"
+        ("bcdef", Rule.SET),  # the client itself is missing
         ("abcdez", Rule.SET),
         ("abc", Rule.TOO_FEW),
         ("", Rule.SET),
