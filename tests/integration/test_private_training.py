@@ -21,6 +21,7 @@ from support.profile_federation import profile_federation
 from support.programs import run_program
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.common.disclosure import Mode, Request
 from potluck.common.records.privacy_loss import BUDGET_SPENT, NO_ANSWER
 from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import write_tensors
@@ -172,6 +173,39 @@ async def test_an_owner_may_refuse_answers_without_noise(scene: Scene) -> None:
         noisy = await scene.fake.answered("b")
     assert "answers 'loss' with noise only" in answer.failure.message
     assert noisy.HasField("scalars")
+
+
+def asked_profile(name: str, model: Any, epsilon: float) -> rpc.Instruction:
+    found = private(name, model)
+    request = Request(mode=Mode.NOISY, epsilon=epsilon).canonical()
+    asked = rpc.Disclose(signal="label_counts", parameters_json=request, task=found.train.task)
+    found.disclose.CopyFrom(asked)  # replaces the training
+    return found
+
+
+async def test_profiles_and_trainings_share_the_total_limit_over_restarts(scene: Scene) -> None:
+    model, limit = scene.model(), {"total_epsilon": 1.0}
+    async with scene.host(disclosure=limit):
+        scene.fake.instruct(asked_profile("half", model, 0.5))
+        assert (await scene.fake.answered("half")).HasField("profile")
+    async with scene.host(disclosure=limit):  # another process
+        scene.fake.instruct(private("training", model))
+        training = await scene.fake.answered("training")
+        scene.fake.instruct(asked_profile("more", model, 0.6))
+        profile = await scene.fake.answered("more")
+        assert ledger(scene.folder / "state") == []
+    assert training.failure.message == f"client 'client-0': {BUDGET_SPENT}"
+    assert "it would exceed `total_epsilon`" in profile.failure.message
+    async with scene.host(disclosure={"total_epsilon": 1.5}):
+        scene.fake.instruct(private("again", model))
+        await scene.fake.completed("again")
+        assert len(ledger(scene.folder / "state")) == 1
+    async with scene.host(disclosure={"total_epsilon": 1.5}):  # now with a ledger of trainings
+        scene.fake.instruct(asked_profile("whole", model, 1.0))
+        profile = await scene.fake.answered("whole")
+        scene.fake.instruct(asked_profile("half-again", model, 0.5))
+        assert (await scene.fake.answered("half-again")).HasField("profile"), "the kept one"
+    assert "it would exceed `total_epsilon`" in profile.failure.message
 
 
 def watched(name: str, model: Any, round_: int) -> rpc.Instruction:

@@ -8,7 +8,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from potluck.client.handlers.repeated_failures import RepeatedFailures
 from potluck.client.handlers.selection_guard import open_guard
 from potluck.client.handlers.sum_participant import check_masks, open_participant
 from potluck.client.handlers.training_groups import TrainingGroups
-from potluck.client.private_training import GUARD, PrivacyGuard
+from potluck.client.private_training import GUARD, PrivacyGuard, made_once
 from potluck.client.training.processes.device_process import DeviceProcess, WorkerProcesses
 from potluck.client.training.processes.training_worker import DeviceTerms
 from potluck.client.training.processes.worker_count import workers_on_cpu
@@ -135,6 +135,16 @@ class Agent:
         trainers, measured = self._trainers(worker, devices)
         budget = PrivacyBudget(self._state.path, config.disclosure, self._metrics)
         discloser = self._make_discloser(budget)
+        guard = made_once(
+            lambda: plugins.integration(GUARD)(
+                self._state.path,
+                config.disclosure,
+                federation=discloser.asker.federation,
+                coordinator=discloser.asker.coordinator,
+                budget=budget,
+            )
+        )
+        budget.share_with(guard)
         instruction_log = InstructionLog()
         updates = KeptUpdates(self._state.updates, now=time.time())
         context = HandlerContext(
@@ -161,14 +171,7 @@ class Agent:
             sums=open_participant(config.disclosure, config.member_key, self._in_force, budget),
             metrics=self._metrics,
             failures=RepeatedFailures(),
-            guard=lru_cache(maxsize=1)(
-                lambda: plugins.integration(GUARD)(
-                    self._state.path,
-                    config.disclosure,
-                    federation=discloser.asker.federation,
-                    coordinator=discloser.asker.coordinator,
-                )
-            ),
+            guard=guard,
             selections=open_guard(self._state.path, config.member_key, self._in_force),
             measured=measured,
             tracer=tracer,

@@ -11,14 +11,18 @@ ledger has at least the privacy loss that occurred.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.disclosure.weightings import is_masked
 from potluck.common.errors import ProtocolError
 from potluck.common.settings.local_training import LocalTraining
@@ -116,9 +120,17 @@ class PrivacyGuard(ABC):
 
     @abstractmethod
     def __init__(
-        self, state: Path, policy: DisclosurePolicy, *, federation: str, coordinator: str
+        self,
+        state: Path,
+        policy: DisclosurePolicy,
+        *,
+        federation: str,
+        coordinator: str,
+        budget: PrivacyBudget | None = None,
     ) -> None:
-        """`state`: the state directory. `federation`, `coordinator`: recipient of the updates."""
+        """`state`: the state directory. `federation`, `coordinator`: recipient of the updates.
+        `budget`: profiles and sums of this process, for `total_epsilon`; None if there are none.
+        """
 
     @abstractmethod
     def check(self, client: str, work: rpc.Train) -> None:
@@ -161,6 +173,10 @@ class PrivacyGuard(ABC):
         samples: the client's number of training samples. Raises what `kept_answer` raises; the
         ledger has not changed then.
         """
+
+    @abstractmethod
+    def room(self, client: str, pure: Sequence[Fraction]) -> Fraction:
+        """Return the largest ε of one more profile or sum; see `TrainingsCharged`."""
 
     @abstractmethod
     def clients(self) -> Sequence[str]:
@@ -214,6 +230,19 @@ class PrivateLoop(ABC):
         self, model: nn.Module, optimizer: Any, data: Any, terms: PrivateTraining
     ) -> AbstractContextManager[tuple[Any, Any]]:
         """Yield an optimizer and batches for a trainer: see `TrainerSettings.noisy_steps`."""
+
+
+def made_once(make: Callable[[], PrivacyGuard]) -> Callable[[], PrivacyGuard]:
+    """Return a function that makes a guard when it is first called, in any thread.
+
+    A second guard would overwrite the charges of the first."""
+    once, turn = lru_cache(maxsize=1)(make), threading.Lock()
+
+    def guard() -> PrivacyGuard:
+        with turn:
+            return once()
+
+    return guard
 
 
 def private_loop() -> PrivateLoop:

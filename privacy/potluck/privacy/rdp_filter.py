@@ -18,6 +18,10 @@ Canonne, Kamath & Steinke (2020, Proposition 12), which `dp-accounting` uses too
 The conversion ε ≥ ρ + log(1/δ)/(α - 1) is older and looser. The newer one gains about as much as
 the union bound costs. `dp-accounting` has a special case for tiny divergences, which is not used
 here. The special case bounds a whole distribution, but the union bound needs a bound for each part.
+
+Disclosures with pure ε-differential privacy, such as profiles, have divergences too. Their ε also
+add up. That sum is the divergence at order infinity. It bounds ε as it is, without a share of δ, as
+long as no event has Gaussian noise.
 """
 
 from __future__ import annotations
@@ -25,11 +29,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Final
 
 from potluck.privacy.accounting import ORDERS, GaussianSteps, noise_for, rdp_of
 
 NOTHING: Final = (0.0,) * len(ORDERS)
+_ROUNDING: Final = 1e-12
+"""Part of a room that is left unused, for the rounding of floating-point numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,20 +44,21 @@ class RdpFilter:
     """A limit on the privacy loss in a data epoch, and what has been spent of it. Immutable.
 
     epsilon: owner's limit, ≥ 0. delta: in (0, 1). spent: sum of Rényi divergences at each order.
+    largest: sum of divergences at order infinity, exact; infinite after an event.
     """
 
     epsilon: float
     delta: float
     spent: tuple[float, ...] = field(default=NOTHING)
+    largest: Fraction | float = Fraction(0)
 
     def admits(self, event: GaussianSteps) -> bool:
         """Return True if the limit still holds after the event."""
-        return epsilon_spent(self.with_event(event).spent, self.delta) <= self.epsilon
+        return self.with_event(event).epsilon_spent <= self.epsilon
 
     def with_event(self, event: GaussianSteps) -> RdpFilter:
         """Return the filter after an event; adds it even if `admits` is False."""
-        spent = added(self.spent, rdp_of(event))
-        return RdpFilter(epsilon=self.epsilon, delta=self.delta, spent=spent)
+        return replace(self, spent=added(self.spent, rdp_of(event)), largest=math.inf)
 
     def with_events(self, events: Iterable[GaussianSteps]) -> RdpFilter:
         """Return the filter after several events."""
@@ -59,21 +67,37 @@ class RdpFilter:
             found = found.with_event(event)
         return found
 
-    def with_pure(self, epsilons: Iterable[float]) -> RdpFilter:
+    def with_pure(self, epsilons: Iterable[Fraction]) -> RdpFilter:
         """Return the filter after disclosures with pure ε-differential privacy, such as profiles.
 
         Such a disclosure has a divergence of at most min(ε, α ε² / 2) at order α (Bun & Steinke
         2016, Proposition 3.3)."""
         found = self
-        for epsilon in epsilons:
+        for exact in epsilons:
+            epsilon = float(exact)
             pure = tuple(min(epsilon, order * epsilon * epsilon / 2) for order in ORDERS)
-            found = replace(found, spent=added(found.spent, pure))
+            found = replace(found, spent=added(found.spent, pure), largest=found.largest + exact)
         return found
 
     @property
     def epsilon_spent(self) -> float:
-        """The privacy loss ε of the events so far; 0 before the first."""
-        return epsilon_spent(self.spent, self.delta)
+        """The privacy loss ε of everything so far; 0 before the first event or disclosure."""
+        return min(epsilon_spent(self.spent, self.delta), float(self.largest))
+
+    @property
+    def pure_room(self) -> Fraction:
+        """The largest ε of one more disclosure with pure differential privacy; 0 if none is left.
+
+        `epsilon` must be finite."""
+        rooms = [Fraction(0)]
+        if self.largest < math.inf:
+            rooms.append(Fraction(repr(self.epsilon)) - Fraction(self.largest))
+        for order, converted in zip(ORDERS, _converted(self.spent, self.delta), strict=True):
+            left = self.epsilon - converted
+            if left > 0:  # ε ≤ left, or α ε² / 2 ≤ left
+                room = max(left, math.sqrt(2 * left / order))
+                rooms.append(Fraction(room * (1 - _ROUNDING)))
+        return max(rooms)
 
 
 def added(some: tuple[float, ...], others: tuple[float, ...]) -> tuple[float, ...]:
@@ -85,12 +109,14 @@ def epsilon_spent(divergences: tuple[float, ...], delta: float) -> float:
     """Return the ε of adaptively chosen events, from their summed divergences at `ORDERS`."""
     if not any(divergences):
         return 0.0
+    return max(0.0, min(_converted(divergences, delta)))
+
+
+def _converted(divergences: tuple[float, ...], delta: float) -> list[float]:
+    """Return the ε that follows from the divergence at each of `ORDERS`."""
     share = math.log(len(ORDERS) / delta)
     pairs = zip(ORDERS, divergences, strict=True)
-    return max(
-        0.0,
-        min(rho + math.log1p(-1 / a) + (share - math.log(a)) / (a - 1) for a, rho in pairs),
-    )
+    return [rho + math.log1p(-1 / a) + (share - math.log(a)) / (a - 1) for a, rho in pairs]
 
 
 def solved_noise(

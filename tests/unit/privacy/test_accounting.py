@@ -1,4 +1,4 @@
-"""The events' ε equal published values and those of dp-accounting."""
+"""The events' ε are those of the published vectors, and of dp-accounting."""
 
 import dp_accounting as dp
 import pytest

@@ -1,4 +1,4 @@
-"""The sampler draws from its stated distribution, using the given random bytes."""
+"""The sampler draws from the distribution that it names, and from the bytes that it is given."""
 
 from __future__ import annotations
 

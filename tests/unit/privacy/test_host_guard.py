@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Barrier
 from typing import Any
 
 import pytest
+from dp_accounting import LaplaceDpEvent
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.disclosure.release_ledger import Release
-from potluck.client.private_training import GrantedTraining
+from potluck.client.private_training import GrantedTraining, SumGrid, made_once
 from potluck.client.question import BoundedSums
-from potluck.common.disclosure import Weighting
+from potluck.common.disclosure import LABEL_COUNTS, Mode, Parameters, TaskReference, Weighting
 from potluck.common.errors import (
     DisclosureRefusedError,
     PotluckError,
@@ -31,6 +40,11 @@ from potluck.privacy.host.host_guard import HostGuard, counted_samples, spent_in
 from potluck.privacy.host.ledger_report import PrivacyReport
 from potluck.privacy.host.privacy_ledger import ChargedTraining, PrivacyLedger
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
+from potluck.secagg.host.sum_ledger import SumLedger
+from potluck.secagg.protocol.policy.ledger import Upload
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def guard(state: Path, **policy: Any) -> HostGuard:
@@ -353,22 +367,192 @@ def test_privacy_report_shows_answers_and_trainings(tmp_path: Path) -> None:
 # Everything together ------------------------------------------------------------------------------
 
 
-def test_total_limit_minus_the_profile_budget_is_the_training_limit(
-    tmp_path: Path,
+@dataclass
+class Spender:
+    """A client of a process with one limit for everything, which may be restarted.
+
+    spent: the noise of everything that was allowed.
+    """
+
+    state: Path
+    policy: DisclosurePolicy
+    spent: list[GaussianSteps | Fraction] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for folder in ("disclosures", "sums"):
+            (self.state / folder).mkdir(parents=True)
+        self.restart()
+
+    def restart(self) -> None:
+        self.budget = PrivacyBudget(self.state, self.policy)
+        self.host = HostGuard(
+            self.state, self.policy, federation="f", coordinator="c:1", budget=self.budget
+        )
+        self.budget.share_with(lambda: self.host)
+
+    def profile(self, number: int, epsilon: float) -> None:
+        mode = Mode.NOISY
+        task = TaskReference(name="digits", options={"clients": number})
+        parameters = Parameters(mode=mode, task=task, epsilon=epsilon, adjacency="replace")
+        self.budget.check_release("client-0", LABEL_COUNTS, parameters)
+        self.budget.keep_release(
+            "client-0",
+            Release(
+                data_epoch=1,
+                signal=LABEL_COUNTS,
+                parameters_json=parameters.canonical(),
+                payload_json="{}",
+                epsilon=epsilon,
+                at=AT,
+            ),
+        )
+        self.spent.append(Fraction(repr(epsilon)))
+
+    def sum(self, number: int, epsilon: float) -> None:
+        sums, exact = self.budget.sums, Fraction(repr(epsilon))
+        assert isinstance(sums, SumLedger)
+        left = Fraction(repr(self.budget.for_sums("client-0"))) - sums.spent("client-0")
+        if exact > left:
+            raise DisclosureRefusedError("as the protocol does")
+        session = f"{number:032x}"
+        upload = Upload(session_id=session, input_id="labels", epsilon=epsilon, at=AT)
+        sums.keep("client-0", [upload])
+        self.spent.append(exact)
+
+    def train(self, number: int, noise: float) -> None:
+        self.host.grant(instruction(number, noise_multiplier=noise), 250)
+        self.spent.append(GaussianSteps(sampling_rate=0.064, noise_multiplier=noise, steps=16))
+
+    def answer(self, number: int, noise: float) -> None:
+        self.host.answer(question(number, answer_noise_multiplier=noise), SUMS, 250)
+        self.spent.append(GaussianSteps(noise_multiplier=noise))
+
+    def update(self, number: int, noise: float) -> None:
+        asked = instruction(number, unit="client", noise="clients", noise_multiplier=noise)
+        asked.train.weighting = rpc.WEIGHTING_EQUAL
+        asked.train.encoding = transfer_pb2.ENCODING_MASKED_UINT32
+        noised = self.host.hide_update(asked)
+        noised.charge(SumGrid(scale=2.0**24, values=10, clients=20, contributors=5, largest=2**62))
+        self.spent.append(GaussianSteps(noise_multiplier=noise / 2))
+
+    @property
+    def epsilon(self) -> float:
+        """ε of everything that was allowed, by dp-accounting, or by its sum if all is pure."""
+        pure = [each for each in self.spent if isinstance(each, Fraction)]
+        if len(pure) == len(self.spent):
+            return float(sum(pure, Fraction(0)))
+        independent = RdpAccountant([2, 4, 8, 16, 32, 64])
+        for each in self.spent:
+            laplace = isinstance(each, Fraction)
+            independent.compose(LaplaceDpEvent(1 / float(each)) if laplace else each.dp_event())
+        return float(independent.get_epsilon(1e-5))
+
+
+KINDS = ("profile", "sum", "train", "answer", "update")
+
+
+@settings(deadline=None, max_examples=20)
+@given(total=st.sampled_from([0.3, 1.0, 2.5, 6.0]), choices=st.data())
+def test_no_schedule_of_everything_exceeds_the_total_limit(
+    total: float, choices: st.DataObject
 ) -> None:
-    limited = DisclosurePolicy(training_epsilon=8.0, epsilon_budget=4.0, total_epsilon=6.0)
-    assert limited.training_limit == 2.0
-    assert DisclosurePolicy(total_epsilon=50.0).training_limit == 8.0
-    host = HostGuard(tmp_path, limited, federation="demo", coordinator="127.0.0.1:7443")
-    granted_until_refused(lambda number: host.answer(question(number), SUMS, 250))
-    with pytest.raises(DisclosureRefusedError):
-        host.grant(instruction(), 250)
-    assert 0 < host.spent("client-0") <= 2.0
+    """An adaptive schedule: what is asked next follows from whether the last was refused."""
+    policy = DisclosurePolicy(
+        total_epsilon=total, training_epsilon=20.0, epsilon=2.0, epsilon_budget=20.0
+    )
+    with TemporaryDirectory() as folder:
+        client, size, refused = Spender(Path(folder), policy), 1.0, 0
+        for number in range(24):
+            kind = choices.draw(st.sampled_from(KINDS))
+            pure = kind in ("profile", "sum")
+            loss, noise = max(0.001, round(0.5 * size, 3)), max(1.0, 4.0 / size)
+            amount = min(2.0, loss) if pure else min(16.0, noise)
+            try:
+                getattr(client, kind)(number, amount)
+                size *= choices.draw(st.sampled_from([1, 2]))
+            except DisclosureRefusedError:
+                size, refused = size / 2, refused + 1
+            if choices.draw(st.integers(0, 5)) == 0:
+                client.restart()
+        assert client.epsilon <= total + 1e-9
+        [shown] = json.loads(PrivacyReport(Path(folder), policy).values())["clients"] or [None]
+        if shown is not None:
+            assert client.epsilon - 1e-9 <= shown["together"]["epsilon_spent"] <= total + 1e-9
+            assert shown["together"]["epsilon_limit"] == total
 
 
-def test_total_limit_below_the_profile_budget_is_refused() -> None:
-    with pytest.raises(ValueError, match="raise `total_epsilon`, or lower epsilon_budget"):
-        DisclosurePolicy(epsilon_budget=4.0, total_epsilon=3.0)
+@pytest.mark.parametrize("trains_first", [True, False])
+def test_a_total_limit_is_shared_by_what_comes_first(tmp_path: Path, trains_first: bool) -> None:
+    policy = DisclosurePolicy(total_epsilon=3.0, epsilon=1.0, epsilon_budget=3.0)
+    client = Spender(tmp_path, policy)
+
+    def trained() -> int:
+        return granted_until_refused(lambda number: client.train(number, 2.0))
+
+    def disclosed() -> int:
+        return granted_until_refused(lambda number: client.profile(number, 1.0))
+
+    steps = (trained, disclosed) if trains_first else (disclosed, trained)
+    first, second = (step() for step in steps)
+    assert first > second
+    assert second == 0
+    if not trains_first:
+        assert first == 3, "without trainings, pure losses add up exactly"
+
+
+def test_a_total_limit_allows_what_its_parts_allow(tmp_path: Path) -> None:
+    """Trainings up to 2 and profiles up to 4 stay within 6 in any order."""
+    policy = DisclosurePolicy(
+        total_epsilon=6.0, training_epsilon=2.0, epsilon_budget=4.0, epsilon=1.0
+    )
+    client = Spender(tmp_path, policy)
+    trained = granted_until_refused(lambda number: client.train(number, 3.0))
+    assert granted_until_refused(lambda number: client.profile(number, 1.0)) == 4
+    alone = guard(tmp_path / "alone", training_epsilon=2.0)
+    asked = [instruction(number, noise_multiplier=3.0) for number in range(100)]
+    assert granted_until_refused(lambda number: alone.grant(asked[number], 250)) == trained > 0
+
+
+def test_a_refusal_by_the_total_limit_says_no_numbers(tmp_path: Path) -> None:
+    policy = DisclosurePolicy(total_epsilon=3.0, epsilon_budget=3.0)
+    client = Spender(tmp_path, policy)
+    client.train(0, 2.0)
+    client.profile(1, 1.0)
+    granted_until_refused(lambda number: client.profile(2 + number, 1.0))
+    with pytest.raises(DisclosureRefusedError) as refused:
+        client.profile(9, 1.0)
+    assert "it would exceed `total_epsilon` in the [disclosure] table" in refused.value.message
+    with pytest.raises(DisclosureRefusedError) as refused:
+        client.train(9, 0.5)
+    assert refused.value.message == f"client 'client-0': {BUDGET_SPENT}"
+
+
+def test_profiles_are_refused_if_the_ledger_of_trainings_is_unknown(tmp_path: Path) -> None:
+    policy = DisclosurePolicy(total_epsilon=6.0)
+    client = Spender(tmp_path, policy)
+    client.train(0, 2.0)
+    client.budget = PrivacyBudget(tmp_path, policy)  # nobody shares with it
+    with pytest.raises(StorageError, match="can't be read here"):
+        client.profile(1, 1.0)
+
+
+def test_a_guard_is_made_once_whichever_threads_ask() -> None:
+    """Two guards would write over each other's charges."""
+    made, asking = [], Barrier(4)
+
+    def make() -> Any:
+        made.append(object())
+        return made[-1]
+
+    found = made_once(make)
+
+    def ask(_: int) -> object:
+        asking.wait()
+        return found()
+
+    with ThreadPoolExecutor(4) as threads:
+        assert len(set(map(id, threads.map(ask, range(4))))) == 1
+    assert len(made) == 1
 
 
 def test_privacy_report_sums_profiles_trainings_and_answers(tmp_path: Path) -> None:

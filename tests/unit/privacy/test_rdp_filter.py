@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from fractions import Fraction
 
 import pytest
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
@@ -114,7 +115,7 @@ def test_computed_noise_spends_nearly_all_of_the_limit_and_never_more(epsilon: f
 def test_divergence_of_a_pure_disclosure_bounds_randomized_response(
     epsilon: float,
 ) -> None:
-    found = RdpFilter(epsilon=0, delta=DELTA).with_pure([epsilon]).spent
+    found = RdpFilter(epsilon=0, delta=DELTA).with_pure([Fraction(epsilon)]).spent
     p = 1 / (1 + math.exp(-epsilon))  # of all ε-private mechanisms, it has the largest divergence
     for order, bound in zip(ORDERS, found, strict=True):
         terms = [order * math.log(one) + (1 - order) * math.log(1 - one) for one in (p, 1 - p)]
@@ -122,3 +123,27 @@ def test_divergence_of_a_pure_disclosure_bounds_randomized_response(
             order - 1
         )
         assert exact <= bound * (1 + 1e-9) + 1e-12
+
+
+def test_pure_disclosures_alone_add_up_exactly() -> None:
+    found = RdpFilter(epsilon=0.3, delta=DELTA)
+    for _ in range(3):  # in floating point, 0.1 + 0.1 + 0.1 is more than 0.3
+        assert found.pure_room >= Fraction("0.1")
+        found = found.with_pure([Fraction("0.1")])
+    assert found.epsilon_spent == 0.3
+    assert found.pure_room == 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(limit=st.floats(0.1, 20), events=st.lists(EVENTS, min_size=1, max_size=4))
+def test_the_room_for_a_pure_disclosure_fills_the_limit(
+    limit: float, events: list[GaussianSteps]
+) -> None:
+    found = RdpFilter(epsilon=limit, delta=DELTA).with_events(events)
+    room = found.pure_room
+    if found.epsilon_spent < limit:
+        assert found.with_pure([room]).epsilon_spent == pytest.approx(limit)
+        assert found.with_pure([room]).epsilon_spent <= limit + 1e-9
+        assert room >= limit - found.epsilon_spent - 1e-9
+    else:
+        assert room == 0

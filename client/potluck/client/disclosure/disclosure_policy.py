@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from potluck.client.base.laplace import exact_epsilon, sensitivity
 from potluck.client.disclosure.weightings import is_masked
@@ -45,7 +45,7 @@ MOST_RELEASES = 1000
 """Maximum number of disclosures of a client in total; it limits the size of its ledger."""
 
 _SKETCH = "sketch"
-_AVAILABILITY = "availability"
+AVAILABILITY = "availability"
 WITHHELD = "its data can't be used for this; the log of its host has the reason"
 _TABLE = "the [disclosure] table of its configuration"
 _OF_DATA = (TrainingError, NotFiniteError, OutOfBoundsError)
@@ -138,9 +138,9 @@ class DisclosurePolicy(Settings):
         default=None,
         ge=0,
         allow_inf_nan=False,
-        description="Most privacy loss (epsilon) of a record by everything with noise: profiles\n"
-        "and sums, and trainings and answers on one data_epoch. The latter get at most what\n"
-        "epsilon_budget leaves of it, spent or not. Unset: epsilon_budget + training_epsilon.",
+        description="Most privacy loss (epsilon) of a record by everything with noise together:\n"
+        "all profiles and sums, and trainings and answers on one data_epoch, in any order.\n"
+        "epsilon_budget and training_epsilon are further limits. Unset: only these two.",
     )
     sets_per_model: Literal["one", "any"] = Field(
         default="one",
@@ -237,24 +237,20 @@ class DisclosurePolicy(Settings):
                 raise ValueError(f"'{name[:40]}' is not installed; installed: {', '.join(known)}")
         return names
 
-    @model_validator(mode="after")
-    def _budget_within_total(self) -> Self:
-        if self.total_epsilon is not None and self.total_epsilon < self.epsilon_budget:
-            raise ValueError(
-                f"`total_epsilon` is {self.total_epsilon:g}, and epsilon_budget, which is a part "
-                f"of it, is {self.epsilon_budget:g}; raise `total_epsilon`, or lower epsilon_budget"
-            )
-        return self
-
     @property
     def training_limit(self) -> float:
         """Maximum ε that trainings and answers may spend on one data epoch.
 
-        Privacy losses add up in any order of disclosures. So with this limit and `epsilon_budget`,
-        all together spend at most `total_epsilon`."""
+        Profiles and sums may leave less of `total_epsilon`."""
         if self.total_epsilon is None:
             return self.training_epsilon
-        return min(self.training_epsilon, self.total_epsilon - self.epsilon_budget)
+        return min(self.training_epsilon, self.total_epsilon)
+
+    @property
+    def together_limit(self) -> float:
+        """Maximum ε of a record by everything with noise."""
+        parts = self.epsilon_budget + self.training_epsilon
+        return parts if self.total_epsilon is None else min(self.total_epsilon, parts)
 
     @property
     def allows_stepwise(self) -> bool:
@@ -339,11 +335,13 @@ def check_budget(
     *,
     spent: Fraction,
     releases: int,
+    room: Fraction | None = None,
 ) -> None:
     """Raise DisclosureRefusedError if one more release exceeds the client's budget.
 
     Privacy losses add up (sequential composition), over data epochs too: successive versions of
-    data mostly hold the same samples. `releases`: number of releases so far, noisy or not.
+    data mostly hold the same samples. `releases`: number of releases so far, noisy or not. `room`:
+    the ε that trainings and answers leave of `total_epsilon`; None if that is unset.
     """
     if releases >= MOST_RELEASES:
         raise _refused(client, signal, f"{releases} disclosures were made; no more are possible")
@@ -357,6 +355,8 @@ def check_budget(
             f"ε = {float(spent):g} has been spent, {parameters.epsilon:g} more would exceed "
             f"`epsilon_budget` = {policy.epsilon_budget:g}",
         )
+    if room is not None and exact_epsilon(parameters.epsilon) > room:
+        raise _refused(client, signal, "it would exceed `total_epsilon`")
 
 
 def check_weighting(policy: DisclosurePolicy, client: str, asked: Weighting) -> None:
@@ -509,7 +509,7 @@ def check_question(
             client=client,
             question=kind[:40],
         )
-    elif policy.updates == "private" and not noisy and kind not in (_AVAILABILITY, _SKETCH):
+    elif policy.updates == "private" and not noisy and kind not in (AVAILABILITY, _SKETCH):
         raise DisclosureRefusedError(
             f"client '{client}' answers '{kind[:40]}' with noise only: `updates` is \"private\" in "
             f"{_TABLE}; add [privacy] to the run file",

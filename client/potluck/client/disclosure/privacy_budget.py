@@ -1,15 +1,26 @@
-"""The privacy budget of each client of a host, which releases and secure sums share."""
+"""The privacy budget of each client of a host, which releases and secure sums share.
+
+If the owner sets `total_epsilon`, trainings and answers with noise share it with them. Then all of
+them hold `PrivacyBudget.turn` from the check of a charge until the charge is on disk.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from potluck.client.base.host_metrics import HostMetrics
-from potluck.client.base.state_directory import DISCLOSURES, SUMS, clients_with_files
+from potluck.client.base.laplace import exact_epsilon
+from potluck.client.base.state_directory import (
+    DISCLOSURES,
+    PRIVACY,
+    SUMS,
+    clients_with_files,
+)
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy, check_budget
 from potluck.client.disclosure.release_ledger import Release, ReleaseLedger
 from potluck.common.disclosure import Parameters
@@ -33,6 +44,10 @@ class SumRecords(Protocol):
 
     def spent(self, client: str) -> Fraction:
         """Return the privacy loss of a client's sums."""
+        ...
+
+    def losses(self, client: str) -> Sequence[Fraction]:
+        """Return the privacy loss of each of a client's noisy sums."""
         ...
 
     def values(self, client: str) -> Mapping[str, Any]:
@@ -71,6 +86,11 @@ class UnreadableSums:
             )
         return Fraction(0)
 
+    def losses(self, client: str) -> Sequence[Fraction]:
+        """Return no losses. Raises StorageError if the client has a ledger."""
+        self.spent(client)
+        return ()
+
     def values(self, client: str) -> Mapping[str, Any]:
         """Return no sums. Raises StorageError if the client has a ledger."""
         self.spent(client)
@@ -97,6 +117,17 @@ def open_sum_records(folder: Path) -> SumRecords:
 # The budget ---------------------------------------------------------------------------------------
 
 
+class TrainingsCharged(Protocol):
+    """The ledgers of trainings and answers."""
+
+    def room(self, client: str, pure: Sequence[Fraction]) -> Fraction:
+        """Return the largest ε of one more release or sum that `total_epsilon` allows.
+
+        pure: ε of each earlier one. Raises StorageError if the client's ledger can't be read.
+        """
+        ...
+
+
 class PrivacyBudget:
     """The ledgers of releases and of sums, with one budget for both.
 
@@ -111,6 +142,15 @@ class PrivacyBudget:
         self.releases = ReleaseLedger(state / DISCLOSURES)
         self.sums = open_sum_records(state / SUMS)
         self._metrics = metrics or HostMetrics()
+        self._trainings = state / PRIVACY
+        self._charged: Callable[[], TrainingsCharged] = _unknown
+        self.turn = threading.RLock()
+
+    def share_with(self, charged: Callable[[], TrainingsCharged]) -> None:
+        """Set the function that returns the ledgers of trainings and answers.
+
+        It is called only if a client has such a ledger, since it may take seconds."""
+        self._charged = charged
 
     def clients(self) -> list[str]:
         """The clients that have a ledger, sorted."""
@@ -122,16 +162,38 @@ class PrivacyBudget:
 
     def check_release(self, client: str, signal: str, parameters: Parameters) -> None:
         """Raise DisclosureRefusedError if one more release exceeds the client's budget."""
-        releases = len(self.releases.of(client).releases)
         check_budget(
-            self.policy, client, signal, parameters, spent=self.spent(client), releases=releases
+            self.policy,
+            client,
+            signal,
+            parameters,
+            spent=self.spent(client),
+            releases=len(self.releases.of(client).releases),
+            room=self._room(client),
         )
+
+    def pure(self, client: str) -> Sequence[Fraction]:
+        """Return the ε of each noisy release and of each noisy sum of a client."""
+        releases = (each.epsilon for each in self.releases.of(client).releases)
+        found = [exact_epsilon(each) for each in releases if each is not None]
+        return (*found, *self.sums.losses(client))
+
+    def _room(self, client: str) -> Fraction | None:
+        """Return the largest ε of one more release or sum; None without `total_epsilon`."""
+        if self.policy.total_epsilon is None:
+            return None
+        if client in clients_with_files(self._trainings, ".jsonl"):
+            return self._charged().room(client, self.pure(client))
+        return max(Fraction(0), Fraction(repr(self.policy.total_epsilon)) - self.spent(client))
 
     def for_sums(self, client: str) -> float:
         """Return a client's total budget for sums: what its releases leave, including what sums
         have spent.
         """
         left = Fraction(repr(self.policy.epsilon_budget)) - self.releases.of(client).spent
+        room = self._room(client)
+        if room is not None:
+            left = min(left, self.sums.spent(client) + room)
         return max(0.0, float(left))
 
     def keep_release(self, client: str, release: Release) -> None:
@@ -146,3 +208,7 @@ class PrivacyBudget:
         for client in clients:
             with contextlib.suppress(StorageError):
                 self._metrics.spent(float(self.spent(client)))
+
+
+def _unknown() -> TrainingsCharged:
+    raise StorageError("the ledgers of trainings with noise can't be read here")

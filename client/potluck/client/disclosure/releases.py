@@ -91,20 +91,23 @@ class Discloser:
             at=datetime.now(UTC),
         )
         async with self._one_at_a_time:
-            release = self.budget.releases.find(client, key)
-            fresh = release is None
-            if release is None:
-                release = await self._make(client, key, parameters, measure)
-            else:  # sign again: the key in force may have changed
+            kept = self.budget.releases.find(client, key)
+            fresh, payload_json = kept is None, ""
+            if kept is None:
+                self.budget.check_release(client, key.signal, parameters)
+                payload_json = canonical_json(await measure(parameters))
+            with self.budget.turn:
+                release = kept or self._make(client, key, parameters, payload_json)
+                # Sign again: the key in force may have changed.
                 signature = self._sign(client, key, release.payload_json).hex()
                 release = release.model_copy(update={"signature": signature})
-            if not any(recipient.same(each) for each in release.recipients):
-                recipients = (*release.recipients, recipient)
-                release = release.model_copy(update={"recipients": recipients})
-                # Write before sending: the disk then has every disclosed release. Don't use a
-                # thread: cancelling this instruction could leave the write half done.
-                self.budget.keep_release(client, release)
-                self._tell(client, release, recipient, fresh=fresh)
+                if not any(recipient.same(each) for each in release.recipients):
+                    recipients = (*release.recipients, recipient)
+                    release = release.model_copy(update={"recipients": recipients})
+                    # Write before sending: the disk then has every disclosed release. Don't use a
+                    # thread: cancelling this instruction could leave the write half done.
+                    self.budget.keep_release(client, release)
+                    self._tell(client, release, recipient, fresh=fresh)
         outcome = DisclosureOutcome.MADE if fresh else DisclosureOutcome.REPEATED
         self.metrics.disclosed(signal, outcome)
         return rpc.Profile(
@@ -115,19 +118,16 @@ class Discloser:
             signature=bytes.fromhex(release.signature),
         )
 
-    async def _make(
-        self, client: str, key: ReleaseKey, parameters: Parameters, measure: Measure
+    def _make(
+        self, client: str, key: ReleaseKey, parameters: Parameters, payload_json: str
     ) -> Release:
-        self.budget.check_release(client, key.signal, parameters)
-        payload_json = canonical_json(await measure(parameters))
-        # A secure sum may have spent part of the budget meanwhile.
+        """Return a new release. Raises DisclosureRefusedError if the budget is spent meanwhile."""
         self.budget.check_release(client, key.signal, parameters)
         return Release(
             data_epoch=key.data_epoch,
             signal=key.signal,
             parameters_json=key.parameters_json,
             payload_json=payload_json,
-            signature=self._sign(client, key, payload_json).hex(),
             epsilon=parameters.epsilon,
             at=datetime.now(UTC),
         )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ import structlog
 
 from potluck.client.base.state_directory import PRIVACY
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.handlers.instruction_log import digest_of_training
 from potluck.client.private_training import (
     CLIENT,
@@ -42,7 +44,7 @@ from potluck.common.settings.configuration import validate
 from potluck.common.settings.extras import require
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.tensors.digest import digest_of
-from potluck.privacy.accounting import GaussianSteps
+from potluck.privacy.accounting import GaussianSteps, rdp_of
 from potluck.privacy.host.answer_noise import noisy_means
 from potluck.privacy.host.client_noise import ClientNoise
 from potluck.privacy.host.privacy_ledger import (
@@ -66,9 +68,16 @@ class HostGuard(PrivacyGuard):
     """The ledgers of a host's clients, and their owner's limits."""
 
     def __init__(
-        self, state: Path, policy: DisclosurePolicy, *, federation: str, coordinator: str
+        self,
+        state: Path,
+        policy: DisclosurePolicy,
+        *,
+        federation: str,
+        coordinator: str,
+        budget: PrivacyBudget | None = None,
     ) -> None:
         """`state`: the state directory. `federation`, `coordinator`: recipient of the updates.
+        `budget`: profiles and sums of this process; None to read them from the state directory.
 
         Raises MissingLibraryError if the accounting is not installed."""
         require("dp_accounting", "potluck[privacy]")
@@ -76,7 +85,8 @@ class HostGuard(PrivacyGuard):
         self._federation, self._coordinator = federation, coordinator
         (state / PRIVACY).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._ledger = PrivacyLedger(state / PRIVACY)
-        self._turn = threading.Lock()
+        self._budget = budget or PrivacyBudget(state, policy)
+        self._turn = self._budget.turn
 
     def check(self, client: str, work: rpc.Train) -> None:
         """Check that a training's terms could be granted; does not check the budget."""
@@ -151,15 +161,20 @@ class HostGuard(PrivacyGuard):
             round=instruction.round,
             at=datetime.now(UTC),
         )
+        for each in UNITS:
+            in_unit = charged.event_in(each)
+            if in_unit is not None:
+                rdp_of(in_unit)  # remembered; takes seconds once, in which others have their turn
         with self._turn:
-            why = self._excess(self._ledger.of(client), charged, asked)
+            why = self._excess(client, charged, asked)
             if not why and charges:
                 self._ledger.charge(client, charged)
         if why:
             raise _refusal(client, charged, why)
 
-    def _excess(self, charges: Sequence[Charge], charged: Charge, asked: rpc.Privacy) -> str:
+    def _excess(self, client: str, charged: Charge, asked: rpc.Privacy) -> str:
         """Describe the limit that a charge would exceed; empty if it exceeds none."""
+        charges = self._ledger.of(client)
         of_run = [each for each in charges if each.recipient == charged.recipient]
         in_run = sum(each.kind == charged.kind for each in of_run)
         most = asked.trainings if charged.kind == "training" else asked.answers
@@ -175,7 +190,23 @@ class HostGuard(PrivacyGuard):
                     f"before, and training_epsilon or total_epsilon allow "
                     f"{self._policy.training_limit:g}"
                 )
-        return ""
+        event = charged.event_in(RECORD)
+        if self._policy.total_epsilon is None or event is None:
+            return ""
+        together = spent_together(charges, self._budget.pure(client), self._policy)
+        if together.admits(event):
+            return ""
+        after = together.with_event(event).epsilon_spent
+        return (
+            f"ε of a record by everything with noise would be {after:.4g} after it, "
+            f"{together.epsilon_spent:.4g} before, and total_epsilon allows "
+            f"{self._policy.total_epsilon:g}"
+        )
+
+    def room(self, client: str, pure: Sequence[Fraction]) -> Fraction:
+        """Return the largest ε of one more profile or sum that `together_limit` allows."""
+        with self._turn:
+            return spent_together(self._ledger.of(client), pure, self._policy).pure_room
 
     def kept_answer(self, instruction: rpc.Instruction) -> Mapping[str, float] | None:
         """Return the stored answer to a question; None if the client may answer it now."""
@@ -240,7 +271,7 @@ class HostGuard(PrivacyGuard):
             same_data = each.data_epoch == charged.data_epoch
             if isinstance(each, ChargedAnswer) and same_data and each.work == charged.work:
                 return each.numbers
-        why = self._excess(charges, charged, asked)
+        why = self._excess(client, charged, asked)
         if why:
             raise _refusal(client, charged, why)
         return None
@@ -269,6 +300,19 @@ def spent_in_epoch(
     current = [each for each in charges if each.data_epoch == policy.data_epoch]
     events = (each.event_in(unit) for each in current)
     return found.with_events(each for each in events if each is not None)
+
+
+def spent_together(
+    charges: Sequence[Charge], pure: Sequence[Fraction], policy: DisclosurePolicy
+) -> RdpFilter:
+    """Return the filter of a record after everything with noise.
+
+    pure: ε of each profile and sum, over all data epochs: versions of data mostly hold the same
+    samples. Such a disclosure hides that a record was another one, or was there. With its noise,
+    the former costs at least as much as the latter, so its ε holds for both.
+    """
+    found = replace(spent_in_epoch(charges, policy), epsilon=policy.together_limit)
+    return found.with_pure(pure)
 
 
 def counted_samples(samples: int, weighting: Weighting) -> int:

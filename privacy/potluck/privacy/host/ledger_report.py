@@ -15,7 +15,7 @@ from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.private_training import CLIENT, RECORD
 from potluck.common.errors import DisclosureRefusedError
 from potluck.common.records.privacy_loss import BUDGET_SPENT, NO_ANSWER
-from potluck.privacy.host.host_guard import spent_in_epoch
+from potluck.privacy.host.host_guard import spent_in_epoch, spent_together
 from potluck.privacy.host.privacy_ledger import (
     Charge,
     ChargedAnswer,
@@ -117,14 +117,10 @@ class PrivacyReport:
 
         Counts the trainings and answers of this data epoch, and the profiles and sums of all
         epochs."""
-        releases = self._budget.releases.of(client).releases
-        pure = [each.epsilon for each in releases if each.epsilon is not None]
-        pure.append(float(self._budget.sums.spent(client)))
-        found = spent_in_epoch(charges, self._policy)
-        spent = min(found.with_pure(pure).epsilon_spent, found.epsilon_spent + sum(pure))
+        found = spent_together(charges, self._budget.pure(client), self._policy)
         return {
-            "epsilon_spent": spent,
-            "epsilon_limit": self._policy.training_limit + self._policy.epsilon_budget,
+            "epsilon_spent": found.epsilon_spent,
+            "epsilon_limit": self._policy.together_limit,
             "delta": self._policy.training_delta,
             "unit": RECORD,
         }

@@ -71,6 +71,10 @@ class SumLedger:
         """Return the privacy loss of a client's sums."""
         return self.of(client).spent
 
+    def losses(self, client: str) -> Sequence[Fraction]:
+        """Return the privacy loss of each of a client's noisy sums."""
+        return self.of(client).losses
+
     def values(self, client: str) -> Mapping[str, Any]:
         """Return a client's sums and masked uploads as JSON."""
         ledger = self.of(client)

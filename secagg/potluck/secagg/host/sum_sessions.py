@@ -127,8 +127,9 @@ class SumSessions:
                     f"client '{name}' knows no such secure sum: its host was restarted meanwhile, "
                     "or the sum is over"
                 )
-            step = client.handle(live.session, envelope, self._situation(name))
-            reply = await self._take(name, live, step)
+            with self.budget.turn:
+                step = client.handle(live.session, envelope, self._situation(name))
+                reply = self._take(name, live, step)
         if envelope.type is MessageType.DELIVERY and live.session.masking is not None:
             return await self._until_delivered(live)
         return reply
@@ -181,7 +182,7 @@ class SumSessions:
         except BaseException as error:
             broken = error.refusal if isinstance(error, BrokenRuleError) else _NO_UPDATE
             step = client.refuse(live.session, broken)
-            await self._take(name, live, step)
+            self._take(name, live, step)
             self.appointments.close(update_id, step.replies)
             await appointment.said.wait()  # first send the coordinator the reason, then raise
             raise
@@ -252,9 +253,9 @@ class SumSessions:
             if earlier.appointment is not None and earlier.appointment is not appointment:
                 earlier.appointment.close()
         live = _Live(session=step.session, header=header, counts=counts, appointment=appointment)
-        return await self._take(name, live, step)
+        return self._take(name, live, step)
 
-    async def _take(self, name: str, live: _Live, step: ClientStep) -> rpc.SecureReply:
+    def _take(self, name: str, live: _Live, step: ClientStep) -> rpc.SecureReply:
         """Store a step's ledger entries and session, then return its replies."""
         if step.entries:
             self.ledger.keep(name, step.entries)  # before any reply is sent

@@ -141,10 +141,15 @@ class Ledger(_Entry):
         return [each for each in self.entries if isinstance(each, Upload)]
 
     @property
-    def spent(self) -> Fraction:
-        """The privacy loss so far; each ε is read as its printed decimal number."""
+    def losses(self) -> list[Fraction]:
+        """The privacy loss of each noisy sum; each ε is read as its printed decimal number."""
         charged = (each.epsilon for each in self.uploads if each.epsilon is not None)
-        return sum((Fraction(repr(epsilon)) for epsilon in charged), Fraction(0))
+        return [Fraction(repr(epsilon)) for epsilon in charged]
+
+    @property
+    def spent(self) -> Fraction:
+        """The privacy loss so far."""
+        return sum(self.losses, Fraction(0))
 
     @property
     def settled(self) -> dict[str, tuple[str, ...]]:
