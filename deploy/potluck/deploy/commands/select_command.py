@@ -6,12 +6,12 @@ import inspect
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.table import Table
 
-from potluck.common.errors import PluginError
+from potluck.common.errors import PluginError, PotluckError
 from potluck.common.settings.plugins import SELECTORS, create, find, installed
 from potluck.deploy.operator.offline_selection import (
     OfflineRound,
@@ -21,6 +21,7 @@ from potluck.deploy.operator.offline_selection import (
 )
 from potluck.deploy.terminal import terminal
 from potluck.deploy.view.pictures import check_picture
+from potluck.server.rounds.selection_privacy import Protection, verdict_on
 from potluck.server.selection import Population, Selector
 
 
@@ -42,6 +43,22 @@ def _print_selectors(wanted: bool) -> None:
 def summary(plugin: object) -> str:
     """Return the first paragraph of a plug-in's docstring in one line."""
     return " ".join((inspect.getdoc(plugin) or "").partition("\n\n")[0].split())
+
+
+def _print_treatments(unit: Protection | None) -> None:
+    """Print what noise makes of each installed selector, one per line, and end the command."""
+    if unit is None:
+        return
+    names = installed(SELECTORS)
+    width = max((len(name) for name in names), default=0)
+    for name in names:
+        try:
+            found = verdict_on(cast(Selector, find(SELECTORS, name)()), name, unit)
+            text = ": ".join(filter(None, (found.treatment.value, found.reason)))
+        except PotluckError as error:
+            text = f"not usable here: {error.message}"
+        typer.echo(f"{name:{width}}  {text}")
+    raise typer.Exit
 
 
 def select(
@@ -89,6 +106,16 @@ def select(
             callback=_print_selectors,
         ),
     ] = False,
+    privacy: Annotated[  # noqa: ARG001  the callback does it
+        Protection | None,
+        typer.Option(
+            "--privacy",
+            help="Only list what [privacy] with this unit makes of them.",
+            is_eager=True,
+            callback=_print_treatments,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Run a selector on a profile file, without training.
 

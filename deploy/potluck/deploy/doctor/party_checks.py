@@ -12,6 +12,7 @@ import grpc.aio
 
 from potluck.client.base.state_directory import PRIVACY
 from potluck.client.config import ClientConfig
+from potluck.client.disclosure.disclosure_policy import AVAILABILITY, DisclosurePolicy
 from potluck.client.disclosure.member_keys import key_in_force
 from potluck.common.errors import PotluckError, RoundClosedError, UnreachableError
 from potluck.common.net.connection_errors import connection_error
@@ -20,7 +21,7 @@ from potluck.common.net.membership_in_force import KEPT
 from potluck.common.net.tls import channel
 from potluck.common.records.privacy_loss import NEAR_LIMIT
 from potluck.common.settings.extras import require
-from potluck.common.settings.plugins import integration
+from potluck.common.settings.plugins import QUESTIONS, find, integration
 from potluck.deploy.doctor.diagnosis import Finding, Verdict
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 from potluck.server.config import CoordinatorConfig
@@ -153,6 +154,8 @@ def private_trainings(config: ClientConfig) -> Iterable[Finding]:
     """
     policy, folder = config.disclosure, config.state_directory / PRIVACY
     only = policy.updates == "private"
+    if only:
+        yield from _unanswered(policy)
     if not only and not (folder.is_dir() and any(folder.iterdir())):
         return
     try:
@@ -180,3 +183,27 @@ def private_trainings(config: ClientConfig) -> Iterable[Finding]:
         "the host will refuse further trainings of these clients; only the owner can raise "
         "disclosure.training_epsilon",
     )
+
+
+def _unanswered(policy: DisclosurePolicy) -> Iterable[Finding]:
+    """Return a warning if the owner allows questions that are never answered with noise."""
+    found = [kind for kind in policy.questions if not _answered_with_noise(kind)]
+    if found:
+        yield Finding(
+            _NOISE,
+            Verdict.WARNING,
+            f"disclosure.questions allows {', '.join(found)}, which has no form with noise, and "
+            'updates = "private" refuses answers without noise',
+            "remove it from disclosure.questions; `potluck select --privacy record` lists the "
+            "selectors that work with noise",
+        )
+
+
+def _answered_with_noise(kind: str) -> bool:
+    """Return True if a question has a form with noise, or is not about data."""
+    if kind == AVAILABILITY:
+        return True
+    try:
+        return bool(find(QUESTIONS, kind).hides_records)
+    except PotluckError:
+        return False

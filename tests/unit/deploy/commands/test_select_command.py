@@ -352,6 +352,25 @@ def test_selector_list_contains_every_selector_with_a_description(run: Run) -> N
     assert lines["uniform"].startswith("Draws the cohort uniformly")
 
 
+@pytest.mark.parametrize(
+    ("unit", "asking"),
+    [
+        ("record", "charged: asks clients for loss"),
+        ("client", "refused: asks clients for loss"),
+    ],
+)
+def test_the_selectors_are_listed_with_what_noise_makes_of_them(
+    run: Run, unit: str, asking: str
+) -> None:
+    code, printed, _ = run("--privacy", unit)
+    assert code == 0
+    lines = dict(line.split(maxsplit=1) for line in printed.splitlines())
+    assert list(lines) == installed(SELECTORS)
+    assert lines["uniform"] == "free"
+    assert lines["pow-d"] == asking
+    assert lines["oort"] == "refused: wants utility reported with updates"
+
+
 def test_selector_list_has_one_short_line_per_selector(run: Run) -> None:
     for line in run("--list")[1].splitlines():
         _, text = line.split(maxsplit=1)

@@ -83,3 +83,11 @@ def test_missing_privacy_libraries_are_an_error_if_only_noise_is_allowed(
     [found] = findings(tmp_path, updates="private")
     assert found.verdict is Verdict.ERROR
     assert "[privacy]" in found.remedy
+
+
+def test_questions_without_a_noisy_form_are_named_if_only_noise_may_leave(tmp_path: Path) -> None:
+    asked = ("loss", "availability", "label-entropy")
+    warning = findings(tmp_path, updates="private", questions=asked)[0]
+    assert warning.verdict is Verdict.WARNING
+    assert "allows label-entropy, which has no form with noise" in warning.found
+    assert findings(tmp_path, questions=asked) == []

@@ -1,4 +1,4 @@
-"""Watching a run: the run view, and its display as lines, as a table and as JSON."""
+"""Runs as a watcher sees them: folded, as lines, as a table, as JSON."""
 
 from __future__ import annotations
 

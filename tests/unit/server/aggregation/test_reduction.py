@@ -1,4 +1,4 @@
-"""The reduction: equal to plain numpy, deterministic, with memory independent of cohorts."""
+"""The reduction: exact against plain numpy, the same bits always, memory independent of cohorts."""
 
 from __future__ import annotations
 

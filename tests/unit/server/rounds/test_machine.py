@@ -161,7 +161,7 @@ CLIENTS = tuple("abcdef")
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_round_machine_ends_or_waits_after_any_order_of_events(data: st.DataObject) -> None:
-    """No order of joins, leaves, failures and delays blocks the machine or breaks a rule."""
+    """No order of joins, leaves, failures and delays wedges the machine or breaks a rule."""
     policy = RoundPolicy(
         deadline_seconds=10,
         quorum=data.draw(st.sampled_from([0.25, 0.5, 1.0])),

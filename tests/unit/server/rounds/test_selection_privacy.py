@@ -20,11 +20,22 @@ from reference_pages import SELECTION, marked, noise_table
 NAMES = built_in(plugins.SELECTORS)
 RUN = """
 task.name = "digits"
-privacy.noise_multiplier = 1.0
-privacy.answer_noise_multiplier = 20.0
-clients_per_round = 6
+privacy.noise_multiplier = 5.0
+clients_per_round = 20
 selector.name = "{name}"
+{more}
 """
+OF_RECORDS = "privacy.answer_noise_multiplier = 20.0"
+OF_CLIENTS = 'privacy.unit = "client"'
+SETTINGS = {
+    "record": (Protection.RECORD, OF_RECORDS),
+    "client": (Protection.CLIENT, f"secure_aggregation = true\n{OF_CLIENTS}"),
+    "client, at the coordinator": (
+        Protection.CLIENT,
+        f'{OF_CLIENTS}\nprivacy.noise = "coordinator"',
+    ),
+}
+"""Unit and settings of a run, by name."""
 ASKING = (
     "afl",
     "fedcor",
@@ -53,12 +64,13 @@ def verdict(name: str, unit: Protection) -> SelectionVerdict:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("unit", "settings"), SETTINGS.values(), ids=SETTINGS.keys())
 def test_run_with_a_selector_refused_under_noise_is_refused_with_reason_and_remedy(
-    name: str,
+    name: str, unit: Protection, settings: str
 ) -> None:
-    found = verdict(name, Protection.RECORD)
-    added = "selector.added = 2" if name == "dc-exhaustive" else ""
-    text = RUN.format(name=name) + added
+    found = verdict(name, unit)
+    added = "\nselector.added = 2" if name == "dc-exhaustive" else ""
+    text = RUN.format(name=name, more=settings + added)
     if found.treatment is not Treatment.REFUSED:
         assert draw_up(text, source="run.toml").run_file.selector.name == name
         return

@@ -283,7 +283,7 @@ def test_each_flash_option_changes_the_selected_cohorts() -> None:
 
 
 def test_flash_asks_no_client_if_the_last_cohort_is_disconnected() -> None:
-    """With `refresh = selected`, and the last cohort disconnected."""
+    """With `refresh = selected`, and those just selected away."""
     federation, selector = population(4), Flash(refresh="selected")
     state = selector.init(federation)
     selection, answers = played(selector, state, context(federation, 2))

@@ -39,7 +39,7 @@ def ended(number: int, rows: list[int], utility: ArrayLike, seconds: ArrayLike) 
 
 
 def test_speed_and_staleness_equal_the_worked_example() -> None:
-    """A worked example: the speed factor of a client twice as slow, and the staleness bonus."""
+    """A worked example: speed of a client twice as slow, and what age is worth."""
     utility = 6.48074
     assert utility * SCORING.speed(np.array([20.0]), 10.0)[0] == pytest.approx(1.62019, abs=1e-5)
     assert staleness(np.array([50.0]), 100)[0] == pytest.approx(0.09597, abs=1e-5)
@@ -156,7 +156,7 @@ def paced(window: list[float], *, number: int = 40, percentile: float = 50.0) ->
 
 
 def test_pacer_adapts_the_preferred_duration_to_the_change_of_utility() -> None:
-    """Constant utility admits slower clients; a fivefold change prefers faster ones again."""
+    """Flat: slower clients are welcome. Fivefold change: quicker ones again. Else nothing."""
     flat, falling, sharp = [1.0] * 40, [2.0] * 20 + [1.0] * 20, [0.1] * 20 + [1.0] * 20
     assert paced(flat) == 55.0
     assert paced(flat, percentile=98.0) == 100.0

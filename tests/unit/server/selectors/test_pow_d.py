@@ -39,7 +39,7 @@ def asked(
 
 
 def test_pow_d_selects_the_largest_losses_as_in_the_worked_example() -> None:
-    """A worked example, in descending and in ascending order."""
+    """A worked example: the vector, both ways round."""
     given = context(population(4), 2)
     losses = answering([0.3, 0.9, 0.5, 0.7])
     assert select(PowerOfChoice(), State(), given, losses).rows.tolist() == [1, 3]

@@ -114,7 +114,7 @@ def test_passes_are_computed_without_the_spared_slowest_client() -> None:
 def test_passes_converge_until_a_client_fills_the_round_duration(
     computing: float, way: float
 ) -> None:
-    """With any share of transfer time, a client never takes longer than the slowest one."""
+    """A client that is a part of its time on the way never takes longer than the slowest."""
     federation, slowest, epochs = population(2), 40.0, 5
     state = known([way + computing, slowest], [1.0, 1.0])
     before = 0

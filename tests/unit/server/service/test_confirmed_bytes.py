@@ -1,4 +1,4 @@
-"""Downloaded bytes are counted when hosts confirm them, not when gRPC accepts them."""
+"""Bytes down count once hosts have them, not when gRPC takes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The refusal log stays short and counts every refused call."""
+"""However many calls are refused, the log stays short and loses no count."""
 
 from __future__ import annotations
 

@@ -103,11 +103,11 @@ def expected(moves: Sequence[Doubles], own: Doubles) -> Doubles:
     return total / trust if trust else total
 
 
-def test_fltrust_model_change_equals_the_root_update_if_a_client_sends_it() -> None:
+def test_the_coordinators_own_update_is_used_if_a_client_sends_it() -> None:
     np.testing.assert_allclose(trained([root()]), root(), rtol=1e-4, atol=1e-6)
 
 
-def test_fltrust_ignores_opposed_updates_and_scales_long_ones_to_the_root_norm() -> None:
+def test_an_opposed_update_is_ignored_and_a_long_one_gets_the_root_norm() -> None:
     own = root()
     alone = trained([1e6 * own])
     np.testing.assert_allclose(np.linalg.norm(alone), np.linalg.norm(own), rtol=1e-4)
@@ -118,7 +118,7 @@ def test_fltrust_ignores_opposed_updates_and_scales_long_ones_to_the_root_norm()
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), clients=st.integers(1, 6), step=st.sampled_from([0.5, 1.0]))
-def test_fltrust_equals_the_equations_of_the_paper(seed: int, clients: int, step: float) -> None:
+def test_fltrust_agrees_with_the_papers_equations(seed: int, clients: int, step: float) -> None:
     generator = np.random.default_rng(seed)
     moves = list(generator.normal(size=(clients, 2, 2)) * 10 ** generator.uniform(-1, 2))
     own = root()
@@ -130,19 +130,19 @@ def test_fltrust_equals_the_equations_of_the_paper(seed: int, clients: int, step
     np.testing.assert_allclose(again, found, atol=1e-6)
 
 
-def test_fltrust_without_one_label_per_public_sample_is_refused() -> None:
+def test_one_label_for_each_sample_is_needed() -> None:
     with pytest.raises(TrainingError, match="one label for each public sample"):
         trained([root()], labels=None)
 
 
-def test_diverged_root_training_of_fltrust_names_the_setting_to_lower() -> None:
+def test_a_diverged_training_names_the_setting() -> None:
     wild = FLTrust(learning_rate=3e38, momentum=0.99, epochs=20, batch_size=2)
     with pytest.raises(TrainingError, match="lower learning_rate of strategy fltrust"):
         trained([root()], wild)
 
 
 @pytest.mark.parametrize("task", ["digits", "colored-digits"])
-def test_tasks_with_public_images_provide_their_labels(task: str) -> None:
+def test_tasks_with_public_images_give_their_labels(task: str) -> None:
     run = f'[task]\nname = "{task}"\npublic = 40\n[strategy]\nname = "fltrust"\n'
     plan = draw_up(run, source="test")
     labels, inputs = public_labels(plan, None), plan.task.public_data(None)
@@ -151,9 +151,7 @@ def test_tasks_with_public_images_provide_their_labels(task: str) -> None:
     assert len(labels) == len(inputs) == 40
 
 
-def test_fltrust_with_a_task_without_public_labels_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_task_without_labels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = draw_up('[task]\nname = "digits"\n[strategy]\nname = "fltrust"\n', source="test")
     monkeypatch.setattr(type(plan.task), "public_labels", lambda _, data: data)
     with pytest.raises(ConfigurationError, match="fltrust needs labels of the public samples"):

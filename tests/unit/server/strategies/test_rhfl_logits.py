@@ -63,7 +63,7 @@ def test_disagreement_equals_that_computed_with_numpy(
 def test_disagreement_gradient_of_a_client_covers_only_its_own_terms(
     logits: NDArray[np.float64], data: st.DataObject
 ) -> None:
-    """∂/∂z_k of Σ_{i≠k} w_i·KL(p_i‖p_k) is Σ_{i≠k} w_i·(p_k − p_i)/b, other outputs fixed."""
+    """∂/∂z_k of Σ_{i≠k} w_i·KL(p_i‖p_k) is Σ_{i≠k} w_i·(p_k − p_i)/b; what others say is given."""
     weights = data.draw(arrays_of.arrays(np.float64, len(logits), elements=st.floats(0, 2)))
     leaf = torch.from_numpy(logits).clone().requires_grad_()
     found = disagreement(leaf, torch.from_numpy(weights))

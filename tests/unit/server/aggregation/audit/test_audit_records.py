@@ -118,7 +118,7 @@ def test_audit_suspects_a_client_that_hides_a_class_and_not_an_honest_one(tmp_pa
 def test_class_whose_bias_never_rose_is_not_suspicious_when_steps_may_be_short(
     tmp_path: Path, more: str
 ) -> None:
-    """Ten steps of 0.3 are long enough; clipped or decayed steps are not."""
+    """Ten steps of 0.3 are long enough. Clipped or decayed they are not."""
     records = BiasRecords(tmp_path / "r")
     rounds = [committed(number, ["client-0"]) for number in range(1, 7)]
     for one in rounds:

@@ -72,7 +72,7 @@ def test_feel_probabilities_sum_to_1_for_extreme_importances() -> None:
 
 
 def test_first_client_of_a_feel_cohort_is_drawn_with_the_computed_probabilities() -> None:
-    """On a virtual clock, before any client has trained; within four deviations of 3000 draws."""
+    """On a virtual clock, before anybody has trained; within four deviations of 3000 draws."""
     given, told = federation([100, 100, 200]), answering([1, 2, 1], [1, 4, 1])
     selector = Feel()
     state = selector.init(given)
@@ -122,7 +122,7 @@ def test_feel_option_out_of_range_is_refused(rho: object) -> None:
 
 
 def test_feel_draws_with_replacement_give_an_unbiased_mean() -> None:
-    """The mean over rounds equals that of all clients weighted by samples."""
+    """The mean over rounds of what is counted is that of all clients by samples."""
     clients, draws = federation([100, 100, 200, 50]), 3
     values = np.array([1.0, -4.0, 2.0, 10.0])
     answers = answering([1.0, 5.0, 0.3, 2.0], [1.0, 9.0, 2.0, 0.5])
