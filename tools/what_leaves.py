@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from potluck.client.private_training import hides_update
 from potluck.common.errors import ConfigurationError
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.secagg.masked_lanes import metric_names
@@ -23,6 +24,10 @@ RUNS: Final = {
     "masks": ("secure_aggregation = true\n", ""),
     'noise, `unit = "record"`': (
         "",
+        "[privacy]\nnoise_multiplier = 1.0\nanswer_noise_multiplier = 20.0\n",
+    ),
+    'masks and noise, `unit = "record"`': (
+        "secure_aggregation = true\n",
         "[privacy]\nnoise_multiplier = 1.0\nanswer_noise_multiplier = 20.0\n",
     ),
     'masks and noise, `unit = "client"`': (
@@ -78,6 +83,11 @@ class Configuration:
         return self.training.HasField("privacy")
 
     @property
+    def hides_updates(self) -> bool:
+        """True if clients add noise that hides their whole update."""
+        return hides_update(self.training)
+
+    @property
     def noised_later(self) -> bool:
         """True if the coordinator adds the noise to sums of updates."""
         privacy = self.plan().run_file.privacy
@@ -94,7 +104,7 @@ def _update(run: Configuration) -> str:
 
 def _samples(run: Configuration) -> str:
     if run.masked:
-        return "no" if run.noisy else _IN_SUM
+        return "no" if run.hides_updates else _IN_SUM
     return "as `weighting` allows"
 
 
@@ -131,8 +141,8 @@ def _reports(run: Configuration) -> str:
 
 def _failures(run: Configuration) -> str:
     if run.masked:
-        return "no" if run.noisy else "their number, without reasons"
-    return "one line of text"
+        return "no" if run.hides_updates else "their number, without reasons"
+    return "one fixed sentence" if run.noisy else "one line of text"
 
 
 def _always(text: str) -> Callable[[Configuration], str]:

@@ -1,4 +1,4 @@
-"""A federation whose hosts connect to a lying coordinator."""
+"""A federation whose hosts attend a coordinator that lies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs and errors as a notebook shows them."""
+"""A run as a notebook shows it, and an error there."""
 
 import traceback
 

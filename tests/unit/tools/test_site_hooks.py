@@ -1,4 +1,4 @@
-"""Redirects of pages that have moved."""
+"""Pages that have moved send their readers on."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""A host's metrics on trainings with noise: highest loss, and clients near the limit."""
+"""A host's metrics on trainings with noise: the client that has spent most, and those near the
+limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Availability traces: their CSV text, and speed and availability at a time."""
+"""Traces as CSV text, and what they say about a time."""
 
 import hashlib
 from itertools import pairwise

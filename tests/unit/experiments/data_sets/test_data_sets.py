@@ -1,4 +1,4 @@
-"""Small generated files in the formats of the real downloads."""
+"""Downloads in the formats they really have, small and generated."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""Loading weights: tensor names of torchvision, generated here, and file formats."""
+"""torchvision's names, generated from its architectures, and the files weights come in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task made from functions."""
+"""A task of functions."""
 
 from __future__ import annotations
 

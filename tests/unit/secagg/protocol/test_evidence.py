@@ -1,4 +1,4 @@
-"""Clients that seal shares which can't be decrypted, and false accusations."""
+"""Clients that seal shares which do not open, and clients that accuse others without reason."""
 
 from __future__ import annotations
 
