@@ -38,6 +38,7 @@ OPTIONS = {
     "clustered-sampling": ['selector.weights="samples"'],
     "dc-exhaustive": ["selector.added=1"],
     "delta": ['selector.weights="samples"'],
+    "k-vib": ['selector.weights="samples"'],
     "ocs": ['selector.weights="samples"'],
     "feddf": ["strategy.steps=2"],
 }

@@ -94,6 +94,7 @@ OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
     "fedcor": ("fedcor", {"warm_up": 1, "refresh": 2, "steps": 20}),
     "greedyfed": ("greedyfed", {"permutations": 20}),
     "fedpns-checked": ("fedpns", {"check": True}),
+    "k-vib-by-samples": ("k-vib", {"weights": "samples"}),
     "hics-fl-told": ("hics-fl", {"entropies": "told"}),
     "ocs-of-few": ("ocs", {"candidates": 1, "weights": "samples"}),
     "pyramidfl-with-both": ("pyramidfl", {"prolong": True, "drop": True}),

@@ -7,6 +7,7 @@ Variance", 2025, Alg. 2. Details that the paper leaves open follow its authors' 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveFloat
@@ -41,6 +42,9 @@ class KVib(Selector):
 
     regularization: γ in units of the mean of π², times K/(θ·count). Larger draws more uniformly.
     rounds: number of rounds T in θ = (K/(T·count))^⅓; 0 for the run's number, or 1,000 if unknown.
+    weights: `inverse` for λ/p. `samples` for strategies that accept no weights: the mean is then
+    biased towards clients with long updates, and feedback is divided by the p that a client has if
+    all are available.
 
     The cohort is drawn by systematic sampling: it has exactly `count` clients, each with its
     probability p. In the paper, clients are drawn independently, and the size varies. Unknown
@@ -49,9 +53,12 @@ class KVib(Selector):
 
     regularization: PositiveFloat = 0.1
     rounds: NonNegativeInt = 0
+    weights: Literal["inverse", "samples"] = "inverse"
 
-    sets_weights = True
     needs_facts = frozenset({UpdateFact.NORM})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sets_weights", self.weights == "inverse")  # frozen
 
     def init(self, population: Population) -> State:
         """Return a state without feedback.
@@ -73,7 +80,7 @@ class KVib(Selector):
         generator = context.generator("k-vib")
         cohort = Cohort(context, generator)
         if not cohort.size:
-            return replace(cohort.selection(), weights=np.zeros(0))
+            return self._weighted(cohort, np.zeros(0))
         state = _grown(state, len(context.population))
         rows = generator.permutation(context.available)
         chances = self._probabilities(state, rows, cohort.size, context.rounds)
@@ -81,7 +88,7 @@ class KVib(Selector):
         reasons = [f"drawn with probability {chance:.3g}" for chance in chances[drawn].tolist()]
         cohort.extend(rows[drawn].tolist(), reasons)
         weights = state.arrays["shares"][rows[drawn]] / chances[drawn]
-        return replace(cohort.selection(), weights=weights)
+        return self._weighted(cohort, weights)
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Add the feedback of the round's updates."""
@@ -92,8 +99,13 @@ class KVib(Selector):
         shares = state.arrays["shares"][facts.rows]
         norms = np.nan_to_num(plausible(facts.norms, factor=_FACTOR))
         squares = np.square(shares * norms)
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            chances = np.clip(np.nan_to_num(shares / facts.samples, nan=1.0), _ROUNDING, 1.0)
+        if self.sets_weights:
+            with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+                chances = np.nan_to_num(shares / facts.samples, nan=1.0)
+        else:
+            everyone = np.arange(len(state.arrays["feedback"]))
+            chances = self._probabilities(state, everyone, len(outcome.selected), 0)[facts.rows]
+        chances = np.clip(chances, _ROUNDING, 1.0)
         feedback = state.arrays["feedback"].copy()
         feedback[facts.rows] += squares / chances
         return State(
@@ -103,6 +115,11 @@ class KVib(Selector):
             },
             arrays={**state.arrays, "feedback": feedback},
         )
+
+    def _weighted(self, cohort: Cohort, weights: Floats) -> Selection:
+        """Return the finished cohort, with weights if the selector sets them."""
+        selection = cohort.selection()
+        return replace(selection, weights=weights) if self.sets_weights else selection
 
     def _probabilities(self, state: State, rows: Rows, count: int, rounds: int) -> Floats:
         """Return the probability of each of these rows, in (0, 1]; they sum to `count`."""
