@@ -40,7 +40,7 @@ async def federation(shared: Federation) -> Federation:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Federation) -> list[operator_pb2.CommittedRound]:
-    """The history of a run that nothing happened to."""
+    """History of an undisturbed run."""
     run_id = await shared.start_run()
     await shared.finished(run_id)
     return await shared.history(run_id)
@@ -246,7 +246,7 @@ async def test_hosts_whose_owner_forbids_questions_are_not_asked(federation: Fed
 
 
 def clients_of(federation: Federation, host: int) -> list[int]:
-    """Rows of the clients that a host answers for."""
+    """Return the rows of a host's clients."""
     config = load_config(federation.files.hosts[host], {})
     return [int(client.rpartition("-")[2]) for client in config.client_ids()]
 
@@ -254,7 +254,8 @@ def clients_of(federation: Federation, host: int) -> list[int]:
 def unlike_only_in_time(
     undisturbed: list[operator_pb2.CommittedRound], history: list[operator_pb2.CommittedRound]
 ) -> list[operator_pb2.CommittedRound]:
-    """The undisturbed history with the durations, byte counts and hosts' numbers of another."""
+    """Return the undisturbed history with the durations, byte counts and host names of another
+    run."""
     expected: list[operator_pb2.CommittedRound] = []
     for one, other in zip(undisturbed, history, strict=True):
         copy = operator_pb2.CommittedRound()

@@ -88,7 +88,7 @@ def test_each_command_of_the_guides_is_run_by_a_test() -> None:
 
 
 async def typed(folder: Path, command: str, names: Mapping[str, str], answer: str = "") -> str:
-    """Run a command to its end, which must be a success, and return what it prints."""
+    """Run a command to its end, check that it succeeds, and return its output."""
     for name, actual in names.items():
         command = re.sub(rf"(?<![\w.]){re.escape(name)}\b", actual, command)
     process = await asyncio.create_subprocess_exec(

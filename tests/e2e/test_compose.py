@@ -87,14 +87,14 @@ def succeeds(*command: str, timeout: float = 60) -> bool:
 
 
 def compose_program() -> list[str]:
-    """Version 2's command, else version 1's; empty where there is neither."""
+    """Return the command of version 2, else of version 1; empty if neither is installed."""
     if succeeds("docker", "compose", "version"):
         return ["docker", "compose"]
     return ["docker-compose"] if shutil.which("docker-compose") else []
 
 
 def require_engine(*images: str) -> None:
-    """Skip where a test of these images can't run, and say why."""
+    """Skip the test, with the reason, if a test of these images can't run."""
     if not succeeds("docker", "info"):
         pytest.skip("no Docker engine answers")
     if not compose_program():
@@ -161,7 +161,7 @@ class Project:
         return sum(entry["included"] for entry in found if entry["client"] in wanted)
 
     async def until_training(self) -> None:
-        """Wait until a round is amid training."""
+        """Wait until clients train in a round."""
         files = ("-f", str(ROOT / "docker-compose.yml"), "-f", str(self.override))
         process = await asyncio.create_subprocess_exec(
             *compose_program(), *files, "-p", self.name, "--project-directory", str(ROOT),
@@ -184,7 +184,7 @@ class Project:
 
 @contextlib.contextmanager
 def built(*targets: str) -> Iterator[None]:
-    """Images, as the compose file would build them."""
+    """Build images as the compose file does."""
     require_engine(BASE_IMAGES[0])
     names = [f"potluck/{target}:{TAG}" for target in targets]
     for target, name in zip(targets, names, strict=True):
@@ -207,7 +207,7 @@ def relay_image() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def images(relay_image: None) -> Iterator[None]:
-    """All of them."""
+    """Build all images."""
     require_engine(*BASE_IMAGES)
     with built("coordinator", "client", "operator"):
         yield
@@ -342,7 +342,7 @@ class TestImages:
 
 
 async def a_host_is_killed(project: Project, prometheus: Prometheus) -> None:
-    """Mid-round; started again, it takes part again."""
+    """Kill a host during a round; check that it takes part again after a restart."""
     container = project.container("host-1")
     await project.until_training()
     output("docker", "kill", container)
@@ -356,7 +356,7 @@ async def a_host_is_killed(project: Project, prometheus: Prometheus) -> None:
 
 
 async def the_coordinator_is_killed(project: Project, prometheus: Prometheus) -> None:
-    """Mid-round; started again, it resumes."""
+    """Kill the coordinator during a round; check that it resumes after a restart."""
     container = project.container("coordinator")
     await project.until_training()
     committed = await prometheus.value("potluck_run_committed_rounds")
@@ -399,7 +399,7 @@ def relay_folder() -> tuple[Path, TlsFiles]:
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("relay_image")
 async def test_relay_compose_file_starts_a_relay() -> None:
-    """Its hosts hear from it that the coordinator can't be reached."""
+    """The relay reports to its hosts that the coordinator is unreachable."""
     folder, tls = relay_folder()
     file = ROOT / "deploy/assets/compose/docker-compose.relay.yml"
     compose = (*compose_program(), "-f", str(file), "-p", f"potluck-test-relay-{os.getpid()}")
@@ -416,7 +416,7 @@ async def test_relay_compose_file_starts_a_relay() -> None:
 
 
 async def until_relayed(address: str, tls: TlsFiles) -> None:
-    """Wait until a relay says to a host that its coordinator can't be reached."""
+    """Wait until a relay reports to a host that its coordinator can't be reached."""
     request = coordinator_pb2.LocateUploadRequest(
         client_id="client-0", run_id="run", update_id="run/1.1/client-0", blake3="0" * 64
     )

@@ -166,7 +166,7 @@ async def own_models(federation: Federation, selector: str, *assignments: str) -
 
 
 async def test_terms_of_an_objective_are_added(federation: Federation) -> None:
-    """One table is a list of one, and a term alone adds to cross-entropy."""
+    """A table is a list of one term, and a single term is added to cross-entropy."""
     both = '[{name = "noise-robust"}, {name = "fedprox", mu = 0.5}]'
     several = ('selector.name="uniform"', "training.steps=3")  # one does not move away
     models = {

@@ -37,7 +37,7 @@ async def start(folder: Path, *arguments: str) -> asyncio.subprocess.Process:
 
 
 async def until_said(process: asyncio.subprocess.Process, beginning: str) -> None:
-    """Wait until a line on standard error begins like that."""
+    """Wait until a line on standard error begins with this text."""
     assert process.stderr is not None
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not (line := await process.stderr.readline()).decode().startswith(beginning):
@@ -64,7 +64,7 @@ async def run_to_its_end(folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 def timeless(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """A run's rounds without what depends on the clock."""
+    """Return a run's rounds without values that depend on the clock."""
     keys = ("round", "cohort", "accuracy", "worst_group_accuracy", "loss")
     return [{key: entry[key] for key in keys} for entry in run["history"]]
 

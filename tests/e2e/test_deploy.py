@@ -101,7 +101,7 @@ class Lab:
         self.file.write_text(tomlkit.dumps(document | values))
 
     def containers(self) -> dict[str, Any]:
-        """Ours on both machines, by name."""
+        """Return the test's containers on both machines, by name."""
         found = {}
         label = f"potluck.federation={FEDERATION}"
         with contextlib.closing(self.second.client()) as second:
@@ -185,7 +185,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def clean(engine: docker.DockerClient) -> None:
-    """Whatever a failed test left on the engine that is not ours to stop."""
+    """Remove what a failed test left on the engine."""
     label = f"potluck.federation={FEDERATION}"
     for container in engine.containers.list(all=True, filters={"label": label}):
         container.remove(force=True)
@@ -210,7 +210,7 @@ class Killing(Deployment):
 
 
 async def train(lab: Lab) -> list[int]:
-    """The rounds that a run commits."""
+    """Start a run and return its committed rounds."""
     async with connect(lab.operator()) as operator, asyncio.timeout(400):
         attending = 0
         while attending < 4:
@@ -298,7 +298,7 @@ def check_isolation(containers: dict[str, Any]) -> None:
 
 
 def check_backup(lab: Lab) -> None:
-    """The page's commands back up a coordinator in its container while it runs."""
+    """Back up a running coordinator in its container with the page's commands."""
     page = (ROOT / "docs/operate/backup.md").read_text()
     commands = re.findall(r"^\$ (docker (?:exec|cp) .*backup-1.*)$", page, re.MULTILINE)
     assert len(commands) == 2
@@ -311,7 +311,7 @@ def check_backup(lab: Lab) -> None:
 
 
 def check_changes(lab: Lab) -> None:
-    """Only what differs is touched."""
+    """Check that `up` changes only what differs from the inventory."""
     before = lab.containers()
     certificate_register.renew(lab.folder / "pki", "host-2-a")
     assert "refresh certificates potluck-deploy-test-host-2-a" in lab.potluck("plan")
@@ -332,7 +332,7 @@ def check_changes(lab: Lab) -> None:
 
 
 def check_broken_images(lab: Lab) -> None:
-    """The roll-out stops at the first host, which gets its container back."""
+    """Check that the roll-out stops at the first host and restores its container."""
     before = lab.containers()
     lab.change(0, cpus=1.5)  # of the second machine, which the roll-out does not come to
     image = IMAGES[1]
@@ -385,7 +385,7 @@ async def all_attend(lab: Lab) -> None:
 
 
 def check_broken_settings(lab: Lab) -> None:
-    """A configuration that its program refuses is not left in force."""
+    """Check that a configuration that its program refuses is rolled back."""
     before = lab.containers()
     settings = {"reconnect_maximum_seconds": 0.5}
     lab.change(0, settings={**settings, "no_such_setting": True})
@@ -399,7 +399,7 @@ def check_broken_settings(lab: Lab) -> None:
 
 
 def check_unfinished_replacement(lab: Lab) -> None:
-    """An `up` that was killed between two containers is gone on with."""
+    """Check that `up` resumes after it was killed between two containers."""
     names = lab.containers().keys()
     host = "potluck-deploy-test-host-1-b"
     old = lab.containers()[host]
@@ -416,7 +416,7 @@ def check_unfinished_replacement(lab: Lab) -> None:
 
 
 def check_down(lab: Lab) -> None:
-    """Nothing of ours is left, and everything of others'."""
+    """Check that `down` removes everything of the test and nothing else."""
     with contextlib.closing(lab.second.client()) as engine:
         engine.volumes.create("somebody-elses", labels={"potluck.federation": "another"})
         foreign = engine.containers.create(

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def write_inventory(federation: Federation, shared: Path) -> Path:
-    """Two entries with a host each, which have certificates already."""
+    """Write an inventory of two hosts that already have certificates."""
     machines = []
     for number, clients in enumerate(("client-0:1", "client-2:3")):
         host = {

@@ -92,7 +92,8 @@ async def test_run_stops_early_when_the_metric_stops_improving(undisturbed: End)
 async def test_coordinator_killed_around_a_commit_stops_in_the_same_round(
     federation: Federation, undisturbed: End, moment: str, back: int
 ) -> None:
-    """Kill around the last commit, after which only the end is missing, and the one before."""
+    """Kill around the last commit, after which only the run's end is missing, and around the one
+    before."""
     federation.points.note_boundaries()
     federation.points.kill(f"{moment}-{len(undisturbed.models) - back}")
     run_id = await federation.start_run()

@@ -40,12 +40,12 @@ async def federation(shared: Federation) -> Federation:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Federation) -> str:
-    """The digest of the model that a run comes to when nothing happens to it."""
+    """Final model digest of an undisturbed run."""
     return await shared.finished(await shared.start_run())
 
 
 async def ended_by(process: LocalProcess, number: signal.Signals) -> int:
-    """Ask a process to end; its exit code."""
+    """Send a signal to a process and return its exit code."""
     os.kill(process.group, number)
     return await in_time(SECONDS, process.ended())
 
@@ -115,7 +115,7 @@ async def test_coordinator_ends_on_sigterm_during_aggregation_of_a_large_model(
 
 
 class locked:  # noqa: N801  # it is used as a context manager
-    """Another process has an SQLite database for itself."""
+    """Lock a SQLite database from another process."""
 
     def __init__(self, path: Path) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None)

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def shown(measure: str, said: str) -> list[float]:
-    """A measure's values, as `potluck watch` shows them round by round."""
+    """Return the values of a metric that `potluck watch` printed, by round."""
     return [float(value) for value in re.findall(rf"  {measure} ([\d.]+) ", said)]
 
 

@@ -44,7 +44,7 @@ def start(file: Path, output: Path) -> subprocess.Popen[bytes]:
 
 
 def cells(output: Path) -> dict[str, float]:
-    """When each finished cell was written, by name."""
+    """Return the time at which each finished cell was written, by name."""
     return {path.name: path.stat().st_mtime_ns for path in (output / "cells").glob("*.json")}
 
 

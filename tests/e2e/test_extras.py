@@ -72,7 +72,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def required_by(name: str, found: set[str]) -> set[str]:
-    """A distribution and those that it requires, and so on."""
+    """Return a distribution and its transitive requirements."""
     if name not in found:
         found.add(name)
         for requirement in map(Requirement, distribution(name).requires or ()):
@@ -140,7 +140,7 @@ class Machine:
         return result.stdout
 
     def complaint(self, folder: Path, *arguments: str) -> str:
-        """The one line with which a program fails."""
+        """Return the one-line error with which a program fails."""
         result = self.run(folder, *arguments)
         assert result.returncode == 1
         [line] = result.stderr.splitlines()

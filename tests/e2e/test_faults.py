@@ -34,7 +34,7 @@ async def federation(shared: Federation) -> Federation:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Federation) -> list[operator_pb2.CommittedRound]:
-    """The history of a run that nothing happened to."""
+    """History of an undisturbed run."""
     run_id = await shared.start_run()
     await shared.finished(run_id)
     return await shared.history(run_id)
@@ -43,7 +43,7 @@ async def undisturbed(shared: Federation) -> list[operator_pb2.CommittedRound]:
 async def same_run(
     federation: Federation, run_id: str, undisturbed: list[operator_pb2.CommittedRound]
 ) -> None:
-    """Wait for the end; it must be that of the undisturbed run, by the same hosts."""
+    """Wait for the end; check that it equals the undisturbed run and that no host restarted."""
     assert await federation.finished(run_id) == undisturbed[-1].model_blake3
     history = await federation.history(run_id)
     assert [entry.model_blake3 for entry in history] == [

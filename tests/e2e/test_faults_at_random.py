@@ -48,7 +48,7 @@ def same(
 
 
 async def killed(federation: Federation, victims: list[int]) -> None:
-    """Kill them all at once, and start them again."""
+    """Kill all of them at once and restart them."""
     kills = [
         federation.kill_coordinator() if victim == COORDINATOR else federation.kill_host(victim)
         for victim in victims

@@ -40,7 +40,7 @@ async def federation(shared: Federation) -> Federation:
 
 
 async def ended_well(federation: Federation, run_id: str, digest: str) -> None:
-    """Wait for the end; assert the digest, and that exactly the planned rounds are committed."""
+    """Wait for the end; check the digest and the number of committed rounds."""
     assert await federation.finished(run_id) == digest
     assert [each.round for each in await federation.history(run_id)] == [*range(1, ROUNDS + 1)]
     assert not list(federation.state.glob("spool/*"))
@@ -101,7 +101,7 @@ async def test_run_that_failed_after_its_last_round_finishes_when_resumed(
 async def test_hosts_delete_their_updates_after_the_restart_of_a_finished_run(
     federation: Federation,
 ) -> None:
-    """They keep delivered updates until a coordinator reports that it needs them no longer."""
+    """Hosts keep delivered updates until a coordinator reports that it no longer needs them."""
     federation.points.note_boundaries()
     federation.points.hold(LAST_COMMIT)
     run_id = await federation.start_run()

@@ -35,12 +35,12 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fede
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Federation) -> str:
-    """The last model of a run that nothing happened to."""
+    """Final model digest of an undisturbed run."""
     return await shared.finished(await shared.start_run())
 
 
 def commands_on_the_page() -> list[str]:
-    """The commands of the page's section, as a reader would copy them."""
+    """Return the commands of the page's section."""
     page = (ROOT / "docs/operate/backup.md").read_text()
     [section] = re.findall(r"^## Backup and restore\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
     found: list[str] = re.findall(r"^\$ (potluck-server .*)$", section, re.MULTILINE)
@@ -97,7 +97,7 @@ async def test_documented_commands_restore_a_run_after_a_crash(
 async def test_backup_during_rounds_is_complete(
     shared: Federation, undisturbed: str, tmp_path: Path
 ) -> None:
-    """Models are deleted after every round, and it takes longer than one."""
+    """Models are deleted after every round, and the backup takes longer than a round."""
     shared.points.clear()
     run_id = await shared.start_run("rounds=40")
     await shared.until_committed(run_id, 1)
@@ -233,7 +233,7 @@ async def test_killed_backup_does_not_affect_the_run_and_can_be_repeated(
 
 
 def contents(state: Path) -> dict[str, bytes]:
-    """All files except locks, which hold the number of a process."""
+    """Return all files except locks, which contain process ids."""
     files = [path for path in state.rglob("*") if path.is_file() and "lock" not in path.name]
     return {str(path.relative_to(state)): path.read_bytes() for path in files}
 

@@ -60,7 +60,7 @@ async def as_undisturbed(federation: Federation, run_id: str, undisturbed: str) 
 
 
 async def in_round_two(federation: Federation, *assignments: str) -> str:
-    """A run in whose second round client-0 is at work, and the others are done."""
+    """Start a run; return its id when only client-0 still trains in round 2."""
     run_id = await federation.before_round_two(*assignments)
     federation.points.hold("train-client-0")
     federation.points.release("select")

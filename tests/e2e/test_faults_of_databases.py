@@ -70,7 +70,7 @@ async def shared(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Shared) -> str:
-    """The last model of a run that nothing happened to."""
+    """Final model digest of an undisturbed run."""
     return await shared.federation.finished(await shared.federation.start_run())
 
 

@@ -83,7 +83,7 @@ def has_bytes(folder: Path, pattern: str) -> bool:
 
 
 async def killed_when(federation: Federation, run_id: str, under_way: Callable[[], bool]) -> bool:
-    """Kill the last host while that is under way, or at the end; whether it was."""
+    """Kill the last host when the condition holds or the run has ended; return whether it held."""
     while not under_way() and (await federation.status(run_id)).state not in OVER:
         pass
     await federation.kill_host(2)

@@ -39,7 +39,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fede
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Federation) -> str:
-    """The last model of a run that nothing happened to."""
+    """Final model digest of an undisturbed run."""
     return await shared.finished(await shared.start_run())
 
 

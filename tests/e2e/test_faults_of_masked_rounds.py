@@ -48,7 +48,7 @@ async def federation(shared: Federation) -> Federation:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Federation) -> list[str]:
-    """The models of a run that nothing happened to."""
+    """Model digests of an undisturbed run."""
     await shared.until_attending()
     run_id = await shared.start_run()
     await shared.finished(run_id)
@@ -125,7 +125,8 @@ async def test_coordinator_killed_during_a_masked_round_selects_again(
 async def test_coordinator_killed_after_unmasking_receives_the_identical_sum_again(
     federation: Federation, undisturbed: list[str], point: str
 ) -> None:
-    """Clients have given their shares by then, and give them again for the identical set only."""
+    """By then clients have released their shares; they release them again for the identical set
+    only."""
     federation.points.kill(point)
     run_id = await federation.start_run()
     assert await federation.coordinator.ended() == 137
@@ -147,7 +148,7 @@ async def test_run_stopped_during_a_masked_round_leaves_no_files(federation: Fed
 async def test_clients_refuse_to_repeat_a_sum_without_one_of_them(
     federation: Federation, undisturbed: list[str]
 ) -> None:
-    """The run is one that all were in; the difference would be what the missing one had sent."""
+    """The difference of the two sums would be the update of the missing client."""
     before = uploads(federation, 2)
     federation.points.hold("train-client-2")
     run_id = await federation.start_run()

@@ -71,7 +71,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scen
 
 
 async def listen_everywhere(federation: Federation, addresses: list[str]) -> None:
-    """Let the coordinator be reached, and believed, at all ends of the cables."""
+    """Make the coordinator listen, with a valid certificate, at all ends of the cables."""
     files = federation.files
     names = [LOOPBACK, *addresses]
     pki.issue(files.folder / "pki", Role.COORDINATOR, "coordinator", hosts=names, force=True)
@@ -99,7 +99,7 @@ async def scene(shared: Scene) -> AsyncIterator[Scene]:
 
 
 async def at_work(scene: Scene, *assignments: str) -> str:
-    """A run whose clients beyond the cables are all training."""
+    """Start a run; return its id when all clients beyond the cables train."""
     trainings = [f"train-client-{number}" for number in REMOTE]
     scene.federation.points.hold(*trainings)
     run_id = await scene.federation.start_run(*assignments)

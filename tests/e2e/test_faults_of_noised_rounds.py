@@ -31,13 +31,13 @@ async def federation(shared: Federation) -> Federation:
 
 
 def charged(federation: Federation, run_id: str) -> list[tuple[int, int]]:
-    """The round and the attempt of each charged sum."""
+    """Return the round and the attempt of each charged sum."""
     found = RoundLedger(federation.state, run_id).rounds()
     return [(each.round, each.attempt) for each in found]
 
 
 async def included(federation: Federation, run_id: str) -> Counter[str]:
-    """The number of committed rounds that each client is in."""
+    """Return the number of committed rounds that include each client."""
     history = await federation.history(run_id)
     members = [member for entry in history for member in entry.members]
     return Counter(each.client_id for each in members if each.state == INCLUDED)

@@ -95,7 +95,7 @@ async def test_run_waits_for_all_hosts_killed_during_a_round(
 
 
 async def test_demo_ends_with_an_error_when_its_last_host_is_killed(tmp_path: Path) -> None:
-    """Nothing would restart the hosts."""
+    """The demo does not restart hosts."""
     output = io.StringIO()
     async with crash_federation(tmp_path, clients=2, hosts=2, count=2) as federation:
         federation.points.hold("train-client-0")

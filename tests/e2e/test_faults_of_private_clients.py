@@ -78,7 +78,7 @@ async def killed(federation: Federation) -> int:
 async def test_host_killed_around_its_charge_never_records_less_than_it_spent(
     federation: Federation, point: str, charge: int
 ) -> None:
-    """Its vector is in no sum. The other six are charged once each."""
+    """No sum contains its vector. The other six clients are charged once each."""
     federation.points.note_boundaries()
     federation.points.kill(point)
     run_id = await federation.start_run()

@@ -25,7 +25,7 @@ TRAININGS = [f"train-client-{number}" for number in range(4)]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
-    """Models have two megabytes."""
+    """A federation whose models have two megabytes."""
     async with crash_federation(
         tmp_path_factory.mktemp("relay-disks"),
         clients=4,
@@ -40,14 +40,14 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(federation: Federation) -> str:
-    """The last model of a run without a relay."""
+    """Final model digest of a run without a relay."""
     await federation.start_hosts()
     await federation.until_attending()
     return await federation.finished(await federation.start_run())
 
 
 async def moved(federation: Federation) -> None:
-    """Start the hosts again, without models, behind the relay that their files name."""
+    """Restart the hosts, without models, behind the relay in their configuration."""
     federation.points.clear()
     for host in list(federation.processes.hosts.values()):
         await host.stop()
@@ -58,7 +58,7 @@ async def moved(federation: Federation) -> None:
 
 
 def both_train(federation: Federation) -> bool:
-    """True if a client of each host is held at its training; a host trains one at a time."""
+    """Return True if a client of each host is held in its training; a host trains one at a time."""
     reached = [federation.points.reached(each) for each in TRAININGS]
     return any(reached[:2]) and any(reached[2:])
 

@@ -50,13 +50,13 @@ async def federation(shared: Federation) -> Federation:
 
 
 async def states(federation: Federation, run_id: str) -> list[list[tuple[int, str]]]:
-    """Each round's members: their states and troubles."""
+    """Return the states and troubles of each round's members."""
     history = await federation.history(run_id)
     return [[(member.state, member.trouble) for member in row.members] for row in history]
 
 
 async def picked(federation: Federation, run_id: str) -> list[list[tuple[str, str]]]:
-    """Each round's cohort, with the reasons."""
+    """Return each round's cohort, with the reasons."""
     history = await federation.history(run_id)
     return [[(member.client_id, member.reason) for member in row.members] for row in history]
 
@@ -81,7 +81,8 @@ async def picked(federation: Federation, run_id: str) -> list[list[tuple[str, st
 async def test_coordinator_killed_during_selection_gives_the_same_run(
     federation: Federation, name: str
 ) -> None:
-    """Most wait for answers, which are computed with the model; oort evaluates it."""
+    """Most selectors wait for answers that clients compute with the model; oort evaluates the
+    model."""
     chosen = [f'selector.name="{name}"', *OPTIONS.get(name, [])]
     undisturbed = await federation.start_run(*chosen)
     digest = await federation.finished(undisturbed)
@@ -100,7 +101,8 @@ async def test_coordinator_killed_during_selection_gives_the_same_run(
 async def test_selector_state_from_updates_is_the_same_after_a_kill(
     federation: Federation, assignments: list[str]
 ) -> None:
-    """The updates are judged, then the coordinator dies before their round is committed."""
+    """The coordinator is killed after the selector has read the updates, before it commits the
+    round."""
     undisturbed = await federation.start_run(*assignments)
     digest = await federation.finished(undisturbed)
     federation.points.note_boundaries()
@@ -163,7 +165,7 @@ async def test_client_specific_work_is_the_same_after_a_kill(
 async def test_skipped_upload_discloses_no_sample_count_before_or_after_a_kill(
     federation: Federation, weighting: str
 ) -> None:
-    """pow-d draws its candidates by the numbers of samples that are known."""
+    """pow-d draws its candidates by the disclosed sample counts."""
     assignments = [
         'selector.name="pow-d"',
         "selector.candidates=4",

@@ -61,7 +61,7 @@ CONCATENATING = [
 
 
 def several(strategy: str, **options: Any) -> list[str]:
-    """A model for each client, which learn from one another on the coordinator."""
+    """A strategy with one model per client, trained on the coordinator."""
     return [
         *named(strategy, clients=6, batch_size=8, **options),
         'model.name="ensemble"',
@@ -71,7 +71,7 @@ def several(strategy: str, **options: Any) -> list[str]:
 
 
 async def killed_twice(federation: Federation, strategy: list[str]) -> str:
-    """A run whose coordinator dies after its first commit, and before its second."""
+    """Start a run; kill the coordinator after the first commit and before the second."""
     federation.points.hold("observe")
     run_id = await federation.start_run(*strategy)
     await until(lambda: federation.points.reached("observe"))
@@ -179,7 +179,7 @@ async def test_training_on_the_coordinator_is_reported_and_stopped_with_its_run(
 
 
 def trainings() -> list[int]:
-    """Processes that train on a coordinator of this test's."""
+    """Return this test's processes that train on a coordinator."""
     folder = os.environ["POTLUCK_POINTS"].encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -241,7 +241,7 @@ def remembered_sums(state: Path, run_id: str) -> dict[str, NDArray[np.float64]]:
 
 
 async def lose_state(federation: Federation, host: int) -> None:
-    """A host is killed and comes back without what its clients kept."""
+    """Kill a host and restart it without the state of its clients."""
     await federation.kill_host(host)
     await federation.until_attending(len(federation.files.hosts) - 1)
     for path in federation.files.folder.glob(f"host-{host}/kept"):
@@ -251,7 +251,7 @@ async def lose_state(federation: Federation, host: int) -> None:
 
 
 async def run_with_a_loss(federation: Federation, strategy: list[str]) -> str:
-    """A run of all clients; a host loses its state directory between rounds 2 and 3."""
+    """Start a run of all clients; delete a host's state directory between rounds 2 and 3."""
     everybody = ["clients_per_round=6", "expected_clients=6", *strategy]
     federation.points.hold("observe")
     run_id = await federation.start_run(*everybody)

@@ -23,12 +23,12 @@ ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ
 
 
 def commands(label: str) -> list[str]:
-    """The shell blocks below each comment with that label, in order."""
+    """Return the shell blocks below each comment with that label, in order."""
     return re.findall(rf"<!-- {label} -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
 
 
 def typed(folder: Path, text: str) -> str:
-    """Run commands to their end, which must be a success, and return what they print."""
+    """Run commands to their end, check that they succeed, and return their output."""
     done = subprocess.run(
         ["bash", "-e", "-c", text],
         cwd=folder,

@@ -205,7 +205,7 @@ def _attended_twice_since(log: Path, before: int) -> bool:
 
 
 async def _start_without_models(federation: Federation) -> None:
-    """Start hosts that have to fetch what they train."""
+    """Start hosts that must download their models."""
     for model in federation.files.folder.glob("host-*/models/*"):
         model.unlink()
     await federation.start_hosts()

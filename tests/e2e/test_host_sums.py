@@ -21,7 +21,7 @@ STRATEGIES = {
 
 
 async def digests(federation: Federation, names: Sequence[str]) -> Mapping[str, str]:
-    """The last model by strategy."""
+    """Return the last model digest, by strategy."""
     found = {}
     for name in names:
         run_id = await federation.start_run(*SUMS, *STRATEGIES[name])
@@ -55,7 +55,7 @@ async def test_any_grouping_of_clients_on_hosts_gives_the_same_model(tmp_path: P
 
 @pytest.mark.slow
 async def test_processes_killed_between_host_sums_give_the_same_model(tmp_path: Path) -> None:
-    """A host between its clients' updates, a coordinator that has some of the sums."""
+    """Kill a host between its clients' updates and a coordinator that has some of the sums."""
     run = (*SUMS, *STRATEGIES["fedavg"])
     async with crash_federation(tmp_path, clients=6, hosts=2, count=6, rounds=2) as federation:
         undisturbed = await federation.finished(await federation.start_run(*run))

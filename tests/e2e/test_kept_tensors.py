@@ -50,7 +50,8 @@ async def federation(shared: Federation) -> Federation:
 
 
 def kept(federation: Federation, run_id: str) -> dict[str, bytes]:
-    """The tensor that each client keeps of its last update, in a run that has included all."""
+    """Return the tensor that each client keeps of its last update, after a run that included
+    all."""
     found: dict[str, bytes] = {}
     for path in federation.files.folder.glob("host-*/kept/*.json"):
         record = json.loads(path.read_text())
@@ -65,7 +66,7 @@ def kept(federation: Federation, run_id: str) -> dict[str, bytes]:
 
 
 async def outcome(federation: Federation, run_id: str) -> tuple[list[tuple[str, float]], object]:
-    """Each round's model and its accuracy on the clients, and what these keep at the end."""
+    """Return each round's model and accuracy on the clients, and the tensors kept at the end."""
     await federation.finished(run_id)
     history = await federation.history(run_id)
     members = [member for entry in history for member in entry.members]

@@ -25,7 +25,7 @@ WHOLE_MODEL = 90_000_000
 
 
 def measured(said: str, label: str, unit: str) -> list[float]:
-    """A measure on held-out samples, round by round, as `potluck run --watch` shows it."""
+    """Return the values of a metric that `potluck run --watch` printed, by round."""
     return [float(each) for each in re.findall(rf"  {label} ([0-9.]+){unit}  ", said)]
 
 

@@ -45,7 +45,7 @@ async def federation(shared: Federation) -> Federation:
 
 
 async def rounds_of(federation: Federation, run_id: str) -> list[RoundRow]:
-    """The committed rounds of a run that is over, as the coordinator stored them."""
+    """Return the stored committed rounds of a finished run."""
     await federation.kill_coordinator()
     with Store.open(f"sqlite:///{federation.state / 'potluck.sqlite3'}") as store:
         rounds = store.rounds(run_id)
@@ -130,7 +130,8 @@ async def told(federation: Federation, run_id: str) -> list[object]:
 
 
 async def with_late_ones(federation: Federation, disturbance: str) -> tuple[str, str]:
-    """A run with late updates, and the digest of its model; see `run_with_late_ones`."""
+    """Finish a run with late updates; return its id and the digest of its model. See
+    `run_with_late_ones`."""
     points, last = federation.points, len(federation.files.hosts) - 1
 
     async def disturb() -> None:

@@ -20,7 +20,7 @@ DEADLINE_SECONDS = 10.0
 
 
 async def joined(federation: Federation, meanwhile: Callable[[], Awaitable[None]]) -> str:
-    """A run whose late updates join round 2; the digest of its model."""
+    """Finish a run whose late updates join round 2; return the digest of its model."""
     run_id = await run_with_late_ones(federation, meanwhile, deadline_seconds=DEADLINE_SECONDS)
     digest = await federation.finished(run_id)
     history = await federation.history(run_id)

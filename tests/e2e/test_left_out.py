@@ -62,7 +62,7 @@ def environment(**values: str) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def odd_host(federation: Federation, **values: str) -> AsyncIterator[TetheredProcess]:
-    """The third host, in another environment."""
+    """Run the third host in another environment."""
     path = federation.files.hosts[ODD]
     command = [program("potluck-client"), "--config", str(path)]
     with environment(**values):

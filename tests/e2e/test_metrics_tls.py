@@ -23,7 +23,7 @@ pytestmark = [
 
 
 def job(name: str, files: TlsFiles | None, authority: Path, *ports: int) -> dict[str, Any]:
-    """A job of scrape_configs."""
+    """Return a job of scrape_configs."""
     tls = {"ca_file": str(authority)}
     if files is not None:
         tls |= {"cert_file": str(files.certificate), "key_file": str(files.key)}

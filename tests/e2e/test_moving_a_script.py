@@ -54,7 +54,7 @@ SCRIPTS: dict[str, tuple[str, str, Callable[[Path], None], str, str]] = {
 
 
 def blocks(language: str) -> dict[str, str]:
-    """The page's blocks in a language, by the file that their first line names."""
+    """Return the page's blocks in a language, by the file that their first line names."""
     found = re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     return {re.split(r"[\s]+", text, maxsplit=2)[1]: text for text in found}
 

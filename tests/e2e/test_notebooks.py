@@ -68,7 +68,7 @@ SAID = {
 
 @pytest.fixture(autouse=True)
 def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels keep their files, and federations theirs, in a folder of the test's."""
+    """Keep the files of kernels and federations in a folder of the test."""
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -100,7 +100,7 @@ async def test_each_notebook_runs_without_errors(path: Path, tmp_path: Path) -> 
 
 
 class Kernel:
-    """A kernel, and what its cells have said."""
+    """A kernel and the output of its cells."""
 
     def __init__(self, manager: AsyncKernelManager, client: AsyncKernelClient) -> None:
         self.manager = manager
@@ -112,7 +112,7 @@ class Kernel:
         self._cell = self.client.execute(code)
 
     async def until(self, found: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-        """The messages of the cell up to the first of that kind."""
+        """Return the messages of the cell up to the first of that kind."""
         messages: list[dict[str, Any]] = []
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):

@@ -73,7 +73,7 @@ class Secrets:
         self.texts: set[str] = set()
 
     def add_payload(self, payload: object) -> None:
-        """Whatever a client has disclosed."""
+        """Add the values of a disclosed payload."""
         if isinstance(payload, dict):
             for value in payload.values():
                 self.add_payload(value)
@@ -88,7 +88,7 @@ class Secrets:
             self.numbers.append(payload)
 
     def found_in(self, text: str) -> list[str]:
-        """The lines that carry any of it."""
+        """Return the lines that contain a secret."""
         return [line for line in text.splitlines() if self._is_in(line)]
 
     def _is_in(self, line: str) -> bool:
@@ -108,7 +108,7 @@ class Secrets:
 
 
 def secrets_of(files: DemoFiles) -> Secrets:
-    """Everything secret that lies in a federation's files, and in its clients' data."""
+    """Return all secrets in a federation's files and in its clients' data."""
     from potluck_canary import label_counts  # type: ignore[import-not-found]
 
     secrets = Secrets()

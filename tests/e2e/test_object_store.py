@@ -25,7 +25,7 @@ INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def straight(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The models of a run whose files go straight from one to the other."""
+    """Model digests of a run without an object store."""
     async with crash_federation(tmp_path_factory.mktemp("straight"), rounds=2) as federation:
         run_id = await federation.start_run()
         await federation.finished(run_id)

@@ -53,7 +53,7 @@ SEEN = """(seen) => {
 
 
 def under_way() -> Event:
-    """A round with one client that is late among four, and one that is lost."""
+    """Return the progress of a round with one late client among four, and one lost client."""
     event = progress(
         3, "train", member(0), member(1), member(2, TRAINING, 0.25), member(3, LOST, 0.5)
     )
@@ -124,7 +124,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 
 async def fits(page: Page) -> bool:
-    """True where nothing sticks out at the side."""
+    """Return True if no element overflows the width of the window."""
     fitting: bool = await page.evaluate(
         "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
     )

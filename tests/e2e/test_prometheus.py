@@ -98,7 +98,7 @@ def scrape_configs(config: Path) -> list[dict[str, object]]:
 
 @contextlib.asynccontextmanager
 async def demo(folder: Path, *arguments: str) -> AsyncIterator[None]:
-    """`potluck demo` as a person runs it, ended as a person would."""
+    """Run `potluck demo` and end it as a person would."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "potluck.deploy.cli", "demo", "--folder", str(folder), *arguments),
         stdin=asyncio.subprocess.DEVNULL,
@@ -141,7 +141,7 @@ async def test_every_dashboard_panel_has_data_for_a_demo(tmp_path: Path) -> None
 
 
 async def check_doctor(folder: Path) -> None:
-    """`potluck doctor` finds nothing bad in a federation that is well."""
+    """Check that `potluck doctor` reports no problem in a healthy federation."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "potluck.deploy.cli", "doctor", "--json"),
         *("--config", str(folder / "operator.toml"), str(folder / "host-0.toml")),
@@ -160,7 +160,7 @@ async def check_doctor(folder: Path) -> None:
 
 @dataclass(kw_only=True)
 class Scene:
-    """A federation under way, and who watches it."""
+    """A running federation and the Prometheus that scrapes it."""
 
     files: DemoFiles
     processes: LocalFederation
@@ -176,7 +176,7 @@ class Scene:
         )
 
     async def until_held_up(self, run_id: str) -> None:
-        """Wait until nothing has happened in a round's training for a while."""
+        """Wait until a round's training has made no progress for a while."""
         events, quiet = self.operator.watch_run(run_id, newest_rounds=1), 0
         async with asyncio.timeout(PATIENCE_SECONDS), contextlib.aclosing(events):
             async for event in events:  # progress is told where nothing else is
@@ -188,7 +188,7 @@ class Scene:
 
 @contextlib.contextmanager
 def spoiling(file: Path) -> Iterator[None]:
-    """The strategy that spoils, here and in processes started meanwhile."""
+    """Install the strategy that spoils models, here and in processes started meanwhile."""
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(SPOIL), *filter(None, [before.get("PYTHONPATH")])]
@@ -263,7 +263,7 @@ async def relay_without_hosts(files: DemoFiles) -> AsyncIterator[Relay]:
 
 @dataclass(frozen=True)
 class OnlyFiles:
-    """A federation that is not under way."""
+    """A federation that is not running."""
 
     files: DemoFiles
 

@@ -185,7 +185,7 @@ def test_demo_command_with_the_same_settings_gives_the_same_model(
 
 
 def models_in(federation: Federation) -> set[str]:
-    """The digests of the model files that the coordinator keeps."""
+    """Return the digests of the model files that the coordinator keeps."""
     assert federation.folder is not None
     files = (federation.folder / "federation-1" / "coordinator" / "models").glob("*.safetensors")
     return {path.stem for path in files}
@@ -341,7 +341,7 @@ def test_connected_federation_uses_an_operator_certificate(
             list(lonely)
 
         class Mine:
-            """A class that the coordinator does not have."""
+            """A selector class that is not installed on the coordinator."""
 
         with pytest.raises(ConfigurationError, match="install it there as a package"):
             connected.run(task=TASK, selector=Mine)  # type: ignore[arg-type]  # on purpose
@@ -413,7 +413,7 @@ with Federation.local(hosts=5, root=True) as federation:
 
 
 def test_federation_runs_without_linux_only_functions() -> None:
-    """Python on macOS lacks some functions; masked updates and models are written all the same."""
+    """Python on macOS lacks some functions; masked updates and models must work without them."""
     path = os.pathsep.join([str(ROOT / "tests" / "support" / "without_linux"), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", SUMS],

@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 120.0
 
 
 def blocks(label: str) -> list[str]:
-    """The shell commands below each comment with that label."""
+    """Return the shell commands below each comment with that label."""
     page = FOUR_TERMINALS.read_text()
     return re.findall(rf"<!-- {label} -->\n```sh\n(.*?)```", page, flags=re.DOTALL)
 
@@ -49,7 +49,7 @@ async def to_its_end(folder: Path, commands: str) -> tuple[int, str]:
 
 
 def use_port(folder: Path, port: int) -> None:
-    """The only thing that is not as on the page: its port may be taken."""
+    """Replace the page's port, which may be taken."""
     for file in folder.glob("*.toml"):
         file.write_text(file.read_text().replace(PORT, str(port)))
 

@@ -34,7 +34,7 @@ async def federation(shared: Federation) -> Federation:
 
 
 async def sites(federation: Federation, run_id: str) -> list[list[str]]:
-    """The sites of each round's cohort, in the order chosen."""
+    """Return the sites of each round's cohort, in the order of selection."""
     clients = await federation.operator.list_clients()
     site_of = {client.client_id: client.tags["site"] for client in clients}
     history = await federation.history(run_id)

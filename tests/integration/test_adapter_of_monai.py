@@ -38,7 +38,7 @@ MEASURES = {
 
 
 def slices(count: int) -> list[dict[str, Any]]:
-    """Bright squares on noise; the last has none."""
+    """Return images with bright squares on noise; the last one has no square."""
     generator = np.random.default_rng(count)
     made = []
     for number in range(count):
@@ -112,7 +112,7 @@ def evaluator(model: nn.Module, batches: Any) -> Any:
 
 
 class Squashed:
-    """Probabilities above a half, as the loop above has them."""
+    """Turn logits into 0 or 1 at a probability of one half, as the loop above does."""
 
     def __call__(self, data: dict[str, Any]) -> Any:
         data = {**data, "pred": data["pred"].sigmoid()}

@@ -75,7 +75,7 @@ class Gate:
 
 @contextmanager
 def held(owner: type, method: str, after: int = 1) -> Iterator[Gate]:
-    """Calls of a method wait; they go on when the block ends at the latest."""
+    """Hold calls of a method until the gate opens, at the latest until the block ends."""
     gate = Gate(getattr(owner, method), after)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(owner, method, lambda *arguments, **options: gate(*arguments, **options))

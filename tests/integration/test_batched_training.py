@@ -24,7 +24,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(federation: Federation) -> str:
-    """The digest of the last model where nothing happens."""
+    """Final model digest of an undisturbed run."""
     return await federation.finished(await federation.start_run(*BATCHED))
 
 

@@ -508,7 +508,7 @@ async def test_upload_continues_after_the_control_stream_reconnects(scene: Scene
 
 @contextlib.asynccontextmanager
 async def delivery(scene: Scene, path: Path) -> AsyncIterator[tuple[Link, asyncio.Task[None]]]:
-    """The delivery of a file that the coordinator holds up once it has begun."""
+    """Start the delivery of a file, which the coordinator then holds up."""
     scene.fake.hold_uploads = asyncio.Event()
     content = b"weights"
     update = KeptUpdate(

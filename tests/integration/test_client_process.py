@@ -55,7 +55,7 @@ async def host(
     prefix: Sequence[str] = (),
     **changes: Any,
 ) -> AsyncIterator[Process]:
-    """A client process; killed at the end if it still runs."""
+    """Run a client process; kill it at the end if it still runs."""
     config = host_config(folder, federation.hosts["host-0"], port, **changes)
     path = write_config(config, folder / "host.toml")
     arguments = [*prefix, *COMMAND, "--config", str(path), "--log-format", "json"]
@@ -69,7 +69,7 @@ async def host(
 
 
 async def ended(process: Process) -> tuple[int, list[str]]:
-    """Exit code and lines on stderr."""
+    """Return the exit code and the lines on stderr."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         _, errors = await process.communicate()
     assert process.returncode is not None

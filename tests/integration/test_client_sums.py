@@ -38,7 +38,7 @@ async def scene(tmp_path: Path, federation: TestFederation) -> AsyncIterator[Sce
 def instruct(
     scene: Scene, *names: str, companions: Sequence[str] = NAMES, seconds: float = 60
 ) -> None:
-    """Have the clients of these trainings train for the same attempt."""
+    """Send instructions of one attempt to the clients of these trainings."""
     model = scene.model()
     for name in names:
         client = f"client-{NAMES.index(name)}"
@@ -52,7 +52,7 @@ def members(header: transfer_pb2.UpdateHeader) -> set[str]:
 
 
 async def arrived(scene: Scene, *groups: str) -> None:
-    """Wait until the sums of these members are there, e.g. "ab" and "c"."""
+    """Wait until the sums of these members have arrived, e.g. "ab" and "c"."""
     wanted = [set(group) for group in groups]
 
     def complete() -> bool:
@@ -63,7 +63,7 @@ async def arrived(scene: Scene, *groups: str) -> None:
 
 
 def lanes(scene: Scene, names: str) -> Lanes:
-    """The lanes of the sum of these members, as it arrived."""
+    """Return the lanes of the received sum of these members."""
     [upload] = [u for u in scene.fake.uploads.values() if members(u.header) == set(names)]
     path = scene.folder / "upload"
     path.write_bytes(upload.content)

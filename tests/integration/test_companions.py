@@ -13,7 +13,7 @@ MINE = ("client-1", "client-2")
 
 
 async def groups(call: Any, run_id: str) -> Mapping[str, Sequence[str]]:
-    """The companions that come with the training of each of the host's clients."""
+    """Return the companions listed in the training of each of the host's clients."""
     told: dict[str, Sequence[str]] = {}
     while len(told) < len(MINE):
         instruction = await next_training(call, run_id)

@@ -53,7 +53,8 @@ async def undisturbed(shared: Federation) -> str:
 
 
 async def first_round(federation: Federation, run_id: str) -> str:
-    """The model of a run that has committed one round; it must be there, whole."""
+    """Return the model digest of a run after one committed round; check that the file is
+    complete."""
     [entry] = await federation.history(run_id)
     answers = federation.operator.fetch_model(run_id, round_number=1, blake3="", offset=0)
     size = sum([len(answer.frame.chunk) async for answer in answers])
@@ -62,7 +63,7 @@ async def first_round(federation: Federation, run_id: str) -> str:
 
 
 async def refuses_to_start(federation: Federation) -> str:
-    """Start the coordinator, which must end by itself; what it says."""
+    """Start the coordinator, check that it ends, and return its error."""
     await federation.processes.start_coordinator()
     with pytest.raises(RunError) as error:
         await federation.processes.until_ready()
@@ -78,7 +79,7 @@ def last_line(federation: Federation) -> str:
 
 
 def filled(federation: Federation, *, leave_bytes: int) -> Path:
-    """A file that fills the disk, on which nothing waits to be written over."""
+    """Delete files that can be overwritten, then fill the disk; return the file that fills it."""
     for spares in ("spool/*/spare/*", "models.spare/*"):
         for spare in federation.state.glob(spares):
             spare.unlink()
@@ -223,7 +224,7 @@ def damaged(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def changed_row(path: Path, statement: str, value: str) -> Iterator[None]:
-    """Change a column, and put it back."""
+    """Change a column, and restore it afterwards."""
     column = statement.split(" SET ")[1].split()[0]
     with contextlib.closing(sqlite3.connect(path)) as database, database:
         rows = database.execute(f"SELECT rowid, {column} FROM rounds").fetchall()  # noqa: S608  columns of our own

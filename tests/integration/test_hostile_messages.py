@@ -39,7 +39,7 @@ NO_MESSAGE = b"\xff" * 100
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
-    """Two honest hosts; the certificate of the third is the tests' own."""
+    """Two honest hosts; the tests use the certificate of the third."""
     async with crash_federation(
         tmp_path_factory.mktemp("hostile"),
         clients=3,
@@ -157,7 +157,7 @@ async def test_ten_thousand_refused_calls_are_logged_as_a_count(federation: Fede
 async def test_certificate_that_expires_ends_open_streams_and_new_calls(
     federation: Federation,
 ) -> None:
-    """TLS looks at it once, when the connection is made; the coordinator with every call."""
+    """TLS checks the certificate once per connection, the coordinator with every call."""
     folder = federation.files.folder / "pki"
     begun = datetime.now(UTC) - timedelta(days=1) + timedelta(seconds=12)
     brief = pki.issue(folder, Role.HOST, "brief", clients=[ME], days=1, now=begun)

@@ -85,7 +85,7 @@ async def hostile(federation: Federation) -> AsyncIterator[RawHost]:
 
 @contextlib.asynccontextmanager
 async def memory_stays_flat(federation: Federation) -> AsyncIterator[None]:
-    """The coordinator's private memory, looked at all the time, does not grow meanwhile."""
+    """Check throughout the block that the coordinator's private memory does not grow."""
     pid = await federation.processes.until_ready()
     before = private_bytes(pid)
     peak = before
@@ -113,7 +113,7 @@ def private_bytes(pid: int) -> int:
 
 
 async def honest_round(federation: Federation) -> None:
-    """The honest hosts get a round done."""
+    """Finish a round with the honest hosts."""
     run_id = await federation.start_run("clients_per_round=2", "expected_clients=2")
     await federation.finished(run_id)
 
@@ -122,7 +122,8 @@ async def honest_round(federation: Federation) -> None:
 async def selected(
     federation: Federation, host: RawHost, *assignments: str
 ) -> AsyncIterator[tuple[str, rpc.Instruction, Any]]:
-    """A run whose cohort the hostile host belongs to: its id, the instruction, the stream."""
+    """Start a run whose cohort contains the hostile host; return its id, the instruction and the
+    stream."""
     with contextlib.suppress(NotFoundError):  # what updates of other tests have cost it
         await federation.operator.set_quarantine(ME, None)
     async with host.attending(ME) as call:

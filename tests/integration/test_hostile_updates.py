@@ -47,7 +47,8 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 async def told_to_train(
     federation: Federation, *assignments: str
 ) -> AsyncIterator[tuple[str, RawHost, rpc.Instruction]]:
-    """A run whose cohort the lying host belongs to: its id, the host, the instruction."""
+    """Start a run whose cohort contains the lying host; return its id, the host and the
+    instruction."""
     async with (
         RawHost.of(federation.files.hosts[2]) as host,
         host.attending(ME) as call,

@@ -71,7 +71,7 @@ class Heads:
         return noted
 
     def found(self, traffic: bytes) -> bool:
-        """True where four numbers in a row of any of them are there, or what one has moved by."""
+        """Return True if four consecutive numbers of a head, or of its change, occur."""
         return any(
             row.tobytes() in traffic
             for head in self.all
@@ -82,19 +82,19 @@ class Heads:
 
 
 def rows(values: NDArray[Any]) -> NDArray[np.float32]:
-    """Four numbers of every sixteen."""
+    """Return the first four of every sixteen numbers."""
     return values.astype(np.float32).reshape(-1, 16)[:, :4]
 
 
 def kept_files(folder: Path) -> list[Path]:
-    """The files of what hosts keep."""
+    """Return the files of the tensors that hosts keep."""
     return sorted(folder.glob("host-*/kept/*.safetensors"))
 
 
 async def scanned(
     members: Members, folder: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> tuple[Heads, bytes, list[Path]]:
-    """The last layers of a run's clients, all that went over the wire, and what hosts keep."""
+    """Return the last layers of a run's clients, all traffic, and the files that hosts keep."""
     recording, heads = Recording(), Heads()
     monkeypatch.setattr("potluck.client.training.device.train_update", heads.noting(train_update))
     async with sum_federation(members, folder, interceptors=[recording]) as federation:

@@ -27,7 +27,7 @@ RUNS = 25
 
 @asynccontextmanager
 async def old_coordinator(folder: Path) -> AsyncIterator[OperatorClient]:
-    """It has a run of many rounds that is finished, many runs, and has met many clients."""
+    """Run a coordinator with a finished run of many rounds, many other runs and many clients."""
     options = DemoOptions(
         task="digits", selector="uniform", strategy="fedavg", clients=2, hosts=1, count=2,
         rounds=1, seed=7, device="cpu",

@@ -65,7 +65,7 @@ async def federation(members: Members, tmp_path: Path) -> AsyncIterator[SumFeder
 
 
 async def weights(federation: SumFederation, run_id: str) -> dict[str, NDArray[Any]]:
-    """The last model of a run."""
+    """Return the last model of a run."""
     _, _, blake3, _ = await federation.coordinator.archive.model_of(run_id, 0)
     with federation.coordinator.files.opened(blake3) as file:
         return {name: array.copy() for name, array in file.arrays.items()}
@@ -123,7 +123,7 @@ async def test_averaging_strategies_give_the_same_model_with_and_without_masks(
 async def test_hics_fl_selects_the_same_with_and_without_masks(
     federation: SumFederation,
 ) -> None:
-    """The selector looks at no update, and chooses as it would of open ones."""
+    """The selector reads no update, so masks do not change its choice."""
     run_file = f'{RUN_FILE}selector = {{name = "hics-fl", entropies = "told"}}\n'
     masked = await federation.finished(MASKED + run_file)
     assert masked.state is RunState.FINISHED, masked.reason
@@ -171,7 +171,7 @@ async def test_clients_silent_before_their_upload_are_excluded_and_after_it_coun
 async def test_round_with_too_few_survivors_is_retried_with_new_keys(
     federation: SumFederation, stage: MessageType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Losing three of seven is one too many, at first; no client is told to give up."""
+    """At first three of seven clients are lost, one too many. No client receives a cancellation."""
     sessions: dict[str, set[str]] = {}
     with silent(monkeypatch, dict.fromkeys(federation.members.names[:3], stage)):
         row = await federation.coordinator.start_run(ONE_ROUND + IMPATIENT)
@@ -230,7 +230,7 @@ async def test_clients_with_stricter_policies_join_a_run_that_meets_them(
 async def test_failed_training_in_a_masked_round_does_not_identify_its_client(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    """The coordinator receives the same of this client as of the others."""
+    """The coordinator receives the same messages from this client as from the others."""
 
     def spoiled(path: Path, update: Differences, *rest: Any) -> FileDigest:
         if "host-3" in path.parts:
@@ -261,7 +261,7 @@ async def test_failed_training_in_a_masked_round_does_not_identify_its_client(
 async def test_unsigned_or_malformed_masked_uploads_are_refused_and_the_round_continues(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One client's word is for another file, another's file has another form."""
+    """One client signs for another file; another client's file has another form."""
     honest = SumSessions.mask
 
     async def mask(self: SumSessions, instruction: rpc.Instruction, *rest: Any) -> Any:

@@ -215,5 +215,6 @@ async def test_clients_refuse_forged_key_exchanges(
 async def test_clients_refuse_forged_messages_after_their_upload(
     federation: SumFederation, kind: MessageType, edit: Edit, rule: str
 ) -> None:
-    """The victim's update is in the sum, which the others complete; its shares are not given."""
+    """The other clients complete the sum, which contains the victim's update. It releases no
+    shares."""
     assert await refusal(federation, kind, edit) == rule

@@ -118,10 +118,10 @@ async def test_scan_finds_updates_without_masks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def unmasked(self: Masking, lane: str, words: Any, first: int = 0) -> None:
-        """The client forgets its masks."""
+        """Add no masks."""
 
     def removed(*_: Any) -> None:
-        """And so the coordinator has none to take off."""
+        """Remove no masks, since there are none."""
 
     monkeypatch.setattr(Masking, "add_masks", unmasked)
     monkeypatch.setattr("potluck.secagg.protocol.Unmasking.remove", removed)

@@ -48,7 +48,8 @@ def members(tmp_path: Path) -> Members:
 
 @pytest_asyncio.fixture
 async def federation(members: Members, tmp_path: Path) -> AsyncIterator[SumFederation]:
-    """Hosts that get their membership from the coordinator alone, and sign with copies of keys."""
+    """Hosts that receive their membership from the coordinator only, and sign with copies of
+    keys."""
     shutil.copytree(members.root / "members", tmp_path / "keys")
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(members=None, member_key=tmp_path / "keys")
@@ -68,7 +69,7 @@ async def publish(federation: SumFederation) -> None:
 
 
 async def arrived(federation: SumFederation) -> None:
-    """All hosts have the newest members.json."""
+    """Return True if all hosts have the newest members.json."""
     kept = [federation.folder / f"host-{number}" / KEPT for number in range(CLIENTS)]
     await until(lambda: all(each.exists() for each in kept))
     await until(lambda: all(each.read_bytes() == newest(federation) for each in kept))

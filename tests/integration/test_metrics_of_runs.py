@@ -46,14 +46,14 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
 
 
 class Scene:
-    """A federation, and what its metrics have counted."""
+    """A federation and the values of its metrics."""
 
     def __init__(self, federation: SumFederation, instruments: Instruments) -> None:
         self.federation = federation
         self._instruments = instruments
 
     def counted(self, name: str, label: str = "outcome") -> dict[str, float]:
-        """The samples of a series that are not 0, by a label."""
+        """Return the nonzero samples of a series, by a label."""
         return {
             sample.labels[label]: sample.value
             for family in text_string_to_metric_families(self._instruments.exposition().decode())
@@ -62,7 +62,7 @@ class Scene:
         }
 
     def value(self, name: str) -> float:
-        """The sample of a series without labels."""
+        """Return the sample of a series without labels."""
         text = self._instruments.exposition().decode()
         [line] = [line for line in text.splitlines() if line.startswith(f"{name} ")]
         return float(line.split()[1])

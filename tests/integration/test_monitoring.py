@@ -20,7 +20,7 @@ INSTRUMENTS = Instruments(MeasuredParty.HOST)
 
 
 async def ask(address: str, request: bytes) -> tuple[int, bytes, bytes]:
-    """Status, head and body of what comes back."""
+    """Return status, headers and body of the answer."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     writer.write(request)
@@ -137,7 +137,7 @@ def asking(authority: Path, files: TlsFiles | None = None) -> ssl.SSLContext:
 
 
 async def scraped(address: str, tls: ssl.SSLContext) -> bytes:
-    """The answer to a scraper; raises OSError where it gets none."""
+    """Return the answer to a scraper. Raises OSError if there is none."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), ssl=tls)
     try:

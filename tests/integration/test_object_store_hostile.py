@@ -64,7 +64,7 @@ async def federation(
 
 
 class Liar:
-    """This host, told to train."""
+    """The hostile host with its training instruction."""
 
     def __init__(self, host: RawHost, told: rpc.Instruction, server: S3Server) -> None:
         self.host = host

@@ -39,7 +39,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
 
 @dataclass
 class Scene:
-    """A host's link, a coordinator and a store, both fake."""
+    """The link of a host, with a fake coordinator and a fake store."""
 
     folder: Path
     store: FakeStore

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.slow
 
 
 async def troubles(federation: Federation, fault: str, *assignments: str) -> dict[str, str]:
-    """Run two rounds with a fault of client-1; what is said of each client that failed."""
+    """Run two rounds with a fault of client-1; return the reported trouble of each failed
+    client."""
     run = await federation.start_run(f"task.fault={fault}", *assignments)
     await federation.finished(run)
     found: dict[str, str] = {}

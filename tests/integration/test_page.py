@@ -80,7 +80,7 @@ async def page(config: OperatorConfig) -> AsyncIterator[OpenPage]:
 async def _until(
     stream: AsyncIterator[tuple[str, Any]], last: str
 ) -> AsyncIterator[tuple[str, Any]]:
-    """Events up to the first one of a kind."""
+    """Yield events up to the first one of a kind."""
     async for kind, data in stream:
         yield kind, data
         if kind == last:
@@ -385,7 +385,7 @@ async def test_expired_certificate_is_reported_and_a_renewed_one_is_used(
 async def test_renewed_authority_file_is_used(
     service: FakeOperatorService, federation: TestFederation, tmp_path: Path
 ) -> None:
-    """The operator's own certificate is that of before."""
+    """The operator's own certificate stays the same."""
     renewed = make_federation(tmp_path / "renewed")
     old = federation.operator.authority.read_bytes()
     both = tmp_path / "both.pem"

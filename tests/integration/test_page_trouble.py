@@ -47,7 +47,7 @@ async def config(
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four connections may wait, for a moment."""
+    """Limit waiting connections to four, each for a moment."""
     monkeypatch.setattr(page_command, "bounded_http", lambda: bounded_http(4, 2.0))
 
 

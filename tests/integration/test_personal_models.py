@@ -31,7 +31,7 @@ HALVES = {"accuracy", "personal_accuracy", "tuned_accuracy"}
 
 
 def pieces(path: Path) -> list[bytes]:
-    """Sixteen numbers from the middle of each tensor, as they lie in a file."""
+    """Return sixteen numbers from the middle of each tensor, as stored in a file."""
     with open_tensors(path) as file:
         raw = [array.tobytes() for array in file.arrays.values() if array.nbytes >= 256]
     return [each[len(each) // 8 * 4 :][:64] for each in raw]
@@ -89,7 +89,7 @@ def rounds_of(run_id: str) -> Callable[[Store], list[RoundRow]]:
 
 
 async def test_personal_models_do_not_change_the_shared_model(tmp_path: Path) -> None:
-    """The run's model is the same with them and without, and they differ from it."""
+    """The shared model is the same with and without personal models, which differ from it."""
     members = Members.make(tmp_path / "members", CLIENTS)
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(disclosure=WILLING)

@@ -209,7 +209,7 @@ async def test_profiles_and_trainings_share_the_total_limit_over_restarts(scene:
 
 
 def watched(name: str, model: Any, round_: int) -> rpc.Instruction:
-    """The same for a task whose processes reach points."""
+    """The same instruction for a task whose processes reach points."""
     return private(name, model, round_=round_, task="crash", options={"layered": True})
 
 
@@ -229,7 +229,7 @@ def watched_model(scene: Scene) -> Any:
 async def process(
     folder: Path, federation: TestFederation, fake: FakeCoordinator, port: int
 ) -> AsyncIterator[Process]:
-    """A client process that reaches points; killed at the end."""
+    """Run a client process that reaches points; kill it at the end."""
     folder.mkdir(exist_ok=True)  # noqa: ASYNC240  # nothing else runs
     config = host_config(
         folder, federation.hosts["host-0"], port, state_directory=folder / "host-0"
@@ -309,7 +309,7 @@ async def kill_in(host: Process, fake: FakeCoordinator, asked: rpc.Instruction) 
 
 
 async def check_limit(folder: Path, federation: TestFederation, state: Path) -> None:
-    """Assert that what was spent before kills counts at another coordinator and in another run."""
+    """Check that budget spent before kills counts for another coordinator and in another run."""
     charged = len(ledger(state))
     policy = DisclosurePolicy()
     spent = spent_in_epoch(PrivacyLedger(state / "privacy").of("client-0"), policy).epsilon_spent

@@ -57,7 +57,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def relay(federation: Federation) -> AsyncIterator[Relay]:
-    """It may speak for the clients of host-0 and for one of host-1's."""
+    """A relay with a certificate for the clients of host-0 and for one client of host-1."""
     async with relays_of(
         federation,
         {"gate": [0, 1]},
@@ -349,7 +349,7 @@ async def test_relay_uses_a_renewed_certificate_at_once(
 
 
 async def nobody_attends(federation: Federation) -> None:
-    """Wait until those who were revoked are gone, which must be soon."""
+    """Wait until the revoked hosts are disconnected."""
 
     async def gone() -> None:
         while await federation.attending_hosts():  # noqa: ASYNC110  # by another process

@@ -37,7 +37,7 @@ def pki_folder(federation: Federation) -> Path:
 
 
 def shown_serial(federation: Federation) -> str:
-    """The serial number of the certificate that the coordinator shows to who connects now."""
+    """Return the serial number of the certificate that the coordinator shows to new connections."""
     host, _, port = federation.files.operator.coordinator.rpartition(":")
     files = federation.files.operator.tls
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -85,7 +85,7 @@ class Attack:
 
     @property
     def refusal(self) -> str:
-        """The rule that the victim named, in a refusal with its signature."""
+        """The rule in the victim's signed refusal."""
         [answer] = self.answers
         [message] = answer.secure.envelopes
         assert MessageType(message.type) is MessageType.REFUSAL
@@ -97,7 +97,7 @@ class Attack:
 def attacking(
     federation: SumFederation, kind: MessageType, forge: Callable[[Envelope], Envelope]
 ) -> Iterator[Attack]:
-    """The first message of this kind to the victim is forged."""
+    """Forge the first message of this kind to the victim."""
     attendance, attack = federation.coordinator.attendance, Attack()
     honest = attendance.instruct
 
@@ -277,7 +277,7 @@ async def test_clients_refuse_weakened_headers(
 
 
 def replaced_advert(**changes: Any) -> Edit:
-    """The last client's keys are the coordinator's own."""
+    """Replace the last client's keys by keys of the coordinator."""
 
     def edit(message: RosterMessage) -> RosterMessage:
         *others, last = message.adverts
@@ -288,7 +288,7 @@ def replaced_advert(**changes: Any) -> Edit:
 
 
 def enrolled_elsewhere(message: RosterMessage) -> RosterMessage:
-    """The last client is the coordinator itself, under another name."""
+    """Replace the last client by the coordinator under another name."""
     *others, last = message.adverts
     advert = decode(Advert, last.payload)
     forged = replace(advert, client="zoe")
@@ -385,7 +385,8 @@ async def test_all_clients_refuse_low_thresholds(
 async def test_client_with_a_forged_survivor_list_never_unmasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The victim is told all along that client-5 was lost; the coordinator takes its answers."""
+    """The victim receives lists without client-5 throughout; the coordinator accepts its
+    answers."""
 
     def less(clients: Sequence[str]) -> tuple[str, ...]:
         return tuple(each for each in clients if each != "client-5")

@@ -138,7 +138,7 @@ async def test_spread_weights_every_client_equally(
 
 
 async def test_coordinator_keeps_no_metric_of_a_single_client(federation: SumFederation) -> None:
-    """Neither on the coordinator's disk, database included, nor among its metrics."""
+    """Search the coordinator's disk, its database and its metrics."""
     _, committed = await last_round(
         federation, RUN_FILE.format(clients=CLIENTS, group=5, central="false")
     )

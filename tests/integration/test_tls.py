@@ -67,7 +67,7 @@ async def echo(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) 
 async def attend(
     request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]
 ) -> AsyncIterator[bytes]:
-    """One message at once, then silence; `ENDED` is set when the call ends."""
+    """Send one message at once, then stay silent; `ENDED` is set when the call ends."""
     try:
         yield request
         await asyncio.Event().wait()
@@ -131,7 +131,7 @@ def unchecked_client(authority: Path, pair: TlsFiles | None) -> grpc.ChannelCred
 
 
 def fake_coordinator(federation: TestFederation, usage: x509.ObjectIdentifier) -> TlsFiles:
-    """A host's identity beside the coordinator's names, in a certificate of the real authority."""
+    """Return a host's identity with the coordinator's names, certified by the real authority."""
     folder = federation.folder
     authority = x509.load_pem_x509_certificate((folder / "authority.pem").read_bytes())
     signer = load_pem_private_key((folder / "authority.key").read_bytes(), password=None)
@@ -183,7 +183,7 @@ async def test_coordinator_knows_the_identity_of_connected_parties(
 
 @pytest.fixture
 async def proxy(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[bytes]]:
-    """An HTTP proxy for everything, which refuses all; what it was asked for."""
+    """Run an HTTP proxy for all hosts that refuses every request; yield the requests."""
     asked = []
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -399,7 +399,7 @@ async def test_both_sides_detect_a_silent_partition_within_15_seconds(
 
 @asynccontextmanager
 async def partition_before(port: int) -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """A relay to `port`; while its event is clear it keeps connections open but passes nothing."""
+    """Relay to `port`; while its event is clear, keep connections open and forward nothing."""
     passing = asyncio.Event()
     passing.set()
 
@@ -486,7 +486,7 @@ async def test_client_refuses_a_coordinator_with_old_tls(federation: TestFederat
 async def handshake(
     port: int, files: TlsFiles, version: ssl.TLSVersion | None = None
 ) -> str | None:
-    """The TLS version that a server agrees to with Python's own client."""
+    """Return the TLS version that a server negotiates with Python's own client."""
     context = context_of(ssl.PROTOCOL_TLS_CLIENT, files)
     if version is not None:
         restrict(context, version, version)
@@ -513,7 +513,7 @@ def restrict(context: ssl.SSLContext, least: ssl.TLSVersion, most: ssl.TLSVersio
 
 @asynccontextmanager
 async def web_server(pair: TlsFiles, *protocols: str) -> AsyncIterator[int]:
-    """An HTTP/1 server over TLS, as a load balancer is to those that it doesn't know."""
+    """Run an HTTP/1 server over TLS, as a load balancer answers unknown clients."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pair.certificate, pair.key)
     if protocols:
@@ -532,7 +532,8 @@ async def web_server(pair: TlsFiles, *protocols: str) -> AsyncIterator[int]:
 
 
 def self_issued(folder: Path) -> TlsFiles:
-    """A certificate as TLS inspection issues it: with the name that was dialled, and no role."""
+    """Return a certificate as TLS inspection issues it: with the dialled name and without a
+    role."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Example Web Inspection")])
     certificate = (

@@ -84,7 +84,7 @@ def run_file(task: str, *lines: str, count: int = CLIENTS) -> str:
 
 
 async def committed(federation: SumFederation, text: str) -> list[RoundRow]:
-    """The rounds of a run that has finished."""
+    """Return the rounds of a finished run."""
     row = await federation.finished(text)
     assert row.state is RunState.FINISHED, row.reason
     return await federation.coordinator.store.call(lambda store: store.rounds(row.run_id))
@@ -252,7 +252,7 @@ async def test_rounds_are_committed_if_the_coordinator_cannot_evaluate(
 
 
 def notices(logs: list[Any]) -> list[str]:
-    """The lines about missing evaluations."""
+    """Return the log lines about missing evaluations."""
     warnings = [each["event"] for each in logs if each["log_level"] == "warning"]
     return [line for line in warnings if "metrics are" in line]
 

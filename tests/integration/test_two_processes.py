@@ -39,7 +39,8 @@ async def federation_of_one(folder: Path) -> AsyncIterator[Federation]:
 
 @asynccontextmanager
 async def second_process(federation: Federation) -> AsyncIterator[tuple[TetheredProcess, Path]]:
-    """Another process with the host's certificate, as if on another machine; and its log."""
+    """Run another process with the host's certificate, as if on another machine; yield its log
+    too."""
     config = federation.files.folder / "second.toml"
     shutil.copy(federation.files.hosts[0], config)
     set_values(config, {"state_directory": str(federation.files.folder / "second")})

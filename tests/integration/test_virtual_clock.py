@@ -33,7 +33,7 @@ def simulated(client: str, round_number: int) -> float:
 
 
 def members(federation: Federation, run_id: str) -> list[list[MemberRow]]:
-    """Each round's, from the store."""
+    """Return each round's members from the store."""
     with Store.open(f"sqlite:///{federation.state / 'potluck.sqlite3'}") as store:
         return [list(row.members) for row in store.rounds(run_id)]
 
@@ -72,7 +72,7 @@ async def test_clients_report_simulated_durations_and_utilities(tmp_path: Path) 
 
 
 async def test_simulated_duration_decides_which_clients_are_late(tmp_path: Path) -> None:
-    """All six are selected for four places, of which the deadline leaves three."""
+    """All six clients are selected for four places; three meet the deadline."""
     in_order = sorted((simulated(f"client-{k}", 1), f"client-{k}") for k in range(CLIENTS))
     deadline = (in_order[2][0] + in_order[3][0]) / 2
     async with profile_federation(

@@ -19,7 +19,7 @@ WHOLE, LAST = 1, 4
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """The records of a .wandb file, which has the format of LevelDB's log behind seven bytes."""
+    """Yield the records of a .wandb file: LevelDB's log format after seven bytes."""
     position, parts = 7, b""
     while position + HEADER.size <= len(data):
         left = BLOCK - position % BLOCK
@@ -46,7 +46,7 @@ def parsed(folder: Path) -> list[Any]:
 
 
 def steps(folder: Path) -> list[tuple[int, dict[str, float]]]:
-    """(step, numbers) of each record of history."""
+    """Return (step, numbers) of each history record."""
     found: list[tuple[int, dict[str, float]]] = []
     for record in parsed(folder):
         if record.HasField("history"):

@@ -74,7 +74,7 @@ async def scanned(
     selector: str = "kl",
     disclosure: str = "cells",
 ) -> Scan:
-    """A run over clients with salted counts, and all that its coordinator has to do with."""
+    """Run clients with salted counts; collect all bytes that the coordinator handles."""
     counts = salted(members.names)
     recording = Recording(spool=folder / "coordinator" / "spool")
     instruments = Instruments(MeasuredParty.COORDINATOR)
@@ -133,7 +133,7 @@ async def test_scan_finds_counts_without_masks(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     def unmasked(self: Masking, lane: str, words: Any, first: int = 0) -> None:
-        """The client forgets its masks."""
+        """Add no masks."""
 
     monkeypatch.setattr(Masking, "add_masks", unmasked)
     scan = await scanned(members, tmp_path, monkeypatch, capfd)

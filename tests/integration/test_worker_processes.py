@@ -35,7 +35,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 
 def workers(federation: Federation) -> list[int]:
-    """The worker processes there are, by their ids."""
+    """Return the ids of the worker processes."""
     found: list[int] = []
     for folder in Path("/proc").iterdir():
         try:

@@ -59,7 +59,7 @@ def installed_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def select(
     path: Path, profiles: Path, *arguments: str, selector: str = "rare-first"
 ) -> subprocess.CompletedProcess[str]:
-    """`potluck select` in a process that finds packages in `path` too."""
+    """Run `potluck select` in a process that also finds packages in `path`."""
     command = [sys.executable, "-c", PROGRAM, "--selector", selector, "--profiles"]
     return subprocess.run(
         [*command, str(profiles), *arguments],

@@ -45,7 +45,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Here, and in processes that are started meanwhile."""
+    """Install the package for this process and for processes started meanwhile."""
     monkeypatch.syspath_prepend(str(package))
     before = os.environ.get("PYTHONPATH")
     path = os.pathsep.join(filter(None, [str(package), before]))

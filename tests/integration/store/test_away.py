@@ -51,7 +51,7 @@ def server() -> Iterator[PostgreSQL]:
 
 @pytest.fixture
 def ready(server: PostgreSQL) -> Iterator[Store]:
-    """A round can be committed."""
+    """Return an open store with a round that can be committed."""
     with Store.open(server.new_schema()) as store:
         begun_run(store)
         selected(store, FIRST)
@@ -148,7 +148,7 @@ async def test_reads_are_refused_while_the_file_is_locked_and_a_write_waits(
 
 
 def cut_at_commit(monkeypatch: pytest.MonkeyPatch, *, committed: bool) -> list[int]:
-    """The connection breaks at the next commit of a change: before it is made, or after it."""
+    """Break the connection at the next commit of a change, before or after it is applied."""
     cuts: list[int] = []
     original: Callable[..., Any] = PGDialect_psycopg.do_commit
 

@@ -57,7 +57,7 @@ except StorageError as error:
 
 
 def edit(url: str, *statements: str) -> None:
-    """Change the database with statements that no coordinator runs."""
+    """Run SQL statements that a coordinator never runs."""
     engine = create_engine(url)
     with engine.begin() as connection:
         for statement in statements:
@@ -177,7 +177,7 @@ def test_roster_with_a_missing_row_is_refused(filled: str) -> None:
 
 @pytest.fixture
 def file(sqlite_url: str) -> Path:
-    """A database file with several pages and nothing beside it."""
+    """A database file with several pages and without a write-ahead log."""
     with Store.open(sqlite_url) as store:
         begun_run(store)
         for number in range(1, 30):

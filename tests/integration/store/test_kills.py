@@ -94,7 +94,7 @@ def write_and_kill(url: str, *, lines: int) -> list[tuple[str, int]]:
 
 
 class Remembering(RuleBasedStateMachine):
-    """A store beside a plain model of what it must remember, reopened now and then."""
+    """A store, reopened at random, and a reference model of its content."""
 
     url: str
     runs = 0  # over all examples, so that each has a run of its own

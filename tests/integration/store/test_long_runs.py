@@ -34,7 +34,8 @@ STEPS = 10
 
 @pytest.fixture
 def instructions() -> Iterator[Callable[[], int]]:
-    """Number of instructions that SQLite has executed: a call's cost on any machine."""
+    """Return the number of instructions that SQLite has executed, a cost that no machine
+    changes."""
     count = 0
 
     def more() -> int:
@@ -69,7 +70,7 @@ def long_run(url: str, folder: Path, rounds: int) -> Iterator[tuple[Store, Tidyi
 
 
 async def one_more_round(store: Store, tidying: Tidying, number: int) -> None:
-    """A round as the coordinator stores it, and what it does after the commit."""
+    """Store and commit one round, and clean up after it, as the coordinator does."""
     committed(store, AttemptKey(RUN.run_id, number, 1))
     store.last_round(RUN.run_id)
     store.run(RUN.run_id)
@@ -246,7 +247,7 @@ async def test_model_file_is_kept_while_any_run_retains_it(url: str, tmp_path: P
 async def test_model_file_that_a_resumed_run_rewrites_is_not_deleted(
     url: str, tmp_path: Path
 ) -> None:
-    """A coordinator looks at what it found while a resumed run makes one of these files again."""
+    """The coordinator cleans up old files while a resumed run writes one of them again."""
     with Store.open(url) as store:
         store.add_run(replace(RUN, run_file=RUN_FILE))
         store.append_to_roster(RUN.run_id, ["a", "b", "c"])

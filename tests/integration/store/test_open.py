@@ -44,7 +44,7 @@ def run_sql(url: str, *statements: str) -> None:
 
 
 def refused(url: str, **options: Any) -> str:
-    """The one line with which a database is refused."""
+    """Return the one-line error with which a database is refused."""
     with pytest.raises(StorageError) as caught:
         Store.open(url, **options)
     assert "\n" not in caught.value.message
@@ -171,7 +171,7 @@ MORE = ["ALTER TABLE runs ADD COLUMN owner TEXT", "CREATE TABLE extra (x BIGINT)
 
 
 def stored(url: str, column: str) -> object:
-    """A field of the only row on the database's version."""
+    """Return a column of the row that holds the database's version."""
     engine = create_engine(url)
     try:
         with engine.begin() as connection:
@@ -182,7 +182,7 @@ def stored(url: str, column: str) -> object:
 
 
 def made_as_version(url: str, version: int, *further: str) -> None:
-    """Make a database as the build did whose newest schema had this number."""
+    """Create a database with the schema of an earlier version."""
     first = filter(None, (TESTDATA / "schema_1.sql").read_text().split(";\n"))
     steps = [statement for migration in MIGRATIONS[: version - 1] for statement in migration]
     number = f"INSERT INTO potluck_schema_version (version) VALUES ({version})"  # noqa: S608
@@ -200,7 +200,7 @@ def test_database_of_any_schema_version_is_migrated_to_the_current_schema(
 
 
 def test_released_schemas_and_migrations_are_unchanged() -> None:
-    """A change needs a number of its own, at the end of `MIGRATIONS`; it may be added here."""
+    """Append changes to `MIGRATIONS` under a new number; digests of new ones may be added here."""
     schemas = [(TESTDATA / "schema_1.sql").read_text(), *map("; ".join, MIGRATIONS)]
     digests = [hashlib.sha256(schema.encode()).hexdigest()[:12] for schema in schemas]
     assert digests[: len(PINNED)] == PINNED

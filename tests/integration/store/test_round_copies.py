@@ -61,7 +61,7 @@ def copies(store: Store) -> list[Tables]:
 
 
 def rows_in(url: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-    """All rows of runs; the state of a run itself aside."""
+    """Return all rows of runs, without the states of the runs."""
     engine = create_engine(url)
     with engine.connect() as connection:
         found = {}

@@ -35,7 +35,7 @@ def federation() -> Population:
 
 
 class Coordinators:
-    """One coordinator after another: each commits a round, the next reads what it left."""
+    """Successive coordinators: each commits a round, the next one reads the stored state."""
 
     def __init__(self, folder: Path) -> None:
         self.url = f"sqlite:///{folder / 'potluck.db'}"
@@ -50,7 +50,8 @@ class Coordinators:
         return ModelFiles(self.folder)
 
     def through(self, state: State) -> State:
-        """The state as the next coordinator finds it; the first is not stored before a commit."""
+        """Return the state as the next coordinator reads it; the first one is not stored before a
+        commit."""
         if self.round:
             key = AttemptKey(RUN.run_id, self.round, 1)
             written = write_states(self.files(), States(selector=state, strategy=State()))
