@@ -43,7 +43,7 @@ async def undisturbed(shared: Federation) -> list[operator_pb2.CommittedRound]:
 async def same_run(
     federation: Federation, run_id: str, undisturbed: list[operator_pb2.CommittedRound]
 ) -> None:
-    """Wait for the end; check that it equals the undisturbed run and that no host restarted."""
+    """Wait for the end; check that it equals the undisturbed run and all hosts are connected."""
     assert await federation.finished(run_id) == undisturbed[-1].model_blake3
     history = await federation.history(run_id)
     assert [entry.model_blake3 for entry in history] == [
