@@ -35,7 +35,7 @@ METRIC_BOUND: Final = 1e6
 
 
 NOISE_DEVIATIONS: Final = 12
-"""A sum's words have room for noise of this number of standard deviations."""
+"""Number of standard deviations of noise for which a sum's words have room."""
 _NOISY_SCALE: Final = 2.0**40
 """Largest word of an update with noise in a lane of 64 bits, so that doubles are exact."""
 
@@ -63,7 +63,7 @@ class NoiseInSums:
 
     @property
     def bound(self) -> float:
-        """A client's share of the largest sum, so that no sum with noise can wrap.
+        """Maximum contribution of one client to a sum, such that no sum with noise can wrap.
 
         With n clients the noise has the variance n / contributors · (multiplier · longest)² at
         most.

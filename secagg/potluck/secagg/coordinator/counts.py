@@ -1,4 +1,4 @@
-"""Secure sums over clients' label counts. The coordinator learns a sum, and no client's counts.
+"""Secure sums over clients' label counts. The coordinator learns only sums, not a client's counts.
 
 Lives on the event loop. A sum is tried up to three times. Each attempt is a separate session
 (`sum_session.py`) with new keys and the same terms; its record is stored. A session exists in
@@ -104,7 +104,7 @@ class SumOutcome:
 
 
 def convictions(record: SessionRecord) -> dict[str, str]:
-    """Return the clients that are proven to have broken a session, each with a description."""
+    """Return the clients proven to have broken a session, each with a description of the proof."""
     return {
         accused: f"{accused} sealed a share for {accuser} that does not open; {accuser} proved it"
         for accused, accuser in record.convicted.items()
@@ -130,13 +130,13 @@ class SecureSums:
 
     @property
     def possible(self) -> bool:
-        """True if the federation has a root, without which members can't be verified."""
+        """True if the federation has a root; members can't be verified without one."""
         return self._root.now is not None
 
     async def sum_counts(
         self, terms: SumTerms, clients: Sequence[str], *, present: Callable[[str], bool]
     ) -> SumOutcome:
-        """Return the sum over the clients that stay, tried up to three times with fresh keys.
+        """Return the sum over the clients that stay connected; try up to three times with new keys.
 
         Raises RunError if the sum is impossible: no root, too few hosts, too many clients.
         """

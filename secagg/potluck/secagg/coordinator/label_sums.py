@@ -61,14 +61,14 @@ class SecureLabelSums(LabelSums):
         )
 
     def _trust_statement(self) -> str:
-        """Return a short text that names from whom a secure sum hides the clients' counts."""
+        """Return a short text that names the parties from which a sum hides the clients' counts."""
         if self._trust.independent:
             return "holds against a lying coordinator"
         return "holds against an honest-but-curious coordinator: one party keeps both roots"
 
 
 def task_reference(plan: RunPlan) -> str:
-    """Return the task whose labels are counted, as one text."""
+    """Return the task whose labels are counted, as one string."""
     task = plan.run_file.task
     reference = TaskReference(name=task.name, options=task.options)
     return canonical_json(reference.model_dump(mode="json"))

@@ -109,8 +109,7 @@ class MaskedRules(PathRules):
 
     @classmethod
     def suffices(cls, hosts: Sequence[str], run_file: RunFile) -> bool:
-        """Return True if a cohort is large enough for a secure sum when none of its clients is
-        lost.
+        """Return True if a cohort is large enough for a secure sum from which no client is lost.
 
         hosts: one entry per client; empty if unknown.
         """

@@ -82,10 +82,10 @@ _Ending: TypeAlias = Coroutine[Any, Any, CoordinatorSession]
 
 @dataclass(kw_only=True)
 class _Sum:
-    """The sum of one attempt.
+    """The secure sum of one attempt at a round.
 
-    counted: the number that each update adds, positive or negative, in the lane `WITHIN`. troubles:
-    reasons by client, of the clients that left the sum.
+    counted: the number that each update adds in the lane `WITHIN`, positive or negative. troubles:
+    reason of each client that left the sum, by client.
     """
 
     key: AttemptKey
@@ -419,7 +419,7 @@ def _lose_revoked(session: MaskedSession, root: FederationRoot, members: Members
 
 
 def _noise_in_sums(work: coordinator_pb2.Train, certain: int, quorum: int) -> NoiseInSums | None:
-    """Return the noise that clients add to their updates; None for none.
+    """Return the noise that clients add to their updates; None if they add none.
 
     certain: minimum number of clients in a sum that don't collude. quorum: minimum number of
     clients in a sum.

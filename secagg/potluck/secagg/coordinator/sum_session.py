@@ -107,7 +107,8 @@ class SumTerms:
     def inputs(self) -> str:
         """A text that is equal for all sums that may have the same inputs.
 
-        Clients allow only one set of clients for such sums. Empty if that rule does not hold.
+        Clients allow only one set of clients for all of these sums. Empty if this rule does not
+        apply.
         """
         if self.kind is SumKind.STEPWISE or self.epsilon is not None:
             return ""
@@ -128,7 +129,7 @@ class SumSession:
         self.uploads: dict[str, bytes] = {}
         """The masked words of each client."""
         self.troubles: dict[str, str] = {}
-        """By client: the reason that it sent if it can't take part."""
+        """Reasons, by client, of the clients that reported that they can't take part."""
         self._attendance = attendance
         self._in_store = in_store
         self.terms = terms
@@ -284,8 +285,7 @@ def _after(before: CoordinatorStep, step: CoordinatorStep) -> CoordinatorStep:
 
 
 def without(session: CoordinatorSession, absent: Sequence[str]) -> CoordinatorStep:
-    """Return the session without some clients: one step, unless a stage ends before all are
-    removed."""
+    """Remove some clients; return one step, unless a stage ends before all are removed."""
     step = CoordinatorStep(session=session)
     for client in absent:
         step = coordinator.lost(step.session, client)

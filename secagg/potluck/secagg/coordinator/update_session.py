@@ -1,8 +1,8 @@
 """One session of a secure sum of updates: like `sum_session`, but uploads arrive as files.
 
 Keys and shares are exchanged while clients train. The session keeps uploads until the round decides
-which of them count. Only then may it leave the upload stage. So no client is asked to unmask a sum
-for a round that is given up. Lives on the event loop.
+which of them count. It leaves the upload stage only after that decision. So no client is asked to
+unmask a sum for a round that is given up. Lives on the event loop.
 """
 
 from __future__ import annotations

@@ -52,11 +52,11 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class Appointment:
-    """One client's training, and the sum that its update goes into. Lives on the event loop.
+    """Connects one client's training with the sum of its update. Lives on the event loop.
 
     expected: the client's expectation of the sum, set once it has the round's model. agreed: set
     once the masks are agreed on. over: the last replies (empty, or a refusal); set once the update
-    is delivered or has failed. said: set once `over` was taken for sending.
+    is delivered or has failed. said: set once the replies in `over` were handed on to be sent.
     """
 
     expected: asyncio.Future[Expectation] = field(default_factory=lambda: _future())

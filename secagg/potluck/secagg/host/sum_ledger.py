@@ -2,8 +2,8 @@
 
 Each client has one file of JSON lines in the state directory's `sums`: its name, then one entry per
 line. An entry is on disk, synced, before its message is sent. So a process that is killed in
-between has recorded more than it sent, never less. An incomplete last line was never acted upon. If
-these files are lost, the record of what was released is lost.
+between has recorded more than it sent, never less. An incomplete last line is ignored: nothing was
+sent for it. If these files are lost, the record of what was released is lost.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ class SumSessions:
         )
 
     def _make_room(self, name: str) -> None:
-        """Forget expired sessions; if there are none, the oldest beyond `_MOST_SESSIONS` − 1."""
+        """Forget expired sessions; if none has expired, the oldest beyond `_MOST_SESSIONS` − 1."""
         now = datetime.now(UTC).timestamp()
         mine = [key for key in self._live if key[0] == name]
         expired = [key for key in mine if self._live[key].header.expires_at <= now]

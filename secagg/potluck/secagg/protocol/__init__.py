@@ -36,7 +36,7 @@ Coordinator                                          Client
        ◀─────────────────────────────── CONSENT ──
        ── CERTIFICATE ────────────────────────────▶  step = client.handle(…); store step.entries,
        ◀──────────────────────────────── REVEAL ──   then send
-    session.unmasking is there:
+    session.unmasking is set:
     sum the words of unmasking.survivors modulo 2^32 or 2^64, and
     unmasking.remove(lane, words, first) on any slice of the sum, in any order and thread
 
@@ -45,7 +45,7 @@ The caller that drives a session keeps these promises:
 - *Before sending.* The caller writes `ClientStep.entries` to the ledger, on disk, before it sends
   `replies`; after a DELIVERY, before it sends any byte of the masked vector. It stores
   `CoordinatorSession.certificate` on disk before it sends that step's `messages`.
-- *One line of history.* The newest session replaces the older one; sessions are never stored.
+- *Only the newest session.* It replaces the older one; sessions are never stored.
 - *Time.* If a stage takes too long, call `coordinator.close(session)`. If a client will not return,
   call `coordinator.lost(session, client)`. A client drops its session at `header.expires_at`.
 - *Identity.* `client`, an argument of `receive`, is the client that the transport authenticated.

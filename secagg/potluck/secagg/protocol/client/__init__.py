@@ -1,4 +1,4 @@
-"""The client's side of a session: a pure state machine with one entrance for each event.
+"""The client's side of a session: a pure state machine with one function for each event.
 
 Input: envelopes and a `Situation`. Output: a `ClientStep` with the next session, the replies, and
 the entries for the ledger. It imports the policy, the messages and the primitives.

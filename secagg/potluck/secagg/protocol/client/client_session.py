@@ -77,7 +77,7 @@ class Agreed:
 
     @property
     def one_set(self) -> bool:
-        """True if the client's input may be summed over one set of clients only."""
+        """True if the client's input may be summed over only one set of clients."""
         return self.party.policy.one_set and keeps_to_one_set(self.header, self.party.policy)
 
     @property
@@ -239,7 +239,7 @@ class ClientStep:
     entries: ledger entries; sync them to disk before `replies` are sent or, after a delivery,
     before any byte of the masked vector is sent. repeated: True if the message was answered before;
     send `replies` again and do nothing else. Above all, don't mask another vector.
-    superseded: ids of this client's other sessions to forget before `replies` are sent.
+    superseded: ids of this client's other sessions; forget them before `replies` are sent.
     """
 
     session: ClientSession

@@ -99,7 +99,7 @@ def advertise(agreed: Agreed, situation: Situation) -> Answer:
 
 
 def share_secrets(state: Advertised, message: RosterMessage, situation: Situation) -> Answer:
-    """Check all clients' adverts, and share both secrets among the neighbours."""
+    """Check all clients' adverts, and send shares of both secrets to the neighbours."""
     agreed, keys = state.agreed, state.keys
     me, header = agreed.client, agreed.header
     require(state.advert in message.adverts, Rule.ROSTER, "the roster lacks the own advert")
@@ -220,7 +220,7 @@ def consent(state: Uploaded, message: Survivors, situation: Situation) -> Answer
 
 
 def reveal(state: Consented, message: Certificate, situation: Situation) -> Answer:
-    """Check that a quorum consented to the same set, and give one share of each sharer."""
+    """Check that a quorum consented to the same set, and send a share of each sharer."""
     agreed, view = state.agreed, state.view
     me, header, roster = agreed.client, agreed.header, view.roster
     endorsers = [each.client for each in message.endorsements]

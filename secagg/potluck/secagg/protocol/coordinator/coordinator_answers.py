@@ -51,7 +51,7 @@ _ORDER: Final = (
 
 
 def is_late(kind: MessageType, state: Collecting) -> bool:
-    """Return True if a message answers an earlier stage: its sender is late, not at fault."""
+    """Return True if a message answers an earlier stage: its sender is only late, not hostile."""
     if kind is MessageType.EVIDENCE:
         return isinstance(state, Consenting | Revealing)
     kinds = [each for each, _ in _ORDER]

@@ -61,8 +61,8 @@ class SetCertificate(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class SessionSetup:
-    """invited: host by client. gone: refusal by client, of the clients that will not answer any
-    more; None for a client that sent no refusal.
+    """The clients of a session. invited: host by client. gone: the clients that will not answer any
+    more, each with its refusal, or None if it sent none.
     """
 
     header: Header
@@ -228,7 +228,7 @@ class CoordinatorStep:
 
 @dataclass(frozen=True)
 class Shortage:
-    """The broken rule because of which a session can't continue with the clients that answered."""
+    """The rule that would be broken if a session continued with the clients that answered."""
 
     rule: Rule
     have: int

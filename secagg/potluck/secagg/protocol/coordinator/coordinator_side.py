@@ -1,12 +1,11 @@
 """The coordinator's side of a session: a pure state machine.
 
-`invite` begins a session. `receive` takes a client's message, `lost` the notice that a client will
-not answer any more, `close` the notice that a stage's time is over. Each returns a
-`CoordinatorStep`: the next session, messages to send, and the refusal of the received message if it
-broke a rule. A stage ends when all clients that may still answer have answered, or when it is
-closed. The session then continues with the clients that answered if they are enough, and is aborted
-if not. An aborted session has no result; try again with `retry_header`, new keys and the same
-policy.
+`invite` begins a session. `receive` takes a client's message, `lost` records that a client will not
+answer any more, `close` that a stage's time is over. Each returns a `CoordinatorStep`: the next
+session, messages to send, and the refusal of the received message if it broke a rule. A stage ends
+when all clients that may still answer have answered, or when it is closed. The session then
+continues with the clients that answered if they are enough, and is aborted if not. An aborted
+session has no result; try again with `retry_header`, new keys and the same policy.
 
 The coordinator follows the rules so that clients don't refuse: each client enforces all rules, and
 treats a breach as hostile.
@@ -67,7 +66,7 @@ def invite(
     sessions that may have had the same inputs, for clients that don't know the outcome of those
     sessions.
 
-    Raises ConfigurationError for a cohort that can't reach the header's own sizes.
+    Raises ConfigurationError if the cohort is too small for the sizes in the header.
     """
     hosts = len(set(invited.values()))
     needed = max(header.quorum, header.threshold)
@@ -101,7 +100,7 @@ def receive(
     *,
     upload_digest: bytes | None = None,
 ) -> CoordinatorStep:
-    """Take a message. client: as the transport authenticated it.
+    """Handle a message. client: its sender, as authenticated by the transport.
 
     upload_digest: with a `MaskedInput`, the digest of the complete vector that has arrived. Never
     raises, whatever the message contains.
@@ -137,7 +136,7 @@ def lost(session: CoordinatorSession, client: str) -> CoordinatorStep:
 
 
 def close(session: CoordinatorSession) -> CoordinatorStep:
-    """End the stage: its time is up."""
+    """End the current stage, because its time is up."""
     if session.over:
         return CoordinatorStep(session=session)
     return advance(session, closing=True)

@@ -1,6 +1,6 @@
 """The step from one stage to the next, its messages, and the end of a session that fails.
 
-A stage ends with the clients that answered, if clients would accept that set.
+A stage can end with the clients that answered only if clients would accept that set.
 """
 
 from __future__ import annotations

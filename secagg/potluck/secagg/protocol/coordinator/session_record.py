@@ -23,12 +23,11 @@ class SessionRecord(BaseModel):
     """The coordinator's record of one session's end.
 
     clients: host by client, of the clients in the sum; without a sum, of the invited clients.
-    refusals: the rule that each client named. have, need: numbers of what `rule` counts, if the
-    session was
-    aborted. suspects: clients whose shares were wrong. convicted: client that is proven to have
-    sent a share that can't be decrypted, with the client that proved it. verdict: the proof, which
-    `check_verdict` reads, in base64. certificate: certificate of the set whose sum could be
-    completed from then on. epsilon: ε of the sum; None for an exact one.
+    refusals: broken rule that each client named. have, need: actual and required number of what
+    `rule` counts, if the session was aborted. suspects: clients whose shares were wrong. convicted:
+    client that is proven to have sent a share that can't be decrypted, with the client that proved
+    it. verdict: the proof, which `check_verdict` reads, in base64. certificate: certificate of the
+    set whose sum could be completed from then on. epsilon: ε of the sum; None for an exact one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -3,7 +3,8 @@
 Every rebuilt secret is checked against its owner's advert. If that fails and there are more shares
 than needed, other choices of shares are tried, so that a few wrong shares do no harm. The origin of
 a wrong share can't be proven: its holder may have changed it, or its owner may have sent a wrong
-one. Of each such pair, the client that is in more pairs becomes a suspect; in a tie both do.
+one. In each pair of owner and holder, the client that is in more pairs becomes a suspect; in a tie
+both do.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ from potluck.secagg.protocol.wire.messages import Header, Reveal
 from potluck.secagg.protocol.wire.transcript import Participant, Roster
 
 _MOST_CHOICES = 2_000
-"""Maximum number of choices of shares tried for one secret. All ways to leave out one or two of 60
-shares are fewer."""
+"""Maximum number of choices of shares tried for one secret; enough to omit any two of 60 shares."""
 
 
 class ReconstructionError(BrokenRuleError):
@@ -144,8 +144,8 @@ def _rebuild_all(
 
 
 def _blamed(pairs: Sequence[tuple[str, str]]) -> set[str]:
-    """Return the client that is in more pairs, for each pair of a secret's owner and a wrong
-    share's holder; in a tie return both."""
+    """Return, for each pair of a secret's owner and a wrong share's holder, the client that is in
+    more pairs; both in a tie."""
     met = Counter(client for pair in pairs for client in pair)
     return {
         client
@@ -181,8 +181,7 @@ def _rebuild(
 
 
 def _choices(holders: Sequence[int], threshold: int) -> Iterator[tuple[int, ...]]:
-    """Return choices of `threshold` holders: the first ones, then with ever more of these
-    replaced."""
+    """Yield choices of `threshold` holders: the first ones, then with more and more replaced."""
 
     def all_choices() -> Iterator[tuple[int, ...]]:
         first, spare = holders[:threshold], holders[threshold:]

@@ -4,10 +4,10 @@ A ledger is immutable; the checks read it, `Ledger.with_entries` returns an exte
 machine returns entries together with a reply. Its caller writes them to disk, synced, before it
 sends the reply. So a process that is killed in between has recorded more than it sent, never less.
 
-Two moments count. At the *upload* the privacy loss of a noisy sum is charged, because from then on
-others can complete the sum without this client; without noise the session is recorded, since it may
-have put the input into a set that this client was not asked about. At the *reveal* a set is written
-down as released, whatever the coordinator claims later: any two sets of one cohort that are
+Entries are made at two moments. At the *upload* the privacy loss of a noisy sum is charged, because
+from then on others can complete the sum without this client. Without noise, the session is
+recorded: its sum may be over a set that this client was not asked about. At the *reveal* a set is
+recorded as released, whatever the coordinator claims later: any two sets of one cohort that are
 certified or rebuilt have an honest client in common that reveals for one of them only.
 """
 
@@ -39,11 +39,11 @@ class _Entry(BaseModel):
 
 
 class SessionView(_Entry):
-    """Facts that later settle if an upload of this client is in the session's sum.
+    """Facts that later determine whether an upload of this client is in the session's sum.
 
     clients: clients of its roster. quorum: number of consents that certify a set.
-    renouncers_needed: number of clients without whose shares a sum is impossible. The digests are
-    of the roster and the sharers, as this client has seen them.
+    renouncers_needed: if this number of clients give no shares, a sum is impossible. The digests
+    are of the roster and the sharers, as this client has seen them.
     """
 
     clients: tuple[str, ...]
@@ -56,7 +56,7 @@ class SessionView(_Entry):
 class Upload(_Entry):
     """A masked vector that was sent.
 
-    vector: digest of everything that makes the vector of an update (`vector_sha256`); empty for
+    vector: digest of everything that determines an update's vector (`vector_sha256`); empty for
     label counts, and for updates of earlier releases. data, settings, weight_bound: of an update;
     `pins` compares them. epsilon: recorded privacy loss. sensitivity, adjacency: difference in data
     that the noise hides. These three are None without noise. view: facts that later settle the
@@ -132,12 +132,12 @@ class Ledger(_Entry):
 
     @property
     def releases(self) -> list[SumRelease]:
-        """The entries of releases, oldest first."""
+        """The releases, oldest first."""
         return [each for each in self.entries if isinstance(each, SumRelease)]
 
     @property
     def uploads(self) -> list[Upload]:
-        """The entries of uploads, oldest first."""
+        """The uploads, oldest first."""
         return [each for each in self.entries if isinstance(each, Upload)]
 
     @property
@@ -153,16 +153,14 @@ class Ledger(_Entry):
 
     @property
     def settled(self) -> dict[str, tuple[str, ...]]:
-        """By session: the only set in which an upload can be that the client gave no shares for.
+        """For each settled session, the only set that it can have summed, by session id.
 
         An empty set means that the upload is not in a sum.
         """
         return {each.session_id: each.clients for each in self.entries if isinstance(each, Settled)}
 
     def open_uploads(self, input_id: str) -> list[Upload]:
-        """Return the uploads, without noise, of an input that may be in a sum unknown to this
-        client.
-        """
+        """Return an input's uploads without noise that may be in a sum unknown to this client."""
         known = {each.session_id for each in self.entries if not isinstance(each, Upload)}
         return [
             each
@@ -171,7 +169,7 @@ class Ledger(_Entry):
         ]
 
     def summed(self, input_id: str) -> list[Upload]:
-        """Return the uploads, without noise, of an input that are in a sum, or may be in one."""
+        """Return an input's uploads without noise that are in a sum, or may be in one."""
         settled = self.settled
         return [
             each
@@ -211,12 +209,12 @@ def check_charge(ledger: Ledger, header: Header) -> None:
 
 
 def vector_sha256(header: Header) -> bytes:
-    """Return the digest of everything that makes the vector of an update, except the client's data.
+    """Return the digest of everything that determines an update's vector, except the client's data.
 
     It covers the training, the model, the weight bound, the names, lengths, bits and clips of all
     lanes, the normalisation and metrics in the head, and their bound. Empty for label counts,
-    whose vector is always the same within a data epoch. The number of invited clients is not in
-    it: it only sets how finely the vector is rounded.
+    whose vector is always the same within a data epoch. The number of invited clients is not
+    included: it only sets how finely the vector is rounded.
     """
     if header.purpose is not Purpose.UPDATE:
         return b""

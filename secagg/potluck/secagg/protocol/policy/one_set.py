@@ -1,4 +1,4 @@
-"""The rule that an input without noise is summed over one set of clients at most.
+"""The rule that an input without noise is summed over at most one set of clients.
 
 A second sum over the same set is allowed, with the same vector. So the honest clients of any two
 sets are either equal or disjoint, and no combination of sums describes fewer clients than a single
@@ -43,7 +43,8 @@ from potluck.secagg.protocol.wire.transcript import FederationRoot, Roster, surv
 def keeps_to_one_set(header: Header, policy: ClientPolicy) -> bool:
     """Return True if the clients of a session list the other sessions in which they gave shares.
 
-    False with noise, since each noisy sum costs budget. False also if the sums protect no client.
+    False with noise, since each noisy sum costs budget. Also False if the sums don't protect
+    clients.
     """
     return header.noise is None and header.disclosure not in policy.unprotected
 
@@ -226,7 +227,7 @@ def _unsettled(upload: Upload) -> str:
 
 
 def session_view(roster: Roster, sharers_sha256: bytes) -> SessionView:
-    """Return the facts of a session that are kept to settle it later."""
+    """Return the facts that are needed to settle a session later."""
     header, clients = roster.header, tuple(roster.participants)
     complete = not 0 < header.degree < len(clients) - 1
     return SessionView(

@@ -4,10 +4,10 @@ The proof discloses only the secret of one pair of keys, which the holder of the
 already. If the private key itself were disclosed, the shares that all other clients encrypted for
 its owner could be decrypted.
 
-The proof is that of Chaum and Pedersen ("Wallet databases with observers", CRYPTO 1992) that two
-points have the same logarithm, made non-interactive as in RFC 9381, on the curve of RFC 8032; RFC
-7748 maps the curve of X25519 onto it. X25519 ignores signs and small subgroups. So a public key is
-read as the point with an even x, and a proof is about eight times the other's point.
+The proof is Chaum and Pedersen's ("Wallet databases with observers", CRYPTO 1992): two points have
+the same logarithm, made non-interactive as in RFC 9381, on the curve of RFC 8032; RFC 7748 maps the
+curve of X25519 onto it. X25519 ignores signs and small subgroups. So a public key is read as the
+point with an even x, and the proof uses eight times the other key's point.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def prove_agreement(
 
 
 def proven_agreement(proof: AgreementProof, one: bytes, other: bytes, context: bytes) -> bytes:
-    """Return the X25519 shared secret (32 bytes) of two public keys, once its proof is checked.
+    """Check a proof; return the X25519 shared secret (32 bytes) of two public keys.
 
     The holder of the key `one` made the proof. Raises BrokenRuleError (rule EVIDENCE) for a proof
     that does not hold.

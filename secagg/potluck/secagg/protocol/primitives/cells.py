@@ -1,4 +1,4 @@
-"""Cells: a partition of clients that a public coin draws, so that no party chooses the groups.
+"""Cells: a partition of the clients, drawn with a public coin so that no party chooses the groups.
 
 The members, the coin and the size determine the cells. A host's clients share a cell. Cells have at
 least `size` hosts. Choose `size` a little above the minimum number of hosts in a released sum, so
@@ -32,10 +32,9 @@ def public_coin(federation: str, members: Iterable[str], epoch: str) -> bytes:
 def cells_of_members(
     hosts: Mapping[str, str], federation: str, *, data_epoch: int, least_hosts: int
 ) -> list[tuple[str, ...]]:
-    """Return the cells of a federation's members with data of one epoch; the members determine
-    them.
+    """Return the cells of a federation's members whose data are of one epoch.
 
-    hosts: the host of each member. Cells have `CELL_HOSTS` hosts if there are as many, and never
+    hosts: the host of each member. Cells have `CELL_HOSTS` hosts if there are enough, and never
     fewer than `least_hosts`.
     """
     size = max(least_hosts, min(CELL_HOSTS, len(set(hosts.values()))))

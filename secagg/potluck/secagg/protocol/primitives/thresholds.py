@@ -23,8 +23,8 @@ COMPLETE_LIMIT: Final = 128
 """Maximum number of clients for which the complete graph is the default."""
 
 SECURITY_BITS: Final = 80
-"""Security fails with probability 2^-80 at most; 40 of these bits are for a coordinator that tries
-many rosters for a favourable graph."""
+"""Security fails with probability 2^-80 at most; 40 of these bits cover a coordinator that tries
+many rosters to get a favourable graph."""
 
 CORRECTNESS_BITS: Final = 20
 """Random losses of clients end a session with probability 2^-20 at most."""
@@ -54,7 +54,7 @@ def colluding_clients(hosts: Iterable[str], colluding_hosts: int) -> int:
 
 
 def majority(clients: int, colluding: int) -> int:
-    """Return the least n such that any two groups of n clients share an honest one."""
+    """Return the least n such that any two groups of n clients have an honest client in common."""
     return (clients + colluding) // 2 + 1
 
 
@@ -74,8 +74,8 @@ def complete_thresholds(hosts: Iterable[str], colluding_hosts: int | None = None
 def circulant_thresholds(clients: int, colluding: int, dropping: int) -> Thresholds | None:
     """Return the least even degree, and a threshold for it, that are safe and live; experimental.
 
-    colluding, dropping: maximum number of clients that do so. None if only the complete graph is
-    safe and live.
+    colluding, dropping: maximum number of clients that collude, or drop out. None if only the
+    complete graph is safe and live.
     """
     for degree in range(2, clients - 1, 2):
         threshold = _least_safe_threshold(clients, colluding, degree)
@@ -127,7 +127,7 @@ def _is_live(clients: int, dropping: int, degree: int, threshold: int) -> bool:
 
 @lru_cache(maxsize=1024)
 def _tails(population: int, marked: int, drawn: int) -> tuple[Fraction, ...]:
-    """Return Pr[X ≥ x] for x = 0 … drawn + 1; X is hypergeometric, the marked among the drawn."""
+    """Return Pr[X ≥ x] for x = 0 … drawn + 1; X, hypergeometric, counts the marked ones drawn."""
     total = comb(population, drawn)
     ways = [comb(marked, x) * comb(population - marked, drawn - x) for x in range(drawn + 1)]
     tails = [Fraction(0)]

@@ -99,10 +99,10 @@ def check_evidence(roster: Roster, evidence: Evidence, shares: Envelope) -> Conv
 
 
 def check_verdict(data: bytes, root: FederationRoot, at: datetime) -> Conviction:
-    """Return the conviction in a serialised `GuiltyVerdict`, as records of sessions keep it.
+    """Check a serialised `GuiltyVerdict`, as stored in session records; return its conviction.
 
-    root: with the session's members. at: a moment of the session, when their records were valid.
-    Raises BrokenRuleError if nothing is proven.
+    root: root with the session's members. at: a time during the session, when their records were
+    valid. Raises BrokenRuleError if nothing is proven.
     """
     verdict = decode(GuiltyVerdict, data)
     header = decode(Header, verdict.header)

@@ -71,7 +71,7 @@ _LENGTHS: Final = {
 
 
 class _Field(NamedTuple):
-    """The way a field is written. nested: True if the field contains messages."""
+    """Describes how a field is written. nested: True if the field contains messages."""
 
     name: str
     repeated: bool
@@ -79,7 +79,7 @@ class _Field(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """The way a field is read.
+    """Describes how a field is read.
 
     optional: True if the field may be absent. convert: converts the value, or raises ValueError;
     None if the value needs no conversion.
