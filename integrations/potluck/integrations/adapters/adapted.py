@@ -35,7 +35,7 @@ _ALWAYS: Final = ("client", "device", "seed")
 
 
 class AdaptedTrainer(Trainer):
-    """A trainer whose objects each declare their own metrics and capabilities."""
+    """A trainer that gets its metrics and capabilities as arguments, not from its class."""
 
     def __init__(self, measures: Mapping[str, Measure], *, private: bool = False) -> None:
         """private: True declares the capability `privacy`."""

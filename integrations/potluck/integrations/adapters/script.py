@@ -30,9 +30,9 @@ def script_task(
     """Return a task class without options, to register in the group `potluck.tasks`.
 
     model: makes a new model. data: takes a client and its host's `data_directory`, and returns the
-    client's training data and held-out data. trainer: serves all clients. evaluation_data: returns
-    the coordinator's own samples; by default it has none. training: default values of a run's
-    `[training]` table. A task with options must derive from `Task` instead.
+    client's training data and held-out data. trainer: trainer of all clients. evaluation_data:
+    returns the coordinator's own samples; by default it has none. training: default values of a
+    run's `[training]` table. A task with options must derive from `Task` instead.
     """
     recommended, load, load_evaluation = training or {}, data, evaluation_data
 

@@ -25,7 +25,7 @@ class WatchedLoader:
     def __init__(
         self, loader: Iterable[Any], training: LocalTraining, report: TrainingProgress
     ) -> None:
-        """training: has the planned length of the training, from which progress is computed."""
+        """training: gives the planned length of the training, from which progress is computed."""
         self._loader, self._report = loader, report
         self._steps, self._epochs = training.steps, training.epochs
         self._passes = self._samples = self._rebuilt_steps = 0

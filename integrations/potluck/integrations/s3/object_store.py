@@ -1,6 +1,6 @@
 """The coordinator's client of an S3 bucket.
 
-After a failure, no requests are sent for a while: calls fail at once, so that callers do not wait.
+After a failure, calls fail at once for a while, without a request, so that callers do not wait.
 If the store returns other bytes than were uploaded, the object is checked repeatedly until its
 bytes are right.
 """

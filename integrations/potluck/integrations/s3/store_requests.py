@@ -131,7 +131,7 @@ def _pieces(path: Path, moved: Moved) -> Iterator[bytes]:
 
 
 def _host(url: str) -> str:
-    """Return the host of a URL for messages: its query grants access and must not be shown."""
+    """Return a URL's host, for messages: the URL's query grants access and must not be shown."""
     return "/".join(url.split("/", 3)[:3])[:200]
 
 

@@ -43,7 +43,7 @@ _PARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
 class _Ids(IdGenerator):
-    """Random ids that don't use Python's global generator, on which results may depend."""
+    """Draws random ids without Python's global generator, on which results may depend."""
 
     def generate_span_id(self) -> int:
         """Return 64 random bits, not 0."""

@@ -128,7 +128,7 @@ class Mlflow(Sink):
 
 
 def _batches(rounds: Sequence[TrackedRound], ahead: set[tuple[str, int]]) -> Iterator[list[Metric]]:
-    """Yield the metrics of rounds, with as many whole rounds per request as it may hold.
+    """Yield the metrics of rounds, one list per request; split a round only if it is too large.
 
     ahead: names and steps that are already recorded."""
     from mlflow.entities import Metric
