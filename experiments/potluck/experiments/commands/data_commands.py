@@ -88,6 +88,28 @@ def describe(
         _print_description(description)
 
 
+@app.command()
+def card(
+    task: TaskName,
+    assignments: TaskOptions = None,
+    data_directory: Data = None,
+) -> None:
+    """Print a workload's card as Markdown.
+
+    It lists the clients, their sizes and label mixes, the six metrics of `describe`, and what there
+    is to learn. The distance of a label mix is the total variation distance to the mix of all
+    samples. The accuracies are those of always answering the most frequent label, of all samples or
+    of the client.
+
+        potluck data card heart
+        potluck data card shakespeare --data data
+    """
+    from potluck.experiments.reports.workload_card import card_markdown, workload_card
+
+    options = parse_options(assignments or [])
+    print_line(card_markdown(workload_card(task, options, data_directory)).rstrip())
+
+
 def _print_description(description: Description) -> None:
     print_line(
         f"{description.task}: {len(description.clients)} clients, "

@@ -14,7 +14,7 @@ from potluck.common.learning.heterogeneity import federated_heterogeneity, tripl
 from potluck.common.learning.sample_counts import interaction_matrix, label_counts
 from potluck.common.names import ClientId
 from potluck.common.settings import plugins
-from potluck.common.task import Task
+from potluck.common.task import Examples, Task
 
 Share = float | None
 
@@ -71,10 +71,12 @@ def describe_task(
             "and data for client-0, client-1 …",
             task=name,
         )
-    with_attributes = task.groups == 2 * task.classes
+    names = [ClientId(f"client-{part}") for part in range(task.clients)]
+    with_attributes = task.groups == 2 * task.classes and all(
+        _has_attributes(task.client_data(name, data_directory).train) for name in names
+    )
     clients = [
-        _describe(task, ClientId(f"client-{part}"), data_directory, with_attributes=with_attributes)
-        for part in range(task.clients)
+        _describe(task, name, data_directory, with_attributes=with_attributes) for name in names
     ]
     return Description(
         task=name,
@@ -82,6 +84,11 @@ def describe_task(
         metrics=_metrics(clients, with_attributes=with_attributes),
         clients=clients,
     )
+
+
+def _has_attributes(examples: Examples) -> bool:
+    """Return True if groups are class × 2 + attribute; groups may also be hospitals."""
+    return examples.groups is not None and bool((examples.groups // 2 == examples.labels).all())
 
 
 def _describe(

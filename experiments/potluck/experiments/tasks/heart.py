@@ -100,6 +100,10 @@ class Heart(Task):
 
         return ClientData(train=examples(train), held_out=examples(held_out))
 
+    def client_names(self, data: Path | None) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the names of the hospitals."""
+        return HOSPITALS
+
     def data_files(self) -> tuple[str, ...]:
         """Return no files: the patients come with Potluck."""
         return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,15 @@ from potluck.common.tasks.stored import Prepare
 from potluck.experiments.tasks.arrays import Arrays, DataFormat, open_arrays
 from potluck.experiments.tasks.label_skew import stored_examples
 from potluck.experiments.tasks.networks import Networks
+
+
+@runtime_checkable
+class NamedClients(Protocol):
+    """A task whose clients have names in the data."""
+
+    def client_names(self, data: Path | None) -> tuple[str, ...]:
+        """Return the names of client-0, client-1 …"""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

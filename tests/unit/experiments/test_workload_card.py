@@ -1,0 +1,45 @@
+"""The cards of workloads, and the page that has them."""
+
+import pytest
+from support.repository import ROOT
+from typer.testing import CliRunner
+
+from potluck.experiments.commands.data_commands import app
+from potluck.experiments.reports.workload_card import card_markdown, workload_card
+
+PAGE = (ROOT / "docs" / "reference" / "workloads.md").read_text()
+
+
+def test_the_page_has_the_card_that_the_code_makes() -> None:
+    card = card_markdown(workload_card("heart", {}, None))
+    assert f"\n{card}\n" in PAGE
+
+
+def test_a_card_has_the_counts_of_its_clients() -> None:
+    card = workload_card("heart", {}, None)
+    counts = [client.label_counts for client in card.description.clients]
+    total = sum(map(sum, counts))
+    assert card.names == ("cleveland", "hungarian", "switzerland", "va")
+    assert card.samples == (87.0, 173.0, 213.0)
+    assert card.majority == pytest.approx(max(map(sum, zip(*counts, strict=True))) / total)
+    assert card.own_majority == pytest.approx(sum(max(c) / sum(c) for c in counts) / 4)
+    ill = sum(c[1] for c in counts) / total
+    assert card.distances[2] == pytest.approx(max(abs(c[1] / sum(c) - ill) for c in counts))
+    assert (card.inputs, card.parameters) == ((31,), 64)
+
+
+def test_hospitals_as_groups_are_not_attributes() -> None:
+    """The task has four groups and two classes, as a task with an attribute would have."""
+    assert workload_card("heart", {}, None).description.metrics.gai is None
+
+
+def test_a_task_with_attributes_has_their_metrics() -> None:
+    card = card_markdown(workload_card("colored-digits", {}, None))
+    assert "| GCI, GAI, GSC | 0.000, 0.000, 0.160 |" in card
+
+
+def test_the_command_prints_the_options_in_the_title() -> None:
+    found = CliRunner().invoke(app, ["card", "digits", "-o", "clients=12"])
+    assert found.exit_code == 0, found.output
+    assert found.output.startswith("## digits, `clients = 12`\n")
+    assert "| clients | 12 |" in found.output
