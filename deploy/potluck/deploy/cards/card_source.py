@@ -176,7 +176,7 @@ def _clients(
 ) -> list[CardClient]:
     """Return the clients of these rounds' cohorts, in natural order of their names.
 
-    spent, on_updates: ε of disclosures, and of updates, by client."""
+    spent, on_updates: privacy loss ε of each client's disclosures, and of its updates."""
     seen: dict[str, list[tuple[int, RoundMember]]] = {}
     late = Counter(update.client for each in rounds for update in each.late)
     for each in rounds:
@@ -195,8 +195,8 @@ def _client(
 ) -> CardClient:
     """Return the card's record of a client.
 
-    parts: the rounds of its cohorts, with its record in each. late: number of its updates that
-    missed their round and are part of a later one.
+    parts: (round, the client's record) of each round that selected it. late: number of its updates
+    that missed their round and are part of a later one.
     """
     members = [member for _, member in parts]
     samples = [member.samples for member in members if member.samples]

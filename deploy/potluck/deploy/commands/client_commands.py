@@ -23,7 +23,7 @@ ClientName = Annotated[
 
 
 class _ListByDefault(TyperGroup):
-    """`potluck clients` alone, or with options only, is `potluck clients list`."""
+    """Command group: `potluck clients` without a subcommand runs `potluck clients list`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] != "--help"):

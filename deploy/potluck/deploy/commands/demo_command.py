@@ -46,7 +46,7 @@ _FOLDERS = Path("potluck-demo")
 COMPARED = ("uniform", "dc-balanced")
 """Selectors that the demo compares."""
 _SKEWED: Mapping[str, Mapping[str, Any]] = {"digits": {"alpha": 0.1, "digit_groups": True}}
-"""Options of the demo's task, so that clients differ and the worst digit is measured."""
+"""Default task options of the demo: labels differ between clients, and digits are groups."""
 _WITH_SEED = {"digits", "colored-digits"}
 """Tasks whose data are split by a seed."""
 
@@ -176,8 +176,8 @@ def _task_options(task: str, seed: int) -> dict[str, Any]:
 def workers_of_host(device: str, clients: int, hosts: int) -> int:
     """Return the number of worker processes per host of a demo.
 
-    The hosts share this machine's processors and memory equally; the number is limited by these
-    and by the clients per host. It is 1 if there may be a GPU, which the workers would also share.
+    The hosts share this machine's processors and memory equally; the number is limited by both and
+    by the clients per host. It is 1 if there may be a GPU, which the workers would also share.
     """
     from potluck.client.training.processes.worker_count import automatic  # only `demo` needs it
 
@@ -194,7 +194,7 @@ def workers_of_host(device: str, clients: int, hosts: int) -> int:
 def _run(
     arms: Sequence[DemoOptions], place: Path, console: Console
 ) -> tuple[DemoFiles, list[RunSummary]]:
-    """Make one run per arm in one federation."""
+    """Start one federation, and make one run in it for each of `arms`."""
     first, *others = arms
     texts = [demo_run_file(options) for options in arms]
     with (

@@ -20,7 +20,7 @@ from potluck.common.settings import plugins
 # Groups -------------------------------------------------------------------------------------------
 
 OTHERS: Final = "From other packages"
-"""Title of the group of all commands that no group names."""
+"""Title of the help group for commands that are not in `GROUPS`."""
 
 GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Run": ("demo", "config", "run", "watch", "stop", "resume", "delete"),
@@ -29,7 +29,7 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Privacy": ("privacy", "profiles", "audit", "audit-labels", "audit-selection"),
     "Research": ("select", "experiment", "preset", "data", "traces", "pretrained"),
 }
-"""Names of commands by title of group, in the order of the help."""
+"""Command names by the title of their group in the help; both in the help's order."""
 
 
 def group_of(command: str) -> str:
@@ -59,8 +59,7 @@ class InstalledCommands(TyperGroup):
         )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that arguments begin with; `audit selection` means
-        `audit-selection`."""
+        """Return the command that arguments name; `audit selection` means `audit-selection`."""
         joined = "-".join(args[:2])
         if len(args) > 2 and joined in self.list_commands(ctx):
             args = [joined, *args[2:]]

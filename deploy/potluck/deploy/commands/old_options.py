@@ -1,4 +1,4 @@
-"""Old names of options: accepted until 0.2, with one line that names both."""
+"""Old names of command-line options: accepted until 0.2, with a warning that names the new one."""
 
 from __future__ import annotations
 

@@ -446,7 +446,7 @@ def _read(file: Path) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _all_of(stream: TextIO) -> bytes:
-    """Return the whole input of a stream, also if it was read before."""
+    """Return the whole input of a stream; cached, since it can be read only once."""
     return stream.buffer.read()
 
 

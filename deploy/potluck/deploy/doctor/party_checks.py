@@ -32,11 +32,11 @@ from potluck.server.config import CoordinatorConfig
 
 ANSWER_SECONDS = 15.0
 _NO_UPDATE = "doctor"
-"""Id of an update that does not exist. A coordinator that reports so has admitted the host."""
+"""Id of an update that does not exist; only a coordinator that admits the host reports that."""
 
 
 def admission(config: ClientConfig) -> Finding:
-    """Check that the coordinator admits the host, by a question about a missing update. Blocks."""
+    """Check that the coordinator admits the host, by asking for a missing update. Blocks."""
     try:
         asyncio.run(_ask(config))
     except RoundClosedError:
@@ -150,7 +150,8 @@ _NAMED = 5
 def private_trainings(config: ClientConfig) -> Iterable[Finding]:
     """Return the findings on a host that trains with noise; none for a host that never has.
 
-    A host needs the software if its owner allows only updates with noise, or if it has ledgers.
+    The check requires `potluck[privacy]` if the host's owner allows only updates with noise, or if
+    the host has privacy ledgers.
     """
     policy, folder = config.disclosure, config.state_directory / PRIVACY
     only = policy.updates == "private"

@@ -1,4 +1,4 @@
-"""A throwaway federation on this machine: started, some runs one after another, ended."""
+"""Starts a throwaway federation on this machine, makes runs one after another, and ends it."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def _finish(
 
 
 def _progress(run: DemoRun, seen: _RecordingDisplay) -> str:
-    """Return how far a run has come."""
+    """Return a run's state and its number of committed rounds as text."""
     status = seen.view.status
     if status is None:
         return f"{run.name} had not begun"

@@ -175,7 +175,7 @@ def demo_run_file(options: DemoOptions) -> str:
 
 
 def _split(options: DemoOptions) -> dict[str, int]:
-    """Return the task option `clients`; empty if the task does not split its data by it."""
+    """Return the task's option `clients`; empty if the task does not have this option."""
     return {"clients": options.clients} if options.task in _SPLITTABLE else {}
 
 
@@ -255,13 +255,13 @@ def _allowed(run_files: Sequence[str]) -> dict[str, Any]:
 class Machines:
     """A federation on this machine: its clients, client-0 …, are split over `hosts` hosts.
 
-    workers, choices: of each host; see `workers` and `choices_directory` in its configuration.
-    data: folder with the tasks' data, for the coordinator and all hosts. disclosure: the hosts'
-    [disclosure] table; None for the default policy. root: True to make a federation root. It lies
-    in the same folder as the other files, so signatures prove nothing against the folder's owner.
-    address: this machine's address on which the coordinator listens; by default the loopback
-    address, which hosts on other machines can't reach. availability: probability that a client is
-    available, by client, for the hosts' [availability] table.
+    workers, choices: settings of each host; see `workers` and `choices_directory` in its
+    configuration. data: folder with the tasks' data, for the coordinator and all hosts. disclosure:
+    the hosts' [disclosure] table; None for the default policy. root: True to make a federation
+    root. It lies in the same folder as the other files, so signatures prove nothing against the
+    folder's owner. address: this machine's address on which the coordinator listens; by default the
+    loopback address, which hosts on other machines can't reach. availability: probability that a
+    client is available, by client, for the hosts' [availability] table.
     """
 
     clients: int

@@ -13,7 +13,7 @@ from potluck.common.net.identity import Role
 from potluck.deploy.machines.desired_state import DesiredContainer
 
 STEADY_SECONDS = 30.0
-"""Seconds that a container must run to count as connected, if its log level hides the log line."""
+"""Seconds after which a running container whose log level hides the event counts as connected."""
 
 _WORDS = {Role.COORDINATOR: "listening", Role.RELAY: "connected", Role.HOST: "attending"}
 """Log event by role: a host or relay is connected, or the coordinator accepts connections."""

@@ -69,7 +69,7 @@ class DesiredContainer:
     """Desired state of a container.
 
     options: the engine's options, without the image. quiet: True if the container's log level hides
-    the line that it is connected.
+    the log line of its connection.
     """
 
     party: str
@@ -254,7 +254,7 @@ def _container(
 
 
 def is_quiet(settings: Mapping[str, Any]) -> bool:
-    """Return True if a party's log level hides the line that it is connected."""
+    """Return True if a party's log level hides the log line of its connection."""
     return settings.get("log_level") in (LogLevel.WARNING, LogLevel.ERROR)
 
 

@@ -82,7 +82,8 @@ def issue_missing(parties: Iterable[Party], inventory: Inventory) -> list[Path]:
 def read_files(party: Party, inventory: Inventory) -> PartyFiles:
     """Return a party's files, checked against the inventory.
 
-    Raises ConfigurationError or IdentityError if files are missing, expired, or another party's.
+    Raises ConfigurationError or IdentityError if files are missing, have expired, or belong to
+    another party.
     """
     folder = inventory.pki
     files = TlsFiles(

@@ -36,8 +36,8 @@ def side_by_side(
     """Run `work` on each machine. Return the results or errors, by machine.
 
     `work` runs in one thread per machine and reports its progress. On a terminal, every machine has
-    a line. Otherwise each report is printed as a line; a report that only changes a number, at most
-    every few seconds.
+    a line. Otherwise each report is printed as a line. Reports that differ only in a number are
+    printed at most every few seconds.
     """
     columns = (
         SpinnerColumn(),

@@ -114,13 +114,13 @@ def round_values(record: Round) -> dict[str, Any]:
 
 
 def other_measures(record: Round) -> dict[str, float]:
-    """Return by name the metrics that have no key of their own in a round."""
+    """Return a round's metrics by name, except those with their own keys in `round_values`."""
     found = record.measures.items()
     return {name: value for name, value in sorted(found) if name not in OWN_FIELDS}
 
 
 def spread_values(spread: Spread) -> dict[str, Any]:
-    """Return the values of a metric over clients; quantiles by the share of clients below."""
+    """Return a metric's distribution over clients; the key of a quantile is the share below."""
     return {
         **vars(spread.coverage),
         "mean": spread.mean,

@@ -129,10 +129,10 @@ def best_coverage(best: operator_pb2.BestModel) -> Coverage | None:
 
 
 def shown_measures(status: operator_pb2.RunStatus | None) -> dict[str, Measure]:
-    """Return the metrics of a run that are shown to people, the most important first.
+    """Return the metrics of a run that are shown to people, in the order of the display.
 
-    The metrics of trainings follow. Metrics of models that clients derive from the run's model are
-    last; few runs have these.
+    The metrics of the run's model come first, beginning with the most important. Then come metrics
+    of trainings, and metrics of models that clients derive from the run's model (few runs).
     """
     shown = {name: CLASSIFICATION[name] for name in _SHOWN}
     shown[f"{TRAINING}loss"] = Measure(label="training loss")  # some tasks have no other metric
@@ -150,10 +150,10 @@ def shown_measures(status: operator_pb2.RunStatus | None) -> dict[str, Measure]:
 
 
 def spread_measures(status: operator_pb2.RunStatus | None) -> dict[str, str]:
-    """Return the metrics whose spread over clients is shown, by name.
+    """Return the metrics whose spread over clients is shown, by name, each with a label.
 
-    Values are labels for the mean of the worst tenth. For each model that clients may measure, this
-    is the most important metric.
+    The label is for the mean of the worst tenth. For each model that clients may measure, only the
+    most important metric is included.
     """
     first = next(iter(shown_measures(status))) if status and status.measures else _FIRST
     return {

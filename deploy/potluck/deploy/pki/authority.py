@@ -48,7 +48,7 @@ REVOKED = "revoked.pem"
 AUTHORITY_DAYS = 3650
 LEAF_DAYS = 365
 BACKDATED = timedelta(minutes=10)
-"""Time by which a certificate's validity begins before its issue, because clocks differ."""
+"""A certificate is valid from this long before its issue, because clocks differ."""
 
 _HOST_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 

@@ -88,7 +88,7 @@ def federation_of(path: Path, certificate: x509.Certificate) -> str:
 # The revocation list ------------------------------------------------------------------------------
 
 _FOR_EVER = timedelta(days=36_500)
-"""Validity of a list: it is in force until a newer one replaces it."""
+"""Validity of a revocation list: in effect unlimited, until a newer list replaces it."""
 
 
 def sign_revocations(

@@ -115,7 +115,7 @@ def renew_members(
     """Give members new records with their current keys.
 
     Members are the named clients, or all whose records end within `soon`. Return the document in
-    force afterwards, and the clients. Raises ConfigurationError.
+    force afterwards, and the renewed clients. Raises ConfigurationError.
     """
     at = now or datetime.now(UTC)
     document = read_membership(_paths(folder)[2])
@@ -235,7 +235,7 @@ def _write(path: Path, root: Ed25519PrivateKey, document: MembershipDocument) ->
 def _current(folder: Path) -> MembershipDocument:
     """Return the current document, after a check that this root signed it.
 
-    The check prevents that the root signs a successor of another root's document.
+    The check prevents the root from signing a successor of another root's document.
     """
     _, public, path = _paths(folder)
     document = read_membership(path)

@@ -1,4 +1,4 @@
-"""Several runs that differ in their selector: what each reached, when, and for how many bytes."""
+"""Compares runs that differ in their selector: metrics, rounds to a target, and bytes sent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RunComparison(BaseModel):
 
 
 def compare(runs: Sequence[RunSummary], *, target: float) -> RunComparison | None:
-    """Compare runs by the worst group's accuracy, by accuracy, or by their first share.
+    """Compare runs by the first metric that all have: worst-group accuracy, accuracy, any share.
 
     target: share in [0, 1]. Return None if the runs have no metric that is a share.
     """

@@ -37,9 +37,9 @@ class RunReport:
 
     planned: clients that the selector chose. realised: clients that were included. Both are rows of
     the population, by round. accuracies: shares in [0, 1], by name and round. measures: metrics of
-    a task with its own trainer, by name and round. spreads: of metrics over clients, by round and
-    name; only rounds that have them. coverage: clients and samples behind metrics, by round and
-    name. privacy: loss of the updates, by round; only in runs with `[privacy]`.
+    a task with its own trainer, by name and round. spreads: distributions of metrics over clients,
+    by round and name; only rounds that have them. coverage: clients and samples behind metrics, by
+    round and name. privacy: privacy loss of the updates, by round; only in runs with `[privacy]`.
     """
 
     population: Population

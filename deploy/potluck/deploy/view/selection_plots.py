@@ -29,7 +29,7 @@ from potluck.server.selection import Population, Rows
 Floats = NDArray[np.float64]
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(3) / 2]])
-"""Corners of pure class imbalance, attribute imbalance and spurious correlation."""
+"""Corners (x, y) of pure class imbalance, attribute imbalance and spurious correlation."""
 
 _NAMES = ("class\nimbalance", "attribute\nimbalance", "spurious correlation")
 _GRID = "#d0d0d0"
@@ -37,7 +37,7 @@ _INK = "#333333"
 
 
 def ternary_points(triplets: Floats) -> Floats:
-    """Return positions (K × 2) of triplets (K × 3, ≥ 0) by their shares; (0, 0, 0): the middle."""
+    """Return positions (K × 2) in the triangle for triplets (K × 3, ≥ 0); zeros: the middle."""
     sums = triplets.sum(axis=1, keepdims=True)
     shares = np.full(triplets.shape, 1 / 3)
     np.divide(triplets, sums, out=shares, where=sums > 0)
@@ -85,7 +85,7 @@ _LABEL_COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00",
 )  # fmt: skip
 HETEROGENEITIES = tuple(name for name, _ in _GROUPS)
-"""Names of the numbers that `dominant_heterogeneity` returns."""
+"""Names of the groups whose numbers `dominant_heterogeneity` returns."""
 
 _MOST_NAMED_CLIENTS = 40
 _ROW_INCHES = 0.13
