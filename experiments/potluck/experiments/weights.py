@@ -1,4 +1,4 @@
-"""Adapts weights of other trainings to a model.
+"""Adapts weights that were trained elsewhere to a model.
 
 Imports `potluck.common` only. Input: files of weights. Output: arrays.
 """

@@ -1,4 +1,4 @@
-"""Records that are sent to a machine of a cluster, and records that it returns. Pure."""
+"""Records exchanged with a machine of a cluster: the cell to run, and the report on it. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from potluck.experiments.grid.results import CellResult
 from potluck.experiments.grid.running import CellLostError
 
 THE_SAME = ("potluck", "ray", "torch", "numpy")
-"""Packages whose version may affect a cell's result, or prevent that the cell runs."""
+"""Packages whose version may affect a cell's result, or prevent the cell from running."""
 
 
 @dataclass(frozen=True, kw_only=True)

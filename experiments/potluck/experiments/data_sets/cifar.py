@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from their binary version; the other version is a pickle."""
+"""Reads CIFAR-10 and CIFAR-100 in their binary version; the Python version is a pickle."""
 
 from __future__ import annotations
 

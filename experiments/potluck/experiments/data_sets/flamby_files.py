@@ -19,7 +19,7 @@ _SPLITS = ("train", "test")
 
 
 def tcga_brca(folder: Path) -> Found:
-    """Return 39 features and the event of each patient, by region and split.
+    """Return each patient's 39 features and recorded event (0 or 1), by region and split.
 
     Patients are in the order of brca.csv; those without a split are dropped, as in FLamby. Raises
     ConfigurationError.

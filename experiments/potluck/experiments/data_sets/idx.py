@@ -14,7 +14,7 @@ from potluck.common.errors import ConfigurationError
 from potluck.experiments.data_sets.search import LARGEST, Found, one_of, unpacked
 
 _BYTES: Final = 8
-"""The code of an idx file for unsigned bytes."""
+"""Type code for unsigned bytes in an idx file."""
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:

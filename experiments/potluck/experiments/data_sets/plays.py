@@ -32,7 +32,7 @@ def shakespeare(folder: Path) -> Found:
 
 
 def samples_by_role(text: str, *, source: str) -> Found:
-    """Return samples of `WINDOW` characters and the next one, by role, in order of first words.
+    """Return samples (`WINDOW` characters and the next one) by role, in order of first words.
 
     A role's words are those of all its blocks, joined by line ends. Samples begin at every
     `STEP`-th character. The last fifth of the words is for the test; no sample has characters of

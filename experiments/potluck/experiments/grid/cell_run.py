@@ -146,7 +146,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class CellPlace:
-    """The place in which a cell is run.
+    """Settings of the place in which a cell runs: folder, device, processes, address.
 
     workplace: the cell's folder. device, data: training device and data folder of the hosts.
     federation: makes the federation's processes from its files. address: the address on which the

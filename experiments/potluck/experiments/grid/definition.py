@@ -379,7 +379,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _always_set(values: list[Any] | dict[str, dict[str, Any]]) -> set[str]:
-    """Return the keys that every value of an axis sets: the base run's values are not used."""
+    """Return the keys that every value of an axis sets; the base run's values are not used."""
     if not isinstance(values, dict):
         return set()
     return set.intersection(*(set(_flat(settings)) for settings in values.values()))

@@ -23,7 +23,7 @@ from potluck.experiments.grid.definition import SEED, ExperimentFile, get, put
 from potluck.server.rounds.plan import draw_up
 
 LONGEST_WAIT_SECONDS = 86_400.0
-"""Default in seconds of all limits on waiting for clients that the experiment does not set.
+"""Default, in seconds, of limits on waiting for clients that the experiment does not set.
 
 It is long, since a busy or sleeping machine must not change results. The end of a host is noticed
 at once.
@@ -164,9 +164,10 @@ def _cell(
 
 
 def _with_digested_names(run: RunFile) -> dict[str, Any]:
-    """Return a run file's values as digests have them, so that finished cells are found again.
+    """Return a run file's values in the form that digests are computed from.
 
-    Keys have the names that they had first. Settings that came later are left out if unset.
+    This form is the same for every release, so that finished cells are found again: keys have their
+    first names, and settings added later are omitted if unset.
     """
     values = run.model_dump(mode="json", exclude={"name"})
     for first, current in OLD_KEYS.items():

@@ -23,7 +23,7 @@ BYTES_PER_PROCESS = 500 * 2**20
 BUSY_HOSTS = 0.6
 """Share of time in which a host of a cell computes.
 
-It waits while models are aggregated and evaluated, and if other hosts have more clients in a
+The host waits while models are aggregated and evaluated, and if other hosts have more clients in a
 cohort.
 """
 

@@ -52,9 +52,9 @@ class RoundResult(BaseModel):
 class Before(BaseModel):
     """Costs of a run before its first round.
 
-    Costs are those of pre-training and of the model that clients estimate triplets with. bytes: as
-    if each client were its own machine. seconds: simulated seconds of pre-training; 0 on a real
-    clock.
+    Costs are those of pre-training and of the model that clients estimate triplets with. bytes:
+    bytes sent if each client were on its own machine. seconds: simulated seconds of pre-training; 0
+    on a real clock.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

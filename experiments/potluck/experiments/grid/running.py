@@ -153,7 +153,7 @@ async def run_missing(
 
 
 class _Grid:
-    """The cells that are run now."""
+    """Runs cells, as many in parallel as the runner has places for."""
 
     def __init__(
         self,

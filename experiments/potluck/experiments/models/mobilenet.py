@@ -58,7 +58,7 @@ class MobileNetV2(nn.Module):
 
 
 class _InvertedResidual(nn.Module):
-    """Expand the channels, convolve each, reduce them; add the inputs if the shapes are equal."""
+    """Expands channels, convolves each one, reduces them; adds the input if shapes are equal."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, groups: int) -> None:
         super().__init__()

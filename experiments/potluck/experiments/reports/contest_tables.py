@@ -1,4 +1,4 @@
-"""Markdown tables of compared arms: at equal budgets, their selected clients, their mean ranks."""
+"""Markdown tables that compare arms: results at equal budgets, selected clients, mean ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NONE = "–"
 
 
 def contest_table(summary: Summary, contest: Contest) -> list[str]:
-    """Return a table with one row per arm: each metric at the end, best, and at equal budgets."""
+    """Return a table with one row per arm: last and best metrics, and those at equal budgets."""
     axis = summary.experiment.reading.compared or ""
     columns: list[tuple[str, str, str]] = []
     for measure in measures_of(summary.experiment.reading):

@@ -24,7 +24,7 @@ class Difference:
     """The difference between an arm and the baseline, by seed.
 
     p: with Holm's correction for all arms of the contest; None if there is nothing to test.
-    partial: True if a partial evaluation is in it.
+    partial: True if the difference includes a partial evaluation.
     """
 
     test: PairedTest

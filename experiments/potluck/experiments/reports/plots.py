@@ -44,7 +44,7 @@ With more, only a few are coloured: the baseline, the best three and the worst t
 """
 _MOST_RASTERS = 12
 _FEW_ROUNDS = 30
-"""Maximum number of rounds drawn as dots on a line; without dots, a single one is invisible."""
+"""Maximum number of rounds drawn as dots on a line; without dots, a single round is invisible."""
 
 
 def panels(summary: Summary) -> list[tuple[str, list[Arm]]]:
@@ -143,7 +143,7 @@ def _lines(
 ) -> Figure:
     """Draw a value by round, in one panel per column of arms.
 
-    hold: a cell that stopped early keeps its last value in the rounds that others have.
+    hold: True to repeat the last value of a cell that stopped early, up to the others' last round.
     """
     shown = panels(summary)
     columns = min(2, len(shown))

@@ -80,7 +80,7 @@ def spent_rounds(cell: CellResult) -> Sequence[float]:
 
 
 def spent_bytes(cell: CellResult) -> Sequence[float] | None:
-    """Return the bytes sent as if each client were its own machine.
+    """Return the bytes that would be sent if each client were on its own machine.
 
     Each client that trains or answers a question about the model receives the model. Clients that
     train also receive the strategy's additional data, and send updates. Costs before the first
@@ -211,7 +211,7 @@ class Leaning:
 
 
 def leaning(cell: CellResult, trait: str) -> Leaning | None:
-    """Return the relation of its picks to a trait; None if the trait is unknown or constant."""
+    """Return the relation between a cell's picks and a trait; None if unknown or constant."""
     values = np.array(cell.traits.get(trait, ()), dtype=np.float64)
     counts = pick_counts(cell)
     if len(values) != len(counts) or np.ptp(values) == 0 or not counts.sum():

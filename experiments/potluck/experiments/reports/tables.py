@@ -208,7 +208,7 @@ def ranked(values: Sequence[float], *, lower: bool) -> Callable[[float, str], st
 
 
 def comparison_table(summary: Summary) -> list[str]:
-    """Costs of each arm, and its comparison with the baseline and with published figures."""
+    """Return each arm's costs, and its comparison with the baseline and with published figures."""
     axes = list(summary.experiment.axes)
     reading = summary.experiment.reading
     tested = any(arm.test for arm in summary.arms)
@@ -237,7 +237,7 @@ def comparison_table(summary: Summary) -> list[str]:
 
 
 def notes(summary: Summary) -> Iterator[str]:
-    """Notes that a reader needs to judge the tables."""
+    """Yield the notes that a reader needs to judge the tables."""
     experiment = summary.experiment
     if experiment.reading.baseline:
         named = experiment.reading.baseline.items()

@@ -16,7 +16,7 @@ from potluck.experiments.reports.partition_description import Description, descr
 from potluck.experiments.tasks.natural import NamedClients
 
 _LISTED: Final = 10
-"""Maximum number of clients of which each has a row."""
+"""Maximum number of clients for a table with one row per client."""
 
 Range = tuple[float, float, float]
 """Minimum, median, maximum."""

@@ -1,4 +1,4 @@
-"""Tasks whose clients are those of the data: speakers, writers, hospitals."""
+"""Tasks whose clients are given by the data: speakers, writers, hospitals."""
 
 from __future__ import annotations
 

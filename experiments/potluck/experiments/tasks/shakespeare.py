@@ -33,7 +33,7 @@ class CharacterGru(nn.Module):
         self.output = nn.Linear(width, len(ALPHABET))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the outputs for the next character. inputs: b × characters, positions."""
+        """Return the outputs for the next character. inputs: b × characters, indices."""
         states, _ = self.recurrent(self.embedding(inputs.long()))
         result: Tensor = self.output(states[:, -1])
         return result
@@ -53,7 +53,7 @@ class CharacterTransformer(nn.Module):
         self.output = nn.Linear(width, len(ALPHABET))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the outputs for the next character. inputs: b × `WINDOW`, positions."""
+        """Return the outputs for the next character. inputs: b × `WINDOW`, indices."""
         states = self.layers(self.embedding(inputs.long()) + self.places)
         result: Tensor = self.output(states[:, -1])
         return result

@@ -71,7 +71,7 @@ class SpuriousTask(Task):
         return 2 * self.classes
 
     def matrices(self) -> NDArray[np.int64]:
-        """Samples of each client, clients × classes × 2."""
+        """Number of samples by client, class and attribute: clients × classes × 2."""
         return _matrices(self.distribution, self.share)
 
 
@@ -113,18 +113,18 @@ class ColoredMnist(SpuriousTask):
         "attribute_learning_rate": 1.0,
         "attribute_steps": 500,
     }
-    """Without pre-training, a network first learns nothing, then only colours, and shapes late."""
+    """Without pre-training, a network first learns nothing, then colours, and only later shapes."""
 
     def model(self) -> nn.Module:
         """Return the network."""
         return self.networks[self.network]()
 
     def data_files(self) -> tuple[str, ...]:
-        """The data set's file."""
+        """Return the name of the data set's file."""
         return (Mnist.form.file_name,)
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
-        """The part that the number at the end of the client's id names."""
+        """Return the part whose index is the number at the end of the client's id."""
         arrays = open_arrays(Mnist.form, data)
         parts, colors = _colored_parts(arrays, self.seed, self.share)
         train, rest = _train_and_held_out(self, client, parts)
@@ -179,11 +179,11 @@ class _PhotographTask(SpuriousTask):
         return photograph_cnn(self.classes)
 
     def data_files(self) -> tuple[str, ...]:
-        """The data set's file."""
+        """Return the name of the data set's file."""
         return (self.form.file_name,)
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
-        """The part that the number at the end of the client's id names."""
+        """Return the part whose index is the number at the end of the client's id."""
         arrays = open_arrays(self.form, data)
         train, rest = _train_and_held_out(
             self, client, _parts(arrays, self.distribution, self.seed, self.share)
