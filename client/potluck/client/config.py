@@ -221,7 +221,7 @@ class ClientConfig(Settings):
     @field_validator("workers", mode="before")
     @classmethod
     def _some_workers(cls, workers: object) -> object:
-        """Convert a number that a flag or an environment variable gives as text."""
+        """Convert a number given as text, by a flag or an environment variable."""
         text = str(workers)
         number = int(text) if re.fullmatch(r"[0-9]{1,3}", text) else 0
         if text != "auto" and not 1 <= number <= MOST_WORKERS:

@@ -57,9 +57,9 @@ CLIENTS: Final = "clients"
 class GrantedTraining:
     """The terms of a training with noise whose privacy loss is in the client's ledger.
 
-    sampling_rate: chance of each record to be in a step's batch, in (0, 1]. noise_multiplier:
-    standard deviation of the noise, in units of the clip, > 0. steps: ≥ 1. clip: longest gradient
-    of a record (L2 norm), > 0. expected_batch: mean number of records in a batch, > 0.
+    sampling_rate: probability that a record is in a step's batch, in (0, 1]. noise_multiplier:
+    standard deviation of the noise, in units of the clip, > 0. steps: ≥ 1. clip: maximum L2 norm of
+    a record's gradient, > 0. expected_batch: mean number of records in a batch, > 0.
     """
 
     sampling_rate: float
@@ -75,8 +75,8 @@ class SumGrid:
 
     scale: number that represents a parameter of 1, > 0. values: number of parameters and counts, ≥
     1. clients: maximum number of clients in the sum. contributors: number of clients whose noise is
-    certain to be in the sum and unknown to others, ≥ 1. largest: largest magnitude of a sum that
-    can be read.
+    certain to be in the sum and unknown to others, ≥ 1. largest: maximum magnitude of a sum that
+    does not overflow.
     """
 
     scale: float
@@ -134,7 +134,7 @@ class PrivacyGuard(ABC):
 
     @abstractmethod
     def check(self, client: str, work: rpc.Train) -> None:
-        """Check that a training like `work` could be granted; does not check the budget.
+        """Check that the training `work` could be granted; does not check the budget.
 
         Raises ConfigurationError or ProtocolError."""
 
@@ -202,7 +202,7 @@ class PrivateLoop(ABC):
         settings: LocalTraining,
         correction: LocalCorrection | None = None,
     ) -> None:
-        """Raise ConfigurationError if noise can't hide single records in such a training."""
+        """Raise ConfigurationError if noise can't hide single records in this training."""
 
     @abstractmethod
     def train(
@@ -215,7 +215,7 @@ class PrivateLoop(ABC):
         granted: GrantedTraining,
         corrected: Corrected | None = None,
     ) -> TrainingResult:
-        """Train the model in place, from the weights it has. Report no loss.
+        """Train the model in place, starting from its current weights. Report no loss.
 
         corrected: the strategy's correction of the noisy gradients.
 

@@ -3,7 +3,8 @@
 A kind of question is one class, derived from `Question` and registered in the entry-point group
 `potluck.questions`. Its constructor takes the question's parameters as keyword arguments and only
 stores them; their annotations give the allowed types and values. The answer is a few numbers,
-computed again each time the question is asked. A value that clients disclose once is a profile.
+computed again each time the question is asked. A value that clients disclose only once is a
+profile, not an answer.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ class QuestionContext:
     cancelled: returns True once the answer is no longer wanted. validation_share: share of the
     samples held back from training. pace: simulated seconds of a training per sample, on a virtual
     clock; 0 on a real one. own: answers of the task's trainer; None for a classification task.
-    local_update: trains as the run does and returns each parameter's change, float32 by tensor; it
-    keeps nothing of that training but changes `model`. None unless the coordinator sent the run's
-    training settings. available: chance, by the owner's plan, that the client is available between
-    two times, given in seconds from now.
+    local_update: function that trains as the run does and returns each parameter's change, float32,
+    by tensor. It stores nothing of that training, but changes the weights of `model`. None unless
+    the coordinator sent the run's training settings. available: chance, by the owner's plan, that
+    the client is available between two times, given in seconds from now.
     """
 
     client: ClientId
@@ -86,7 +87,7 @@ class QuestionContext:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundedSums:
-    """Sums over records that one record changes little; with noise, their means are an answer.
+    """Sums that a single record changes only a little; with noise, their means are an answer.
 
     values: sum by name, each ≥ 0. sensitivity: > 0; adding or removing one record changes the
     vector of all values by at most this (L2 norm). public: further numbers of the answer, which

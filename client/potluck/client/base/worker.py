@@ -78,7 +78,7 @@ class Worker(Generic[Device]):
         """`makes`: functions that make a device; each is called at once, in its own thread. `run`
         raises what they raise.
 
-        `cancel_timeout_seconds`: how long a cancelled function may continue.
+        `cancel_timeout_seconds`: maximum time that a cancelled function may continue.
         """
         self.seats = 0
         """Number of functions that can run side by side."""

@@ -73,7 +73,7 @@ class ControlStream:
     async def attend(
         self, welcome: rpc.Welcome, receive: Callable[[rpc.AttendResponse], None]
     ) -> None:
-        """Until the stream ends, send heartbeats and queued messages, and call `receive`."""
+        """Send heartbeats and messages until the stream ends; pass received ones to `receive`."""
         seconds = welcome.heartbeat_interval.ToTimedelta().total_seconds()
         writer = asyncio.create_task(self._write(max(seconds, _LEAST_INTERVAL_SECONDS)))
         reader = asyncio.create_task(self._read(receive))
@@ -284,7 +284,7 @@ class Attending:
     def _is_welcome(
         self, stream: ControlStream, welcome: rpc.Welcome, instructions: Instructions, link: Link
     ) -> None:
-        """Note that the coordinator has accepted the connection."""
+        """Record that the coordinator has accepted the connection."""
         log.info(
             "attending",
             coordinator=self._config.coordinator,

@@ -90,7 +90,7 @@ class Instructions:
 
     def _begin(self, active: ActiveInstruction) -> None:
         instruction = active.instruction
-        self._stop(instruction.id)  # its id has other work, or its deadline has passed
+        self._stop(instruction.id)  # the id now names other work, or the deadline has passed
         if instruction.HasField("train"):
             self._supersede(instruction)
         self.log.move(instruction.id, InstructionStage.QUEUED)

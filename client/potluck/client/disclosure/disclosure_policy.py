@@ -1,4 +1,4 @@
-"""The owner's rules on the data that may leave a client, applied to requests. Pure."""
+"""The owner's rules on the data that may leave a client, applied to requests. Pure functions."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ class DisclosurePolicy(Settings):
 
     @property
     def together_limit(self) -> float:
-        """Maximum ε of a record by everything with noise."""
+        """Maximum privacy loss ε of a record from all disclosures with noise."""
         parts = self.epsilon_budget + self.training_epsilon
         return parts if self.total_epsilon is None else min(self.total_epsilon, parts)
 
@@ -272,7 +272,7 @@ def terms(
     task: TaskReference,
     model: str | None,
 ) -> Parameters:
-    """Return the terms on which a signal may be disclosed. `model`: BLAKE3 digest, for a triplet.
+    """Return the parameters of a permitted disclosure. `model`: BLAKE3 digest, for a triplet.
 
     Raises DisclosureRefusedError, naming the key of the policy that forbids it.
     """
@@ -442,7 +442,7 @@ def check_updates(
 def check_selection(policy: DisclosurePolicy, client: str, *, verified: bool) -> None:
     """Raise DisclosureRefusedError if the owner requires selections that this host recomputes.
 
-    verified: True if the training claims to be by such a selection.
+    verified: True if the training claims to follow such a selection.
     """
     if policy.verified_selection and not verified:
         raise DisclosureRefusedError(

@@ -52,7 +52,7 @@ def key_in_force(path: Path, client: str, record: MemberRecord) -> Ed25519Privat
 
 
 def signing_key(path: Path, client: str, in_force: MembershipInForce | None) -> Ed25519PrivateKey:
-    """Return a client's key by the membership in force; without a record, its current key.
+    """Return the key that the membership names for a client; without a record, the current key.
 
     Raises ConfigurationError."""
     members = None if in_force is None else in_force.members

@@ -36,7 +36,7 @@ _LEDGER: Final = "ledger"
 
 
 class SumRecords(Protocol):
-    """The ledgers of all clients. Methods block; StorageError if a ledger can't be read."""
+    """The ledgers of all clients' sums. Methods block; they raise StorageError if reading fails."""
 
     def clients(self) -> list[str]:
         """Return the clients that have a ledger, sorted."""
@@ -67,7 +67,7 @@ class SumRecords(Protocol):
 
 
 class UnreadableSums:
-    """Stands in for the ledgers on a host without secure aggregation: raises if one exists."""
+    """Replaces the ledgers on a host without secure aggregation; raises if a ledger exists."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -187,8 +187,8 @@ class PrivacyBudget:
         return max(Fraction(0), Fraction(repr(self.policy.total_epsilon)) - self.spent(client))
 
     def for_sums(self, client: str) -> float:
-        """Return a client's total budget for sums: what its releases leave, including what sums
-        have spent.
+        """Return a client's budget for all its sums together: its budget minus the loss of its
+        releases.
         """
         left = Fraction(repr(self.policy.epsilon_budget)) - self.releases.of(client).spent
         room = self._room(client)

@@ -24,7 +24,7 @@ class _Kept(BaseModel):
 
 
 class Recipient(_Kept):
-    """A coordinator that received a release, for which run, and when first."""
+    """A coordinator and run that received a release, and the time of the first delivery."""
 
     federation: str
     coordinator: str

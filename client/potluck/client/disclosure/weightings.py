@@ -1,4 +1,4 @@
-"""Reads from an instruction what a training discloses: its weighting, and masked or not."""
+"""Reads from a training instruction how samples are disclosed, and if the update is masked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of handlers, one for each kind of instruction, and the short ones of them.
+"""The table of handlers, one for each kind of instruction, and the handlers that are short.
 
 Trainings and questions have modules of their own.
 """
@@ -185,7 +185,7 @@ async def _step_of_sum(context: HandlerContext, active: ActiveInstruction) -> rp
 
 
 async def _note_selection(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:
-    """Take note of a document about a selection."""
+    """Check and store a document about a selection; answer with the receipt."""
     instruction = active.instruction
     receipt = await asyncio.to_thread(context.selections.take, instruction)
     return rpc.Answer(instruction_id=instruction.id, receipt=receipt)

@@ -29,7 +29,7 @@ from potluck.common.updates.lanes import members_digest
 log = structlog.get_logger()
 
 WAITED_SHARE: Final = 0.8
-"""The first update waits for the others for this share of the time to its deadline."""
+"""Share of the time to its deadline for which the first update waits for the others."""
 ARRIVAL_SECONDS: Final = 2.0
 """Maximum time that an update waits for companions whose instructions have not arrived.
 

@@ -45,8 +45,8 @@ class MeasuredWorkers:
         choices: Path | None,
     ) -> None:
         """trainers: the worker, with one seat on each GPU. makes: functions that make a further
-        seat, one per GPU. devices: names of the GPUs. most: maximum workers per GPU. choices:
-        folder of the kept choices.
+        seat, one per GPU. devices: names of the GPUs. most: maximum number of workers per GPU.
+        choices: folder of the stored choices.
         """
         self._trainers, self._makes = trainers, makes
         self._devices, self._most, self._choices = devices, most, choices
@@ -106,7 +106,7 @@ def _lanes(work: rpc.Train) -> int:
 
 
 def _subject(work: rpc.Train, devices: str, lanes: int, most: int) -> str:
-    """Return all that a choice depends on, as text."""
+    """Return everything that a choice depends on, as text."""
     parts = {
         "devices": devices,
         "task": f"{work.task.name} {work.task.options_json} {work.task.model_json}",

@@ -1,6 +1,7 @@
 """Detects a host whose trainings fail one after the other with the same cause.
 
-Such a host is excluded from the run, so that its clients are not selected until all have failed.
+Such a host is excluded from the run. Otherwise, its clients would be selected until all have
+failed.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class SelectionGuard(Protocol):
         ...
 
     def check(self, instruction: rpc.Instruction) -> None:
-        """Check that a training is by the selection that the coordinator committed to.
+        """Check that a training belongs to the selection that the coordinator committed to.
 
         Raises ProtocolError if the client was not selected, or if the run commits to its selections
         and the training names none. Raises StorageError.
@@ -40,7 +40,7 @@ class SelectionGuard(Protocol):
 
 
 class NoGuard:
-    """Stands in on a host without the package: refuses runs that commit to selections."""
+    """Guard of a host without the package: refuses runs that commit to selections."""
 
     def take(self, instruction: rpc.Instruction) -> rpc.SelectionReceipt:
         """Raise ProtocolVersionError."""

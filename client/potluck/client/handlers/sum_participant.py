@@ -66,7 +66,7 @@ class SumParticipant(Protocol):
 
 
 class NoParticipant:
-    """Stands in on a host without secure aggregation: refuses every sum."""
+    """Participant of a host without secure aggregation: refuses every sum."""
 
     async def answer(self, instruction: rpc.Instruction, count: Count) -> rpc.SecureReply:  # noqa: ARG002  # as in `SumParticipant`
         """Raise DisclosureRefusedError."""

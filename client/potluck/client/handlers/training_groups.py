@@ -53,7 +53,7 @@ class _Waiting:
 
 @dataclass(kw_only=True, eq=False)
 class _Gathering:
-    """Trainings that belong together, by their ids."""
+    """Trainings that will run together, by instruction id."""
 
     companions: Sequence[str]
     members: dict[str, _Waiting] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class TrainingGroups:
         self._alone: OrderedDict[str, str] = OrderedDict()
 
     def wanted(self, instruction: rpc.Instruction) -> bool:
-        """Return True if a training should run together with others, by what is known so far."""
+        """Return True if a training should run together with others, as far as is known now."""
         work = instruction.train
         if not work.companions or _kind(work) in self._unfit:
             return False
@@ -205,7 +205,7 @@ def _forget(waiting: _Waiting, result: Trained | Exception) -> None:
 
 
 def reason_alone(work: rpc.Train) -> str:
-    """Return the reason why a client must be trained alone, with any network; empty for none.
+    """Return the reason why a client must be trained alone, for any network; empty if none.
 
     The reason depends only on the client's own instruction, not on other clients.
     """

@@ -107,7 +107,7 @@ class Classification(TaskTraining):
         self._optimizer: LocalOptimizer | None = None
 
     def check(self, work: rpc.Train) -> None:
-        """Check that such a training could begin."""
+        """Check that the training `work` could begin."""
         plan = plan_training(work, self.loaded.task)
         if hides_records(work):
             check_terms(work)

@@ -73,7 +73,8 @@ class LoadedTasks:
         sharing: int = 1,
     ) -> None:
         """`model_modules`: modules in which models named by a run file are looked up. `forecast`:
-        chances that clients are available. `choices`, `sharing`: see `LoadedTask`."""
+        function that returns the chance that a client is available. `choices`, `sharing`: see
+        `LoadedTask`."""
         self._choices, self._sharing = choices, sharing
         self._device, self._data_directory = device, data_directory
         self._model_modules, self._forecast = model_modules, forecast
@@ -136,10 +137,10 @@ class TrainingDevice:
         """Call this in the thread that will work: torch's number of threads is set for it.
 
         device: "cpu" or "cuda:N". `model_modules`: modules in which models named by a run file are
-        looked up. `forecast`: chances that clients are available. `choices`: folder with measured
-        choices, such as training clients together or one by one. `sharing`: number of processes
-        that share the device. Without torch, only tasks with trainers that don't need torch can be
-        trained.
+        looked up. `forecast`: function that returns the chance that a client is available.
+        `choices`: folder with measured choices, such as training clients together or one by one.
+        `sharing`: number of processes that share the device. Without torch, only tasks with
+        trainers that don't need torch can be trained.
         """
         if has_torch():
             import torch
@@ -190,7 +191,7 @@ class TrainingDevice:
         return training.memory_of(instruction, files, TrainingProgress(progress, cancelled))
 
     def check(self, work: rpc.Train, layout: bytes) -> None:
-        """Check that such a training could begin. layout: the model's file header, or empty.
+        """Check that the training `work` could begin. layout: the model's file header, or empty.
 
         Raises PluginError, ConfigurationError, LayoutError, or ProtocolVersionError.
         """
@@ -218,7 +219,7 @@ class TrainingDevice:
         return training.evaluate(instruction, files, TrainingProgress(progress, cancelled))
 
     def question(self, work: rpc.Question) -> Question:
-        """Make a question. Raises PluginError for an unknown kind or unknown parameters."""
+        """Create the question in `work`. Raises PluginError if this host does not know it."""
         return make_question(work)
 
     def answer(

@@ -34,7 +34,7 @@ class Ditto:
 
     @staticmethod
     def read(work: rpc.Train, task: Task) -> Ditto | None:
-        """Return the training that an instruction requests, or None.
+        """Return the training that an instruction requests; None if it requests none.
 
         Raises ProtocolError, ConfigurationError.
         """

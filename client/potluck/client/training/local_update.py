@@ -62,7 +62,8 @@ class Trained:
     def report(self, weighting: Weighting) -> UpdateReport:
         """Return the report of the training for a weighting.
 
-        The training time discloses the number of samples. It is 0 unless weighting = "exact".
+        The training time would disclose the number of samples, so it is reported as 0 unless
+        weighting = "exact".
         """
         outcome, simulated = self.outcome, self.simulated_seconds
         seconds = outcome.seconds if simulated is None else simulated
@@ -71,7 +72,7 @@ class Trained:
 
 
 def check_training(training: TaskTraining, work: rpc.Train) -> None:
-    """Check that such a training could begin.
+    """Check that the training `work` could begin.
 
     Raises PluginError, ConfigurationError, or ProtocolError if this host can't carry it out."""
     if work.encoding == SUM:
@@ -172,7 +173,7 @@ def _offer(
 
 
 def make_question(work: rpc.Question) -> Question:
-    """Make a question. Raises PluginError for a kind or parameters this host does not know."""
+    """Create the question in `work`. Raises PluginError if its kind or parameters are unknown."""
     parameters = json_object(work.parameters_json, f"parameters of '{work.kind}'")
     return plugins.create(Question, work.kind, parameters)
 
@@ -215,7 +216,7 @@ def _written(work: rpc.Train, files: TrainingFiles, loaded: LoadedTask, sent: _S
 
 
 def _returned(work: rpc.Train, files: TrainingFiles, loaded: LoadedTask) -> dict[str, NDArray[Any]]:
-    """Return the tensors of the update. Raises TrainingError if a one-way tensor was trained."""
+    """Return the tensors of the update. Raises TrainingError if others than these were trained."""
     arrays = loaded.weights()
     returned = loaded.layout.without(work.one_way).by_name
     if len(returned) == len(arrays):

@@ -70,7 +70,7 @@ log = structlog.get_logger()
 
 _LOSS = "loss"
 FAILED: Final = "the trainer failed in a training with noise; the reason is in the log of the host"
-"""The text that a coordinator gets about such a failure: the reason may disclose a record."""
+"""Text that a coordinator receives about such a failure; the reason may disclose a record."""
 
 
 class OwnTraining(TaskTraining):
@@ -83,7 +83,7 @@ class OwnTraining(TaskTraining):
             _take_a_step()
 
     def check(self, work: rpc.Train) -> None:
-        """Check that such a training could begin."""
+        """Check that the training `work` could begin."""
         self._settings(work)
         if hides_records(work):
             self._check_private(work)
@@ -355,7 +355,7 @@ class OwnTraining(TaskTraining):
         return whole
 
     def samples(self, client_id: ClientId) -> int:
-        """Return the trainer's number of a client's training samples, for a training with noise."""
+        """Return a client's number of training samples, as the trainer counts them."""
         self._require(Capability.PRIVACY)
         data = self.loaded.client_data(client_id).train
         with self._blamed(client_id):
@@ -431,7 +431,7 @@ def _reporter(
 
 
 def _private_report(samples: int, steps: int, seconds: float, weighting: Weighting) -> UpdateReport:
-    """Return the report of a training with noise, which has only what is public."""
+    """Return the report of a training with noise; it contains only public values."""
     exact = weighting is Weighting.EXACT
     return UpdateReport(
         samples=weighting.disclosed(samples),
@@ -474,7 +474,7 @@ def _seeded(model: Any, seed: int) -> Iterator[None]:
 
 
 def _take_a_step() -> None:
-    """Take one optimiser step, so that torch imports the about 800 modules that optimisers need.
+    """Take one optimiser step: torch then imports about 800 modules that optimisers need.
 
     The import takes seconds. Here it happens when the task is loaded, not within a round's
     deadline.

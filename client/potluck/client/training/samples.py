@@ -1,4 +1,4 @@
-"""A client's samples: their choice for a training, their cache on a GPU, those held back."""
+"""A client's samples: their choice for a training, their cache on a GPU, their validation split."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from potluck.common.tasks.stored import StoredExamples
 def positions_within(
     examples: Examples, quotas: Sequence[float], *, classes: int, seed: int
 ) -> Tensor | None:
-    """Return the positions of at most ⌊quotas[c]⌋ samples of each class c, in their old order.
+    """Return the positions of at most ⌊quotas[c]⌋ samples of each class c, in ascending order.
 
     int64, on the labels' device; None stands for all samples, for example if `quotas` is empty. The
     samples are drawn uniformly with the training's seed. Raises ProtocolError for invalid quotas,

@@ -67,7 +67,7 @@ class TrainingFiles(ClientFiles):
     purpose. auxiliaries: tensors that the strategy sent in addition to the model; None if it sent
     none.
     spare: returns a file that may be overwritten; None if there is none. granted: terms of a
-    training with noise, already charged; None for one without.
+    training with noise, already charged to the ledger; None without noise.
     """
 
     update: Path
@@ -138,9 +138,9 @@ class LoadedTask:
         sharing: int = 1,
     ) -> None:
         """model_table: the run's `[model]` table, which selects the tensors that are sent; by
-        default all. forecast: chances that clients are available. choices: folder of the
-        `LaneChoices`. sharing: number of processes that share the device. Raises ConfigurationError
-        if the tensors that are not sent differ from the run's.
+        default all. forecast: function that returns the chance that a client is available. choices:
+        folder of the `LaneChoices`. sharing: number of processes that share the device. Raises
+        ConfigurationError if the tensors that are not sent differ from the run's.
         """
         self.name, self.task, self.device = name, task, device
         self.choices, self.sharing = choices, sharing
@@ -231,7 +231,7 @@ class TaskTraining(ABC):
 
     @abstractmethod
     def check(self, work: rpc.Train) -> None:
-        """Check that such a training could begin."""
+        """Check that the training `work` could begin."""
 
     @abstractmethod
     def train(

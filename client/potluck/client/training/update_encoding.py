@@ -27,7 +27,7 @@ _ENCODINGS: Mapping[int, Encoding] = {
 
 
 def encoding_of(number: int) -> Encoding:
-    """Return the encoding with this number. Raises ProtocolError if this host lacks it."""
+    """Return the encoding with this number. Raises ProtocolError if it is unknown."""
     found = _ENCODINGS.get(number)
     if found is None:
         raise ProtocolError(

@@ -50,8 +50,8 @@ class DirectUpload:
         *,
         fresh: bool,
     ) -> None:
-        """fresh: True if no part of the file has been sent before. backoff: the pauses, which start
-        again from the first whenever bytes arrive."""
+        """fresh: True if no part of the file has been sent before. backoff: the pauses between
+        attempts; they start again from the first whenever bytes arrive."""
         self._link = link
         self._header = header
         self._path = path
@@ -65,7 +65,7 @@ class DirectUpload:
         self._piece: tuple[int, float] | None = None
         """Offset and start time of the piece that is being sent."""
         self._broke: tuple[int, float] | None = None
-        """Offset of the piece that broke, and the seconds that it took."""
+        """Offset of the piece whose transfer broke off, and its duration in seconds."""
 
     async def attempt(self) -> None:
         """Send the rest of the file; return once the coordinator has all of it.

@@ -39,7 +39,7 @@ class Trainee:
 
 @dataclass(frozen=True, kw_only=True)
 class LaneOutcome:
-    """Result of one trainee. weights: by name; views into the stacked weights of all trainees."""
+    """Result of one trainee. weights: by name; each is a view into the weights of all trainees."""
 
     result: TrainingResult
     weights: Mapping[str, Tensor]

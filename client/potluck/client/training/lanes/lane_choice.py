@@ -126,8 +126,8 @@ def measured(
 def fastest(one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
     """Return the minimum of two measurements, each repeated, alternately.
 
-    Each is taken three times. It is repeated, up to nine times, until all values of one are less
-    than all values of the other.
+    Each is taken three times, then up to nine times until all values of one are less than all
+    values of the other.
     """
     ones: list[float] = []
     others: list[float] = []

@@ -54,9 +54,9 @@ _Maker = Callable[[Sequence[Tensor], Sequence[Tensor]], LaneLayer]
 
 @dataclass(frozen=True)
 class _LanePlace:
-    """A layer's place. make: makes the layer from its weights and the tensors for their gradients.
-    begin, end: range of its tensors among all. by_lane: as `make`, for one lane; None if the layer
-    can't be part of a sequence that is computed lane by lane."""
+    """A layer of a network. make: makes the layer from its weights and the tensors for their
+    gradients. begin, end: range of its tensors among all tensors. by_lane: like `make`, for a
+    single lane; None if the layer can't be part of a sequence that is computed lane by lane."""
 
     make: _Maker
     begin: int
@@ -65,7 +65,7 @@ class _LanePlace:
 
     @property
     def begins_stretch(self) -> bool:
-        """True for a convolution."""
+        """True if a sequence that is computed lane by lane may begin here: at a convolution."""
         return self.by_lane is not None and self.end > self.begin
 
     def own(
@@ -176,7 +176,7 @@ def _layers(network: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _is_altered(layer: nn.Module) -> bool:
-    """Return True if hooks or an own `forward` change the layer's behaviour."""
+    """Return True if hooks, or a `forward` set on the object, change the layer's behaviour."""
     own = vars(layer)
     return "forward" in own or any(own.get(kind) for kind in _HOOKS)
 

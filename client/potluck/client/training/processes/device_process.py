@@ -32,7 +32,7 @@ from potluck.common.names import ClientId
 from potluck.common.trainer import TrainingProgress
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
-if TYPE_CHECKING:  # importing it imports torch, which only the thread that works has time for
+if TYPE_CHECKING:  # imports torch, which takes seconds: only the worker's thread may do so
     from potluck.client.training.local_update import Trained
     from potluck.client.training.processes.training_jobs import SentFiles, WorkerJob
     from potluck.client.training.processes.worker_count import TrainingMemory
@@ -200,7 +200,7 @@ class DeviceProcess:
         self._child: _Child | None = self._begun()
 
     def check(self, work: rpc.Train, layout: bytes) -> None:
-        """Check that such a training could begin."""
+        """Check that the training `work` could begin."""
         from potluck.client.training.processes.training_jobs import CheckOne
 
         self._do(CheckOne(work=work.SerializeToString(), layout=layout), [TrainingProgress()])

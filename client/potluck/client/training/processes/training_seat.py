@@ -28,7 +28,7 @@ class TrainingSeat(Protocol):
     Used by one thread. `TrainingDevice` documents what its methods do and raise."""
 
     def check(self, work: rpc.Train, layout: bytes) -> None:
-        """Check that such a training could begin; loads its task."""
+        """Check that the training `work` could begin; loads its task."""
         ...
 
     def train(

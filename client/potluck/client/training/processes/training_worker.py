@@ -33,8 +33,8 @@ _ALONE: Final = 4
 class DeviceTerms:
     """Arguments of a training device; see `TrainingDevice`.
 
-    deterministic: True for deterministic kernels on a GPU. log_format, log_level: of the host's
-    log.
+    deterministic: True for deterministic kernels on a GPU. log_format, log_level: format and level
+    of the host's log.
     """
 
     device: str

@@ -18,8 +18,8 @@ _NUMBERS_AT_ONCE: Final = 2**24
 def sample_gradients(model: nn.Module) -> tuple[Rows, int]:
     """Return a function that gives the gradient of each sample's cross-entropy as a row.
 
-    The gradients are with respect to the trainable parameters. Also return for how many samples at
-    once the function should be called.
+    The gradients are with respect to the trainable parameters. Also return the number of samples to
+    pass in one call of the function.
     """
     trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     numbers = max(1, sum(each.numel() for each in trained.values()))

@@ -96,7 +96,7 @@ class TrainingResult(UpdateReport):
     """The result of a training; not all of it is disclosed.
 
     seconds: wall-clock time. correction: the tensors that its correction sends and keeps.
-    root_mean_square_loss: of the first pass, if it was measured.
+    root_mean_square_loss: value for the first pass, if it was measured.
     """
 
     loss: float = math.nan

@@ -37,7 +37,7 @@ class LocalOptimizer(Protocol):
         ...
 
     def release(self) -> None:
-        """Forget all that takes memory; `restart` before the next step."""
+        """Free the memory of all state; call `restart` before the next step."""
         ...
 
 
@@ -54,7 +54,7 @@ class _Optimizer:
             parameter.grad = None
 
     def release(self) -> None:
-        """Forget all that takes memory; `restart` before the next step."""
+        """Free the memory of all state; call `restart` before the next step."""
         self.clear_gradients()
         self._forget()
 
