@@ -34,7 +34,7 @@ _FACTOR = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class Afl(Selector):
-    """Draws clients by valuations √n · loss, which a client renews when selected.
+    """Draws clients by valuations: loss times the root of the number of samples.
 
     alpha1: share of the available clients, those with the lowest valuations, that are drawn only
     uniformly. alpha2: factor of valuations v in the probability ∝ exp(alpha2 · v). alpha3: share of

@@ -38,7 +38,7 @@ _FACTOR = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class TiFL(Selector):
-    """Draws each cohort from one tier of equally fast clients; tiers that do worse come more often.
+    """Draws each cohort from one tier of equally fast clients; worse tiers more often.
 
     At first, all clients are selected once, in random order. Then they are sorted by their mean
     time and split into `tiers` groups of equal size, again in each round. Every `interval` rounds,
