@@ -95,7 +95,7 @@ class Weighting(StrEnum):
     EQUAL = "equal"
 
     def permits(self, asked: Weighting) -> bool:
-        """Return whether a client whose limit is this precision may disclose with the precision
+        """Return whether a client that is limited to this precision may disclose with the precision
         `asked`."""
         order = list(Weighting)
         return order.index(asked) >= order.index(self)

@@ -47,7 +47,8 @@ import resource
 import traceback
 from typing import ClassVar
 
-# gRPC reads both once, when it is imported. Potluck reports failed handshakes better than gRPC.
+# gRPC reads both variables once, when it is imported. The first turns off its log: Potluck reports
+# failed handshakes better.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # gRPC for Python has no setting for the minimum TLS version, but this list is for TLS 1.2 only. Its
 # one cipher needs a key that both sides were given beforehand, so no handshake below 1.3 succeeds.

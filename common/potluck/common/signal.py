@@ -187,7 +187,7 @@ def parse_request(name: str, text: str) -> Request:
 
 
 def read_payload(name: str, parameters: Parameters, text: str, *, classes: int) -> Floats:
-    """Return the numbers of a disclosure, in the signal's shape. text: from another machine.
+    """Return the numbers of a disclosure, in the signal's shape. text: its payload from a peer.
 
     Raises ProtocolError for a wrong form or length, NaN and implausibly large numbers, even if the
     payload is signed. Numbers may be negative only if noise was added.

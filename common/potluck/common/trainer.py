@@ -115,10 +115,10 @@ class PrivateTraining:
     """The settings of a training with noise that hides single records, and the steps taken up to
     now.
 
-    The client's ledger has been charged for these settings. sampling_rate: probability of each
-    record to be in a step's batch, in (0, 1]. noise_multiplier: standard deviation of the noise
-    that is added to the sum of a batch's gradients, in units of `clip`, > 0. steps: maximum number
-    of steps, ≥ 1. clip: maximum L2 norm of a record's gradient, > 0. expected_batch: divisor of the
+    The client's ledger has been charged for these settings. sampling_rate: probability that a
+    record is in a step's batch, in (0, 1]. noise_multiplier: standard deviation of the noise that
+    is added to the sum of a batch's gradients, in units of `clip`, > 0. steps: maximum number of
+    steps, ≥ 1. clip: maximum L2 norm of a record's gradient, > 0. expected_batch: divisor of the
     noisy sum, > 0. engine: implementation of `TrainerSettings.noisy_steps`. taken: recorded steps.
     """
 
@@ -318,8 +318,8 @@ class Trainer(ABC):
     def samples(self, data: Any) -> int:
         """Return the number of a client's training samples.
 
-        For the capabilities `label_counts` and `privacy`. A sample is what single records of
-        `[privacy]` are: one entry of the data set."""
+        For the capabilities `label_counts` and `privacy`. A sample is a record as protected by
+        `[privacy]`: one entry of the data set."""
         raise NotImplementedError(
             f"{type(self).__name__} declares label_counts or privacy; give it a method samples as "
             "well, which returns the number of training samples"

@@ -61,7 +61,7 @@ class AvailabilityTrace:
 
     @classmethod
     def of(cls, spans: Mapping[str, Iterable[TraceSpan]]) -> AvailabilityTrace:
-        """Return the trace of these spans, which must not overlap. At least one is needed."""
+        """Return the trace of these spans: at least one, without overlaps."""
         in_order = {
             client: tuple(sorted(own, key=lambda span: span.start)) for client, own in spans.items()
         }
@@ -102,7 +102,7 @@ class AvailabilityTrace:
     def next_time(self, clients: Sequence[str], at: float, count: int) -> float | None:
         """Return the earliest time from `at` on when `count` of these clients are available.
 
-        None if there is no such time.
+        Returns None if there is no such time.
         """
         position = self._position(at)
         own = [s for client in clients for s in self.spans.get(client, ()) if s.speed > 0.0]
@@ -267,7 +267,7 @@ def _speed(value: str, kind: str, place: str) -> float:
 
 
 def _number(value: str) -> float | None:
-    """Return a finite number from 0; None if the text is not one."""
+    """Return a finite number ≥ 0; None if the text is not one."""
     try:
         number = float(value)
     except ValueError:

@@ -24,10 +24,10 @@ within int64."""
 class Metrics:
     """Metrics of a model on some samples. A metric that is undefined is None.
 
-    loss: mean cross-entropy; None without samples, or if infinite. accuracy: in [0, 1].
-    worst_group_accuracy: the lowest accuracy among the groups that have samples; None without
-    groups. weighted_f1: F1 score averaged over classes, weighted by the classes' samples; 0 for a
-    class that is neither among the labels nor predicted.
+    loss: mean cross-entropy; None without samples, or if infinite. accuracy: share of correct
+    predictions, in [0, 1]. worst_group_accuracy: the lowest accuracy among the groups that have
+    samples; None without groups. weighted_f1: F1 score averaged over classes, weighted by the
+    classes' samples; 0 for a class that is neither among the labels nor predicted.
     """
 
     loss: float | None
@@ -72,9 +72,9 @@ class EvaluationCounts:
         classes: int,
         groups: int,
     ) -> EvaluationCounts:
-        """Return counts made of the numbers that a peer sent. confusion: row by row.
+        """Return counts from the numbers that a peer sent. confusion: its elements, row by row.
 
-        Raises ProtocolError for numbers that no evaluation of such a task can give.
+        Raises ProtocolError for numbers that an evaluation of this task can't give.
         """
         _require(len(confusion) == classes**2, "confusion", len(confusion), f"{classes}² entries")
         for name, values in (("group_samples", group_samples), ("group_correct", group_correct)):

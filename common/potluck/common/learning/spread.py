@@ -1,4 +1,4 @@
-"""Facts beside a metric: the clients and samples behind it, and its spread over clients."""
+"""Facts about a metric: the clients and samples behind it, and its spread over clients."""
 
 from __future__ import annotations
 

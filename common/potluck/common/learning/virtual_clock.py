@@ -19,8 +19,8 @@ from pydantic import Field, StringConstraints, model_validator
 from potluck.common.settings.configuration import Settings
 
 _LATE = 2.0
-"""Number of deadlines per sample that a client takes if it drops out; so in total it takes more
-than one deadline."""
+"""Seconds per sample of a client that drops out, in units of the deadline. So with any number of
+samples, the client misses the deadline."""
 
 Clients = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}(:[0-9]{1,9})?$")]
 """A client's id, or a range of them such as client-0:23."""

@@ -123,7 +123,7 @@ class Instruments:
         return child
 
     def _unset(self) -> frozenset[str]:
-        """Return the names of gauges that are not set yet. They would be shown as 0."""
+        """Return the names of gauges without a value; the library would show them as 0."""
         known = {name for name, _ in tuple(self._set)}
         return frozenset(
             metric.name

@@ -1,7 +1,7 @@
 """The privacy loss of runs with `[privacy]`, as the coordinator knows it.
 
 The coordinator counts the updates that have arrived, and the extension point `ACCOUNT` turns them
-into ε. Hosts count more: other runs, and trainings whose update never arrived.
+into ε. Hosts also count other runs, and trainings whose update never arrived.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Its arguments are the terms of a training (`rpc.Privacy`), the run's `LocalTrain
 BUDGET_SPENT: Final = "the privacy budget of its data does not allow this training"
 """A host's only reason for refusing a training; numbers would disclose facts about other runs."""
 NO_ANSWER: Final = "the privacy budget of its data does not allow this answer"
-"""The same for an answer to a question."""
+"""A host's only reason for refusing an answer to a question."""
 RUN_BUDGET_SPENT: Final = "the run's privacy budget allows this client no further training"
 """A coordinator's reason for excluding a client, if it adds the noise itself."""
 NEAR_LIMIT: Final = 0.8
@@ -31,7 +31,7 @@ class TrainingsSent:
 
     samples: number of samples reported with the updates; 0 if masks hide it. epochs: passes over
     the samples; None for the run's number. count: number of trainings, at least 1. planned: number
-    of trainings of a client for which the run's `epsilon` is meant.
+    of trainings of a client that the run's `epsilon` covers.
     """
 
     client: str
@@ -45,9 +45,9 @@ class TrainingsSent:
 class RoundPrivacy:
     """The privacy loss of a run after a round.
 
-    delta: chance that the loss is larger, in (0, 1). largest, median: ε over the clients whose loss
-    is known; None if no loss is known. near_limit: number of clients that have used at least 80 %
-    of the run's trainings; None if the run has no limit. refused: number of clients that are
+    delta: probability that the loss is larger, in (0, 1). largest, median: ε over the clients whose
+    loss is known; None if no loss is known. near_limit: number of clients that have used at least
+    80 % of the run's trainings; None if the run has no limit. refused: number of clients that are
     excluded because the owner's limit, or the run's trainings, are used up. clients: ε by client,
     for the clients whose loss has changed since the round before.
     """

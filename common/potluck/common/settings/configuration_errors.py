@@ -50,8 +50,7 @@ counts."""
 
 @dataclass(frozen=True, slots=True)
 class ReadLater:
-    """Annotates a field of a file whose table is read later. Its argument is the model as which it
-    is read."""
+    """Annotates a field of a file whose table is read later. The argument is the table's model."""
 
     model: type[BaseModel]
 

@@ -3,9 +3,9 @@ cache.
 
 The check trusts nothing in the file. It reads everything after the header as float32 words and
 compares these with the bounds. The header's length is in the first eight bytes. If all words are
-numbers within bounds, every float32 tensor that begins at a multiple of four bytes is, too,
-provided that the file is a tensor file at all. Otherwise the check is inconclusive, because a
-tensor of integers may look like NaN.
+numbers within bounds, every float32 tensor that begins at a multiple of four bytes is also within
+bounds, if the file is a valid tensor file. Otherwise the check is inconclusive, because a tensor of
+integers may look like NaN.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class PackedLanes:
 
 
 def _widen(narrow: Bytes, width: int, out: Lanes) -> None:
-    """Unpack bytes into lanes. out: at least one lane."""
+    """Unpack bytes into lanes. out: array of at least one lane."""
     if width == 0:
         out.fill(0)
         return

@@ -25,7 +25,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 _LABEL: Final = b"potluck masked training 2\0"
 _JSON: Final = "_json"
-"""How the names of fields that contain a JSON object end."""
+"""Suffix of the names of fields that contain a JSON object."""
 _SETTINGS: Final = "training_json"
 
 _FILE: Final = "the file is checked against its digest, which is bound"
