@@ -33,10 +33,10 @@ class CorrectionContext:
     to the coordinator, as received; training changes them in place. shared: auxiliaries that all
     clients of the cohort received, with the model's buffers. personal: auxiliaries that only this
     client received; may be empty. kept: the tensors that `finish` last returned as `keep` and whose
-    update became part of a model; None if there are none yet. round: from 1. seed: the training's
-    random seed. samples: number of the client's training samples. positions: int64, indices, among
-    the training samples, of those that this training uses; None for all. validation: the samples
-    held back from training.
+    update became part of a model; None if there are none yet. round: number of the round, from 1.
+    seed: the training's random seed. samples: number of the client's training samples. positions:
+    int64, indices, among the training samples, of those that this training uses; None for all.
+    validation: the samples held back from training.
     """
 
     parameters: Tensors

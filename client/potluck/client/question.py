@@ -49,10 +49,10 @@ class OwnAnswers:
 class QuestionContext:
     """Inputs of an answer.
 
-    client: the client that is asked. round: from 1, the round whose cohort is being chosen. data:
-    the client's data, `Examples` unless the task has a trainer. classes, groups: numbers of the
-    task's classes and groups. model: the round's model with its weights, not yet on `device`; None
-    for a kind that needs none.
+    client: the client that is asked. round: number, from 1, of the round whose cohort is being
+    chosen. data: the client's data, `Examples` unless the task has a trainer. classes, groups:
+    numbers of the task's classes and groups. model: the round's model with its weights, not yet on
+    `device`; None for a kind that needs none.
     cancelled: returns True once the answer is no longer wanted. validation_share: share of the
     samples held back from training. pace: simulated seconds of a training per sample, on a virtual
     clock; 0 on a real one. own: answers of the task's trainer; None for a classification task.

@@ -33,7 +33,7 @@ from potluck.common.records.privacy_loss import NEAR_LIMIT
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFigures:
-    """Current values of one GPU. utilisation: in [0, 1], over the driver's last sampling period."""
+    """Current values of one GPU. utilisation: busy share of the last sampling period, in [0, 1]."""
 
     number: int
     memory_used: int

@@ -35,9 +35,10 @@ def noisy_counts(
 ) -> list[int]:
     """Add independent discrete Laplace noise to each count; results may be negative.
 
-    counts: of disjoint categories. All results together are ε-differentially private for single
-    samples. `randomness` must be `secrets.SystemRandom()` for anything that leaves a client; a
-    seeded generator is for tests. The noise has mean 0 and variance about 2(Δ₁/ε)² per count.
+    counts: numbers of samples in disjoint categories. All results together are ε-differentially
+    private for single samples. `randomness` must be `secrets.SystemRandom()` for anything that
+    leaves a client; a seeded generator is for tests. The noise has mean 0 and variance about
+    2(Δ₁/ε)² per count.
 
     Raises ConfigurationError for an ε that is not a positive number, an unknown adjacency, or a
     negative count.

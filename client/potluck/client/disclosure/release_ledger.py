@@ -101,7 +101,7 @@ class ReleaseLedger:
         """Add a release, or replace the release with the same key (to add a recipient); sync to
         disk.
 
-        Raises StorageError; nothing has changed then.
+        Raises StorageError; the ledger is then unchanged.
         """
         ledger = self.of(client)
         known = {each.key: each for each in ledger.releases} | {release.key: release}

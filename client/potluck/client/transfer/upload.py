@@ -266,7 +266,7 @@ async def deliver(
 ) -> None:
     """Deliver an update to the coordinator; see `deliver_file`.
 
-    members: for a sum, the updates in it, starting with `update`."""
+    members: the updates in a sum, starting with `update`; empty for a single update."""
     await deliver_file(link, header_of(update, members), path, fresh=fresh)
 
 

@@ -109,7 +109,7 @@ class Convolution(LaneLayer):
     def __init__(
         self, layer: nn.Conv2d, weights: Sequence[Tensor], gradients: Sequence[Tensor]
     ) -> None:
-        """weights: the lane's kernels and, if there is one, bias; gradients: of the same shapes."""
+        """weights: the lane's kernels and bias, if any; gradients: tensors of these shapes."""
         self._weights, self._gradients = weights, gradients
         self._bias = weights[1] if len(weights) == 2 else None
         self._of_bias = None if self._bias is None else [layer.out_channels]
@@ -150,8 +150,8 @@ class GroupedConvolution(LaneLayer):
     def __init__(
         self, layer: nn.Conv2d, weights: Sequence[Tensor], gradients: Sequence[Tensor]
     ) -> None:
-        """weights: kernels and, if there is one, bias, stacked by lane; gradients: of the same
-        shapes.
+        """weights: kernels and, if there is one, bias, stacked by lane; gradients: tensors of the
+        same shapes.
         """
         self._layer = layer
         self._weights, self._gradients = weights, gradients

@@ -66,8 +66,8 @@ def chosen_workers(
     """Choose as many workers, up to `most`, as fit in memory; 1 if nothing could be measured.
 
     Each worker trains its share of the clients that are trained together; there is at least one
-    worker. subject: everything that the choice depends on, as text. lanes: clients that are trained
-    together, from 1. most: at least 1.
+    worker. subject: everything that the choice depends on, as text. lanes: number of clients that
+    are trained together, at least 1. most: maximum number of workers, at least 1.
     """
     known = memory or TrainingMemory(peak=0, context=0, free=0)
     return WorkerChoice(

@@ -79,8 +79,9 @@ _REPORTS = 50
 class TrainingContext:
     """The circumstances of a training.
 
-    classes: number of the task's classes. round: from 1. progress: called now and then with the
-    share done, in [0, 1]. cancelled: called before every step. Both must return at once.
+    classes: number of the task's classes. round: number of the round, from 1. progress: called now
+    and then with the share done, in [0, 1]. cancelled: called before every step. Both must return
+    at once.
     """
 
     classes: int
