@@ -85,9 +85,9 @@ class SumTerms:
 
     kind: as in the clients' policies. task: the task in the invitation; task_reference: its
     canonical name. classes: number of counts; 0 if updates are summed. least_hosts,
-    colluding_hosts: numbers of distinct hosts (None: a third collude). epsilon, sensitivity: of the
-    noise that the clients add together; epsilon None means an exact sum. model: digest of the model
-    that updates start from.
+    colluding_hosts: numbers of distinct hosts (None: a third collude). epsilon, sensitivity:
+    parameters of the noise that the clients add together; epsilon None means an exact sum. model:
+    digest of the model that updates start from.
     """
 
     run_id: str

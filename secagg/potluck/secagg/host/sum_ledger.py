@@ -47,7 +47,7 @@ class SumLedger:
         return ledger
 
     def keep(self, client: str, entries: Sequence[LedgerEntry]) -> None:
-        """Add entries; synced to disk. Raises StorageError; nothing has changed then."""
+        """Add entries; synced to disk. Raises StorageError; the ledger is then unchanged."""
         if not entries:
             return
         changed = self.of(client).with_entries(entries)

@@ -57,10 +57,10 @@ class Upload(_Entry):
     """A masked vector that was sent.
 
     vector: digest of everything that determines an update's vector (`vector_sha256`); empty for
-    label counts, and for updates of earlier releases. data, settings, weight_bound: of an update;
-    `pins` compares them. epsilon: recorded privacy loss. sensitivity, adjacency: difference in data
-    that the noise hides. These three are None without noise. view: facts that later settle the
-    session; None if nothing has to be settled.
+    label counts, and for updates of earlier releases. data, settings, weight_bound: facts about an
+    update, which `pins` compares. epsilon: recorded privacy loss. sensitivity, adjacency:
+    difference in data that the noise hides. These three are None without noise. view: facts that
+    later settle the session; None if nothing has to be settled.
     """
 
     kind: Literal["upload"] = "upload"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 CELL_HOSTS: Final = 7
-"""Hosts in a cell: with five in every released sum, two may be lost."""
+"""Number of hosts in a cell. A released sum needs five, so a cell may lose two."""
 
 
 def public_coin(federation: str, members: Iterable[str], epoch: str) -> bytes:
