@@ -43,7 +43,8 @@ _ROUNDING: Final = 1e-12
 class RdpFilter:
     """A limit on the privacy loss in a data epoch, and what has been spent of it. Immutable.
 
-    epsilon: owner's limit, ≥ 0. delta: in (0, 1). spent: sum of Rényi divergences at each order.
+    epsilon: owner's limit, ≥ 0. delta: δ of the guarantee, in (0, 1). spent: sum of Rényi
+    divergences at each order.
     largest: sum of divergences at order infinity, exact; infinite after an event.
     """
 

@@ -64,7 +64,7 @@ class RoundLedger:
         self._charged: dict[str, Counter[GaussianSteps]] = {}
 
     def charge(self, charged: NoisedRound) -> None:
-        """Add a sum with noise; synced to disk. Raises StorageError; nothing has changed then."""
+        """Add a noisy sum; synced to disk. Raises StorageError; the ledger is then unchanged."""
         rounds = self._read()
         lines = (self._first * (not self._size) + charged.model_dump_json() + "\n").encode()
         try:

@@ -154,7 +154,7 @@ class PrivacyLedger:
         return self._found(client).charges
 
     def charge(self, client: str, charge: Charge) -> None:
-        """Add a line; synced to disk. Raises StorageError; nothing has changed then."""
+        """Add a line; synced to disk. Raises StorageError; the ledger is then unchanged."""
         known, path = self._found(client), self._path(client)
         line = charge.model_dump_json() + "\n"
         if known.size:
