@@ -48,7 +48,7 @@ class StoredLines:
     def add(self, line: Line) -> None:
         """Append a line after those that were read or added; return when it is on disk.
 
-        Raises StorageError; no line was added then.
+        Raises StorageError; the file then has no new line.
         """
         data = json.dumps(line, separators=(",", ":"), sort_keys=True).encode() + b"\n"
         try:

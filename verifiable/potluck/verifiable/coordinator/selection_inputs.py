@@ -40,7 +40,7 @@ def inputs_sha256(description: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The inputs of a selection, except its seed and the available clients. parts: by digest."""
+    """Inputs of a selection, without seed and available clients. parts: contents by digest."""
 
     description: str
     parts: Mapping[str, bytes]
