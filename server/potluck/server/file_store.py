@@ -42,7 +42,7 @@ class FileStore(ABC):
     ) -> tuple[transfer_pb2.StoredFile | None, bool]:
         """Return where a host may put an announced update in the store.
 
-        The place is None if the host must send the update to the coordinator. Also returns whether
+        The place is None if the host must send the update to the coordinator. Also returns True if
         the update may be in the store already. Raises ProtocolError, ObjectStoreError.
         """
 

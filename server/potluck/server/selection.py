@@ -326,7 +326,7 @@ class Spared:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundOutcome:
-    """The result of a committed round.
+    """Facts about a committed round that a selector learns from.
 
     selected: rows of the cohort, in the order chosen. included: rows of the clients whose update
     became part of the model. seconds: per selected client, time from instruction to update; NaN if
@@ -438,8 +438,8 @@ class Selector(Plugin):
     with a larger roster is refused before it starts. If more clients join later, selection
     fails."""
     added: int = 0
-    """Number of the cohort's clients that are chosen step by step; the other clients are drawn
-    uniformly before."""
+    """Number of the cohort's clients that are chosen step by step, after the others were drawn
+    uniformly."""
 
     def everybody(self, round_number: int) -> bool:  # noqa: ARG002  for subclasses
         """Return True if all available clients may train in a round, whatever the run's count.

@@ -145,7 +145,7 @@ def joined_by_late(
     buffers: Collection[str],
     beta: float,
 ) -> Iterator[OpenUpdates]:
-    """Open the late updates while the block runs; yield the fresh ones followed by them.
+    """Open the late updates while the block runs; yield the fresh updates, then the late ones.
 
     current: the round's model, in the layout of the updates. Raises LayoutError, NotFoundError."""
     if not late:

@@ -262,8 +262,7 @@ class ModelWork:
         finite: bool = False,
         dropped: Sequence[str] = (),
     ) -> None:
-        """Check a received file: whether it has the layout of this model's updates, and finite
-        numbers.
+        """Check that a received file has the layout of this model's updates, and finite numbers.
 
         finite: True if a `FiniteScreen` read the whole file and found only finite numbers. dropped:
         the tensors that the update must omit. Raises LayoutError, NotFiniteError, TooLargeError.

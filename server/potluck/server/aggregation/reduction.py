@@ -32,8 +32,8 @@ from potluck.server.aggregation.update_norms import update_norms
 from potluck.server.strategy import Combine, Reduction
 
 # Sorting networks ---------------------------------------------------------------------------------
-# They are the fastest way to sort a few values for each of millions of coordinates: numpy's minimum
-# and maximum do each comparison for a whole block of coordinates at once.
+# A sorting network is the fastest way to sort a few values for each of millions of coordinates:
+# numpy's minimum and maximum do each comparison for a whole block of coordinates at once.
 
 
 class Comparison(NamedTuple):

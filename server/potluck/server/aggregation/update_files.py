@@ -157,7 +157,7 @@ class UpdateFiles:
     def check(
         self, path: Path, base: Tensors | None, *, compressed: bool, finite: bool = False
     ) -> None:
-        """Check a received file: whether it has the layout of an update, and valid numbers.
+        """Check that a received file has the layout of an update, and valid numbers.
 
         base: the round's model, of the same layout. finite: True if a `FiniteScreen` found only
         finite numbers. Raises LayoutError, NotFiniteError, OutOfBoundsError, TooLargeError.

@@ -54,13 +54,13 @@ def _medians_of_others(samples: Samples) -> NDArray[np.float64]:
 def narrowed(
     chosen: Rows, available: Rows, limits: Sequence[tuple[Sequence[str], int]]
 ) -> Rows | None:
-    """Return the rows for a repeated choice if too many chosen clients share a tag's value.
+    """Return the rows to choose from again, if too many chosen clients share a tag's value.
 
     If too many chosen clients have a value, only the first of them and clients with other values
     remain in the rows. Returns None if the cohort is within all limits.
 
-    Repeated choices end: each time, fewer clients with the value remain, and a value that at most
-    its limit of clients have can't exceed the limit. So this works with any selector, and its first
+    Repeated choices end: each time, fewer clients with the value remain. Once their number is
+    within the limit, no cohort can exceed it. So this works with any selector, and its first
     choices are kept.
 
     chosen: rows in the order chosen. limits: for each limited tag, the value of every row of the

@@ -11,7 +11,7 @@ from potluck.common.names import is_name
 from potluck.server.selection import Ask, AskSum, Selection, SelectionContext, Selector
 
 MOST_NAMES = 1024
-"""Maximum number of numbers that a selector may request in one question."""
+"""Maximum number of values that a selector may request in one question."""
 
 MOST_EPOCHS = 10**6
 """Maximum number of passes of one client in a round."""

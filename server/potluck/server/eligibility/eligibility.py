@@ -30,7 +30,7 @@ _SHOWN = 3
 
 
 class ScarceError(RunError):
-    """The clients that may be selected now are too few."""
+    """Too few clients may be selected now."""
 
 
 @dataclass(kw_only=True)

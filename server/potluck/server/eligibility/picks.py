@@ -75,7 +75,7 @@ def selection_imbalance(
 
 
 class PickRecord:
-    """For each client of a run, the number of committed cohorts that it was in."""
+    """For each client of a run, the number of committed rounds whose cohort included it."""
 
     def __init__(self, roster: RunRoster) -> None:
         self._roster = roster

@@ -1,8 +1,8 @@
 """The connected hosts, their clients, and the pending instructions.
 
-Used on the event loop; no gRPC, and only the clock that is passed in. An instruction is pending
-until it is retired, at the latest soon after its deadline. It is sent when its client's host is
-connected, and again after every reconnect.
+Used on the event loop; calls no gRPC, and reads only the clock that is passed in. An instruction is
+pending until it is retired, at the latest soon after its deadline. It is sent when its client's
+host is connected, and again after every reconnect.
 """
 
 from __future__ import annotations

@@ -38,12 +38,12 @@ class Presence:
         return self._attending
 
     def attends(self, client: str) -> bool:
-        """Return whether a client's host is connected."""
+        """Return True if a client's host is connected."""
         return client in self._attending
 
     def back_by(self, client: str) -> float:
-        """Return the time until which a disconnected client may reconnect; long ago if it may
-        not."""
+        """Return the time until which a disconnected client may reconnect; it is long past if the
+        client may not."""
         if client in self._attending:
             return -math.inf
         return self._back_by.get(client, -math.inf)
@@ -143,7 +143,7 @@ class ClientPool:
             self.presence.expect(self.roster, self._returning_until)
 
     def away(self) -> list[str]:
-        """Return disconnected clients in roster order, with their host if the run needs several
+        """Return disconnected clients in roster order; with their hosts, if the run needs several
         hosts."""
         away = [client for client in self.roster if not self.presence.attends(client)]
         if not self.rules.hosts:
@@ -165,7 +165,7 @@ class ClientPool:
         )
 
     def is_present(self, client: str, now: float) -> bool:
-        """Return whether a client is connected, or may still reconnect in time."""
+        """Return True if a client is connected, or may still reconnect in time."""
         return self.presence.attends(client) or now < self.presence.back_by(client)
 
     def admit_late(self, clients: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -225,11 +225,11 @@ class ClientPool:
         return ()
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether a run that never selected a cohort has waited for its maximum time."""
+        """Return True if a run that never selected a cohort has waited for its maximum time."""
         return not self.under_way and now >= self._last
 
     def suffices(self, clients: Sequence[str], needed: int) -> bool:
-        """Return whether these clients are as many as needed, on enough hosts."""
+        """Return True if these clients are as many as needed, on enough hosts."""
         return self._quorum(clients, needed).suffices
 
     def lost_its_hosts(self, cohort: RoundCohort) -> bool:

@@ -360,7 +360,8 @@ class RoundMachine:
         return actions + self._go_on(now)
 
     def _go_on(self, now: float) -> list[Action]:
-        """If the outcome of the attempt is known, combine the updates or start another attempt."""
+        """Combine the updates or start another attempt, once the outcome of the attempt is
+        known."""
         if self.phase is not Phase.TRAINING:
             return []
         cohort = self.cohort

@@ -131,7 +131,10 @@ class Trait(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class RunParts:
-    """The parts of a run. trainer: the task's own trainer; None for the built-in loop."""
+    """The parts of a run whose traits are compared before the run starts.
+
+    trainer: the task's own trainer; None for the built-in loop.
+    """
 
     run_file: RunFile
     selector: Selector

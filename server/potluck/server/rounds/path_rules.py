@@ -52,7 +52,7 @@ class PathRules(Plugin):
 
     @classmethod
     def suffices(cls, hosts: Sequence[str], run_file: RunFile) -> bool:  # noqa: ARG003  # likewise
-        """Return whether a cohort can result in a model if none of its clients is lost.
+        """Return True if a cohort can result in a model, provided that none of its clients is lost.
 
         hosts: host of each client; empty if unknown.
         """
@@ -95,5 +95,5 @@ def path_of(run_file: RunFile) -> type[PathRules]:
 
 
 def collects_sums() -> bool:
-    """Return whether this coordinator can collect secure sums of label counts."""
+    """Return True if this coordinator can collect secure sums of label counts."""
     return plugins.is_present(plugins.SECURE_SUMS, COLLECTOR)

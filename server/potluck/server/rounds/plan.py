@@ -45,7 +45,10 @@ from potluck.server.strategy import Strategy
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """The parts of a run. Triplet settings that the run file omits are those of the task."""
+    """A run file with the objects that it names: task, selector, strategy, trainer, update path.
+
+    Triplet settings that the run file omits are those of the task.
+    """
 
     run_file: RunFile
     task: Task

@@ -24,7 +24,7 @@ def pretraining_id(run_id: str) -> str:
 
 
 def is_pretraining(run_id: str) -> bool:
-    """Return whether a run is the pre-training of another run."""
+    """Return True if a run is the pre-training of another run."""
     return run_id.startswith(_PREFIX)
 
 

@@ -40,7 +40,7 @@ class RoundRules:
         return max(self.policy.needed(self.clients_per_round), self.hosts)
 
     def awaits_late(self, *, received: bool) -> bool:
-        """Return whether an update that missed its round may still join a later round.
+        """Return True if an update that missed its round may still join a later round.
 
         received: True if the update has arrived. On a virtual clock, an update that has not arrived
         is never awaited.

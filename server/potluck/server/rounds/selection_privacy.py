@@ -1,8 +1,8 @@
-"""Table of what noise makes of each selector: free, charged to clients' ledgers, or refused.
+"""Decides how a run with noise treats a selector: free, charged to clients' ledgers, or refused.
 
-It follows from what a selector declares and from `HIDES`, by which runs are refused too. A run with
-`[privacy]` protects single records or single clients. A selector's choices cost no privacy loss if
-they follow from what is released anyway.
+The result follows from what a selector declares and from `HIDES`, by which runs are refused too. A
+run with `[privacy]` protects single records or single clients. A selector's choices cost no privacy
+loss if they follow from what is released anyway.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HIDERS: Final[Mapping[Protection, Trait]] = {
     Protection.RECORD: Trait.PRIVATE_RECORDS,
     Protection.CLIENT: Trait.PRIVATE_CLIENTS,
 }
-"""Trait of a run with each unit."""
+"""Trait of a run with noise, by the unit that the noise protects."""
 
 
 def verdict_on(selector: Selector, name: str, protection: Protection) -> SelectionVerdict:

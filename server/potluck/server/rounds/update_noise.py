@@ -45,7 +45,7 @@ def with_clip(state: State, clip: float) -> State:
 
 
 def without_clip(state: State) -> State:
-    """Return the state as the strategy knows it."""
+    """Return the state without the bound, in the form that the strategy expects."""
     scalars = {name: value for name, value in state.scalars.items() if name != CLIP}
     return replace(state, scalars=scalars)
 

@@ -15,7 +15,7 @@ from potluck.server.selection import Rows, Selection, SelectionContext
 
 
 class Placement(Protocol):
-    """The places of a run's clients, at present (`Selecting`) or at a recorded selection."""
+    """The hosts of a run's clients, at present (`Selecting`) or at a recorded selection."""
 
     def hosts(self) -> Sequence[str]:
         """Return the host of each row of the roster; an empty text if it is unknown."""
@@ -47,8 +47,7 @@ def check_hosts(selecting: Placement, plan: RunPlan, round_number: int, availabl
 def complete(
     selecting: Placement, plan: RunPlan, selection: Selection, context: SelectionContext
 ) -> Selection:
-    """Return the selection. If its hosts are too few for the path of its updates, complete it with
-    clients on further hosts.
+    """Return the selection; add clients on further hosts if the path of its updates needs them.
 
     The reason of an added client is "needed for N hosts". Hosts are added until the path can make a
     model of the cohort's updates, or until no further hosts are left.

@@ -270,8 +270,8 @@ def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
 
 
 def _prolonged(plan: RunPlan, attempt: Attempt) -> NDArray[np.float64]:
-    """Return each client's number of passes over the run's number, in cohort order; empty if no
-    client has its own number."""
+    """Return each client's number of passes divided by the run's number, in cohort order; empty if
+    no client has its own number."""
     epochs = [member.work.epochs for member in attempt.cohort.values()]
     if not any(epochs):
         return np.zeros(0)

@@ -332,7 +332,7 @@ def _sum_question(ask: AskSum) -> JsonObject:
 
 
 def _is_sum(question: JsonObject) -> bool:
-    """Return whether a stored question asks for a sum."""
+    """Return True if a stored question asks for a sum."""
     return "sum" in question
 
 

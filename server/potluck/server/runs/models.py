@@ -124,7 +124,8 @@ class Models:
 
     @contextmanager
     def training(self) -> Iterator[Callable[[float], None]]:
-        """Show a training on the coordinator while the block runs. Yields what notes its share."""
+        """Show a training on the coordinator while the block runs. Yields a function that takes the
+        completed share."""
 
         def note(share: float) -> None:
             self.trained = share

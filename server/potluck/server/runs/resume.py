@@ -285,7 +285,7 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
     key = run.stored_attempt = attempt.key
     run.attempt = Attempt()
     available = tuple(run.roster.ids[row] for row in attempt.available)
-    if run.trace_clock is not None:  # it began when all of them were available, as it does now
+    if run.trace_clock is not None:  # all were available then, and are now
         failed = max(0, key.attempt - 1 - attempt.spent)
         run.trace_clock.begin(available, len(available), failed=failed)
     run.choose_cohort(

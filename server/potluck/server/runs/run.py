@@ -128,7 +128,7 @@ class Run:
         self.selecting.note_committed(row)
 
     def recall(self, participations: Sequence[Participation]) -> None:
-        """Load in which earlier rounds each client took part, when the run is resumed."""
+        """Load each client's part in the rounds committed before the run was resumed."""
         self.updates.recall(participations)
         self.selecting.recall(participations)
 
@@ -154,7 +154,8 @@ class Run:
         return 1.0 if self.trace_clock is None else self.trace_clock.speed(client)
 
     def arrival(self, client: str, seconds: float) -> float:
-        """Return the duration of a client's training; infinity if it became unavailable before."""
+        """Return the duration of a client's training; infinity if it becomes unavailable during
+        it."""
         clock = self.trace_clock
         return seconds if clock is None else clock.arrival(client, seconds)
 

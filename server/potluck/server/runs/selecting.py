@@ -17,7 +17,7 @@ from potluck.server.store.store_thread import InStore
 
 
 class Selecting:
-    """Owns the profiles of a run's clients, the rules on which may be selected, and the alarms.
+    """Owns the profiles of a run's clients, the rules by which they may be selected, and alarms.
 
     Used on the event loop.
     """
@@ -91,7 +91,7 @@ class Selecting:
         self.alarms.look_at_picks(cohort)
 
     def recall(self, participations: Sequence[Participation]) -> None:
-        """Load in which earlier rounds each client took part, when the run is resumed."""
+        """Load each client's part in the rounds committed before the run was resumed."""
         for each in participations:
             if each.samples is not None:
                 self.roster.note_samples({each.client_id: each.samples})

@@ -40,7 +40,7 @@ class SelectionRecord:
         """
 
     async def prove(self, work: coordinator_pb2.Train, key: AttemptKey) -> None:
-        """Add to a training instruction the selection of an attempt, by which its client trains."""
+        """Add to a training instruction the data by which hosts verify the attempt's selection."""
 
 
 def record_of(run: Run) -> SelectionRecord:

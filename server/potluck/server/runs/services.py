@@ -19,7 +19,7 @@ from potluck.server.watching.run_spans import RunSpans
 
 @dataclass(kw_only=True)
 class RunServices:
-    """The parts of the coordinator that a run works with."""
+    """The coordinator's parts for each run: hosts, files, store, trust, metrics, callbacks."""
 
     attendance: Attendance
     files: ModelFiles

@@ -199,7 +199,10 @@ class DcRandom(Selector):
 
 
 class _Steering:
-    """Distances to a target if each of K clients is added to a sum. counts: K × classes."""
+    """Distances of a sum of label counts from a target if one of K clients is added to the sum.
+
+    counts: K × classes, label counts of the clients.
+    """
 
     def __init__(self, counts: Floats, base: Floats, target: Floats) -> None:
         self._counts = counts

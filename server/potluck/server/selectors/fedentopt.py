@@ -158,7 +158,7 @@ class _Pool:
                 self._reopen(fallen)
 
     def is_open(self) -> bool:
-        """Return whether a client can be chosen. If none can, first release the buffer's oldest
+        """Return True if a client can be chosen. If none can, first release the buffer's oldest
         client."""
         if self._open:
             return True

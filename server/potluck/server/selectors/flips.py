@@ -81,13 +81,13 @@ class Flips(Selector):
         return cohort.selection()
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Count the selections of this round's cohort, and store which of it failed."""
+        """Count the selections of this round's cohort, and store which of its clients failed."""
         failed = np.setdiff1d(outcome.selected, outcome.included)
         return State(arrays={**counted(state, outcome), "failed": failed.astype(np.int64)})
 
 
 class Turns:
-    """Places that clusters get in turn.
+    """Gives clusters places in the cohort, in turn.
 
     cluster: K, number of each client's cluster, −1 if unknown. rows: available clients, sorted by
     cluster, the next of each cluster first. selections: K, earlier selections of each client.

@@ -84,7 +84,7 @@ class SinkReport(BaseModel):
 
 
 class Told:
-    """Messages from the coordinator, which a thread reads."""
+    """The coordinator's notifications, which a thread reads from standard input."""
 
     def __init__(self) -> None:
         self._news = threading.Event()

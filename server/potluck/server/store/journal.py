@@ -40,7 +40,7 @@ class Noted:
 
 
 class Journal:
-    """A file of lines. Of several lines about a run, the last one is valid."""
+    """A file with one line per commit. The last line about a run is the valid one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

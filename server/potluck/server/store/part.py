@@ -15,8 +15,10 @@ from potluck.server.store.sql.database import Database
 
 
 class Part:
-    """Base class: some tables of a database. Call from one thread at a time; every method may
-    block."""
+    """Base class of the store's parts; each has the methods for some tables.
+
+    Call from one thread at a time; every method may block.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -37,9 +37,9 @@ class FLTrust(Averaging):
     trust in update g_i is ReLU(cos(g_i, g_0)), and w ← w + α · Σ trust_i · (‖g_0‖ / ‖g_i‖) · g_i /
     Σ trust_i. Without any trust, the model stays.
 
-    step_size: α. epochs, batch_size, learning_rate, momentum: of the coordinator's training with
-    SGD; they set ‖g_0‖, the length of a step, and should be those of the clients. Running
-    statistics are averaged by trust. Numbers of samples have no effect.
+    step_size: α. epochs, batch_size, learning_rate, momentum: settings of the coordinator's
+    training with SGD. They determine ‖g_0‖, the length of a step, and should be those of the
+    clients. Running statistics are averaged by trust. Numbers of samples have no effect.
     """
 
     step_size: PositiveFloat = 1.0

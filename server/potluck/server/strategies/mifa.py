@@ -29,9 +29,9 @@ _SUM: Final = "sum"
 class Mifa(Averaging):
     """w ← w + η_g · (1/K) Σ_k Δ_k, with the last update Δ_k of each of all K clients.
 
-    A client that is not available counts with the update that it sent last. learning_rate: η_g.
-    wait: True if the model does not move until every client has sent an update, as in the paper; a
-    client that never does then stops the run's progress. False: Δ_k is 0 until a client sends one.
+    For a client that is not available, its last update is used. learning_rate: η_g. wait: True if
+    the model does not move until every client has sent an update, as in the paper; a client that
+    never does then stops the run's progress. False: Δ_k is 0 until a client sends one.
 
     The coordinator stores one copy of the model for each client that has sent an update, and a sum
     of twice that size; all of it is written at each commit. Numbers of samples have no effect.

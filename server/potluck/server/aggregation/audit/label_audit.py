@@ -49,8 +49,9 @@ class LocalSteps:
         return self.learning_rate / (1 - self.momentum) * (self.steps - lost)
 
     def fewest_samples(self, changes: Floats) -> Floats:
-        """Return, for each class, the minimum number of samples that explains the rise of its bias;
-        0 if it fell.
+        """Return the minimum number of samples of each class that explains how its bias rose.
+
+        It is 0 for a class whose bias fell.
 
         A sample has the largest effect in the last batch of a pass, which may be small.
         """

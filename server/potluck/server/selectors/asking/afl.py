@@ -41,7 +41,7 @@ class Afl(Selector):
     the cohort that is drawn uniformly.
 
     The cohort reports its loss under the round's model before it trains. A client without a
-    valuation has the largest of the others. O(K).
+    valuation is given the largest valuation of the others. O(K).
     """
 
     alpha1: Share = 0.75
@@ -55,7 +55,7 @@ class Afl(Selector):
         return State(arrays={"loss": np.full(len(population), np.nan)})
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
-        """Draw the cohort, then ask it for its losses, which later rounds use."""
+        """Draw the cohort, then ask its clients for their losses, which later rounds use."""
         generator = context.generator("afl")
         cohort = Cohort(context, generator)
         values = self._valuations(state, context)

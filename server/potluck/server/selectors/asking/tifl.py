@@ -158,7 +158,8 @@ class TiFL(Selector):
         here: Sequence[Rows],
         generator: np.random.Generator,
     ) -> int:
-        """Draw a tier that has available clients, and credits left if any has."""
+        """Draw a tier with available clients; with credits left too, unless all such tiers have
+        none."""
         present = np.array([len(rows) > 0 for rows in here])
         most = self.credits or (math.ceil(context.rounds / self.tiers) if context.rounds else 0)
         credit = present & (state.arrays["used"] < most) if most else present

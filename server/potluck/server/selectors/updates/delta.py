@@ -86,8 +86,9 @@ class Delta(Selector):
 
 
 def shared(before: Floats, samples: Floats, facts: UpdateFacts, diversity: float) -> Floats:
-    """Return the probabilities of a round's clients after it; their sum is that of `before`, up to
-    the minimum of each.
+    """Return the new probabilities of a round's clients.
+
+    Their sum is that of `before`, unless a probability is raised to its minimum.
 
     The probabilities stay as they are if the updates are all 0 or not all finite.
     """

@@ -36,9 +36,9 @@ class KVib(Selector):
     """Draws clients with probabilities p from the lengths of their earlier updates.
 
     A client's feedback is π = λ‖Δ‖, with its share of the samples λ. p minimises Σ (W + γ)/p, in
-    which W is the sum of the client's earlier π²/p; of K clients, the cohort's size are expected.
-    p is then mixed with a uniform draw of share θ. An update is weighted by λ/p, so that the
-    weighted sum is unbiased.
+    which W is the sum of the client's earlier π²/p; the sum of all K p is the cohort's size. p is
+    then mixed with a uniform draw of share θ. An update is weighted by λ/p, so that the weighted
+    sum is unbiased.
 
     regularization: γ in units of the mean of π², times K/(θ·count). Larger draws more uniformly.
     rounds: number of rounds T in θ = (K/(T·count))^⅓; 0 for the run's number, or 1,000 if unknown.
@@ -64,7 +64,7 @@ class KVib(Selector):
         """Return a state without feedback.
 
         For each row, it has its λ, relative to the mean, and its W. The scalars `sum` and `number`
-        are of all π² so far.
+        are the sum and the number of all π² so far.
         """
         sizes = samples_or_mean(population, np.arange(len(population)))
         return State(
@@ -76,7 +76,7 @@ class KVib(Selector):
         )
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """Return a cohort in which each available client is with its probability."""
+        """Return a cohort that includes each available client with its probability."""
         generator = context.generator("k-vib")
         cohort = Cohort(context, generator)
         if not cohort.size:
