@@ -235,7 +235,7 @@ class PrivateLoop(ABC):
 def made_once(make: Callable[[], PrivacyGuard]) -> Callable[[], PrivacyGuard]:
     """Return a function that makes a guard when it is first called, in any thread.
 
-    A second guard would overwrite the charges of the first."""
+    There must be only one: a second guard would overwrite the charges of the first."""
     once, turn = lru_cache(maxsize=1)(make), threading.Lock()
 
     def guard() -> PrivacyGuard:

@@ -47,7 +47,7 @@ class OwnAnswers:
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionContext:
-    """Inputs of an answer.
+    """Inputs from which a question computes its answer.
 
     client: the client that is asked. round: number, from 1, of the round whose cohort is being
     chosen. data: the client's data, `Examples` unless the task has a trainer. classes, groups:

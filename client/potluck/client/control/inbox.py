@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 
 class Instructions:
-    """The instructions of this host."""
+    """Receives this host's instructions, and carries each out once."""
 
     def __init__(
         self, context: HandlerContext, *, say: Callable[[rpc.AttendRequest], None]

@@ -341,7 +341,7 @@ def check_budget(
 
     Privacy losses add up (sequential composition), over data epochs too: successive versions of
     data mostly hold the same samples. `releases`: number of releases so far, noisy or not. `room`:
-    the ε that trainings and answers leave of `total_epsilon`; None if that is unset.
+    remaining ε of `total_epsilon`, after trainings and answers; None if that is unset.
     """
     if releases >= MOST_RELEASES:
         raise _refused(client, signal, f"{releases} disclosures were made; no more are possible")

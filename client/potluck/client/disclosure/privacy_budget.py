@@ -118,12 +118,13 @@ def open_sum_records(folder: Path) -> SumRecords:
 
 
 class TrainingsCharged(Protocol):
-    """The ledgers of trainings and answers."""
+    """Access to what trainings and answers with noise have spent."""
 
     def room(self, client: str, pure: Sequence[Fraction]) -> Fraction:
         """Return the largest ε of one more release or sum that `total_epsilon` allows.
 
-        pure: ε of each earlier one. Raises StorageError if the client's ledger can't be read.
+        pure: ε of each earlier release and sum. Raises StorageError if the client's ledger can't be
+        read.
         """
         ...
 

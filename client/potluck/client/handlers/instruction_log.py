@@ -27,7 +27,7 @@ REMEMBERED = 10_000
 
 
 class InstructionStage(StrEnum):
-    """The stage of an instruction."""
+    """Stage of an instruction; the module's docstring shows their order."""
 
     QUEUED = "queued"
     DOWNLOADING = "downloading"

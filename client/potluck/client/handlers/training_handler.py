@@ -120,7 +120,7 @@ def _offer(context: HandlerContext, instruction: rpc.Instruction, kept: KeptUpda
 def permitted_weighting(policy: DisclosurePolicy, client: str, work: rpc.Train) -> Weighting:
     """Return how the number of samples is disclosed with an update.
 
-    Raises DisclosureRefusedError if the owner's policy forbids that weighting or such an update.
+    Raises DisclosureRefusedError if the owner's policy forbids the weighting or the update.
     """
     weighting = weighting_of(work)
     check_weighting(policy, client, weighting)

@@ -84,7 +84,7 @@ _Form = tuple[torch.Size, torch.dtype]
 
 @dataclass(frozen=True, kw_only=True)
 class _Samples:
-    """The samples of a training.
+    """The samples that one training uses.
 
     count: number of samples that are not held out. positions: indices of those of them that the
     quotas allow; None for all. validation: the held-out samples."""
@@ -96,7 +96,7 @@ class _Samples:
 
 
 class Classification(TaskTraining):
-    """A classification task on a device."""
+    """Trains and evaluates a classification task on a device."""
 
     def __init__(self, loaded: LoadedTask) -> None:
         super().__init__(loaded)

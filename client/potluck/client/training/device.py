@@ -230,7 +230,7 @@ class TrainingDevice:
         *,
         cancelled: Callable[[], bool],
     ) -> Mapping[str, float]:
-        """Return a client's answer to a question; files: the model's, if the question needs one.
+        """Return a client's answer to a question. files: files of the model, if it is needed.
 
         Raises PluginError, ConfigurationError, LayoutError, TrainingError, StorageError, and
         RoundClosedError when cancelled.

@@ -54,7 +54,7 @@ class FedBiOCorrection(LocalCorrection):
 
 
 class _Descent:
-    """The `RunningDescent` of one training."""
+    """FedBiO's steps in one training."""
 
     def __init__(
         self, options: FedBiOCorrection, context: CorrectionContext, validation: Examples

@@ -74,7 +74,7 @@ FAILED: Final = "the trainer failed in a training with noise; the reason is in t
 
 
 class OwnTraining(TaskTraining):
-    """A task with its trainer."""
+    """Trains and evaluates a task with the task's own trainer."""
 
     def __init__(self, loaded: LoadedTask, trainer: Trainer) -> None:
         super().__init__(loaded)

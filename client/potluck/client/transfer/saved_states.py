@@ -273,7 +273,7 @@ def write_whole(states: Sequence[SavedState], model: Path | None, output: Path) 
 
 
 class OwnFiles:
-    """The folders within a folder. `folder` may be called from any thread."""
+    """One folder per run and client, all within `path`. `folder` may be called from any thread."""
 
     def __init__(self, path: Path, *, now: float | None = None) -> None:
         """Delete folders that no training has used for `KEPT_DAYS`. `now`: seconds since 1970."""

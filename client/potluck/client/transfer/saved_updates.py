@@ -60,7 +60,7 @@ def update_record(
     masked_input: str = "",
     coordinator_id: str = "",
 ) -> KeptUpdate:
-    """Return the record of the update that a training with a file as its result has made.
+    """Return the record of a training's update. file: the update's file.
 
     work: the digest of the work, by `digest_of_training`. offer: numbers that are sent before the
     update. For a masked update, `report` is empty and `masked_input` and `coordinator_id` are

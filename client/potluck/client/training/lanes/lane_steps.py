@@ -77,7 +77,7 @@ _REPORTS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class ClientLane:
-    """A client's lane.
+    """A client's place in a batched step: its samples and its planned steps.
 
     steps: planned number of steps; 0 for an unknown client. data: samples on the training device.
     None for a client that is not trained this time: its lane then is part of the batched step, but
@@ -91,7 +91,7 @@ class ClientLane:
 
 @dataclass(frozen=True, kw_only=True)
 class LaneResult:
-    """Result of a lane.
+    """Result of the training in one lane.
 
     weights: views, in the order of the network's names. loss: mean over the last pass. Loss and
     weights may be NaN or infinite if the training diverged."""

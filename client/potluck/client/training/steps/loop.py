@@ -77,7 +77,7 @@ _REPORTS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingContext:
-    """The circumstances of a training.
+    """Inputs of a training in addition to model, data, objective and settings.
 
     classes: number of the task's classes. round: number of the round, from 1. progress: called now
     and then with the share done, in [0, 1]. cancelled: called before every step. Both must return
