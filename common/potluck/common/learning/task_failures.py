@@ -111,8 +111,8 @@ def _is_method_of(plugin: object, frame: FrameType) -> bool:
 
 
 def _is_beside(plugin: object, frame: FrameType) -> bool:
-    """Return whether a frame runs code of the plug-in's package. For plug-ins that are part of
-    Potluck: of the same subpackage."""
+    """Return whether a frame runs code of the plug-in's package (for Potluck's own
+    plug-ins: of its subpackage)."""
     modules = [type(plugin).__module__, str(frame.f_globals.get("__name__", ""))]
     parts = [module.split(".") for module in modules]
     homes = [each[: 3 if each[0] == "potluck" else 1] for each in parts]

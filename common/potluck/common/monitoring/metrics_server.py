@@ -65,8 +65,8 @@ class MetricsTls(TlsFiles):
         return context
 
     def admits(self, certificate: bytes | None) -> bool:
-        """Return True if the owner of this certificate may scrape. certificate: in DER form; None
-        without one."""
+        """Return True if the owner of this certificate may scrape. certificate: in DER form;
+        None if there is none."""
         if certificate is None:
             return False
         try:

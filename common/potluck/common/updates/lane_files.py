@@ -250,7 +250,7 @@ def write_lanes(
 
 
 class LaneFile:
-    """An open file of a sum."""
+    """An open file that contains a sum of updates."""
 
     def __init__(self, file: TensorFile) -> None:
         """Raises LayoutError if the file does not have the tensors of a sum."""
