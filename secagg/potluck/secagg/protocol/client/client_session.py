@@ -234,7 +234,7 @@ class ClientSession:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientStep:
-    """The outcome of a message.
+    """Result of handling a message.
 
     entries: ledger entries; sync them to disk before `replies` are sent or, after a delivery,
     before any byte of the masked vector is sent. repeated: True if the message was answered before;

@@ -215,7 +215,7 @@ class CoordinatorSession:
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorStep:
-    """The outcome of an event.
+    """Result of handling a message or another event.
 
     messages: messages to send, with their clients. refusal: refusal of the received message, which
     then changed nothing.

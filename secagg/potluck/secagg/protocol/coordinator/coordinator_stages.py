@@ -52,7 +52,7 @@ from potluck.secagg.protocol.wire.transcript import (
 
 
 def advance(session: CoordinatorSession, *, closing: bool) -> CoordinatorStep:
-    """Leave the stage if it is complete, or closed."""
+    """Go to the next stage if this one is complete, or if `closing` is True."""
     state = session.collecting
     ended = closing or not session.awaited
     match state:

@@ -103,7 +103,7 @@ def settle(
     root: FederationRoot,
     at: datetime,
 ) -> tuple[Settled, ...]:
-    """Return the sessions that a new roster and the certificates in its invitation settle.
+    """Return the earlier sessions that a new roster and its invitation's certificates settle.
 
     Raises BrokenRuleError (certificate, malformed) for an invalid certificate.
     """

@@ -40,7 +40,7 @@ from potluck.secagg.protocol.wire.transcript import Roster
 
 @dataclass(frozen=True, kw_only=True)
 class ClientPolicy:
-    """A client's own rules.
+    """A client's own rules for secure sums.
 
     least_hosts: minimum number of distinct hosts in a set whose sum is released, ≥ 3; values below
     5 deserve a warning. colluding_hosts: hosts assumed to collude with the coordinator; ⌊(h − 1) /

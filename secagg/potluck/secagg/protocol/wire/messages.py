@@ -275,7 +275,7 @@ class Endorsement:
 
 @dataclass(frozen=True)
 class Certificate:
-    """A quorum's consents."""
+    """A quorum's consents to the sum over a set."""
 
     TYPE: ClassVar = MessageType.CERTIFICATE
     session_id: bytes
