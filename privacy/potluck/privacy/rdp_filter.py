@@ -36,7 +36,7 @@ from potluck.privacy.accounting import ORDERS, GaussianSteps, noise_for, rdp_of
 
 NOTHING: Final = (0.0,) * len(ORDERS)
 _ROUNDING: Final = 1e-12
-"""Part of a room that is left unused, for the rounding of floating-point numbers."""
+"""Share of the remaining ε that is left unused, to cover rounding of floating-point numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class RdpFilter:
 
     @property
     def epsilon_spent(self) -> float:
-        """The privacy loss ε of everything so far; 0 before the first event or disclosure."""
+        """The total privacy loss ε so far; 0 before the first event or disclosure."""
         return min(epsilon_spent(self.spent, self.delta), float(self.largest))
 
     @property

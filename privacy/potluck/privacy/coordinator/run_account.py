@@ -74,7 +74,7 @@ def spent_in_run(
 def _fewest(reported: int, weighting: Weighting) -> int:
     """Return the smallest number of samples that is reported as `reported`; 0 if it is hidden.
 
-    Masks report 0."""
+    With masked updates, 0 is reported."""
     if weighting is Weighting.EXACT:
         return reported
     return 0 if weighting is Weighting.EQUAL else math.ceil(reported / math.sqrt(2))

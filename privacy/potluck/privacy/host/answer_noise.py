@@ -59,8 +59,9 @@ def noisy_means(
 ) -> Mapping[str, float]:
     """Return the means of sums over a client's records, with noise, and the public numbers.
 
-    samples: ≥ 1. public: whether the number of samples may be disclosed; otherwise it gets noise
-    too. noise_multiplier: > 0, in units of the sensitivity. Means are clipped to [0, sensitivity].
+    samples: number of samples, ≥ 1. public: whether the number of samples may be disclosed;
+    otherwise it gets noise too. noise_multiplier: > 0, in units of the sensitivity. Means are
+    clipped to [0, sensitivity].
     """
     found = rounded(sums, samples, public=public)
     variance = Fraction(noise_multiplier) ** 2 * found.squared_sensitivity

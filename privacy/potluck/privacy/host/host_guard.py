@@ -164,7 +164,7 @@ class HostGuard(PrivacyGuard):
         for each in UNITS:
             in_unit = charged.event_in(each)
             if in_unit is not None:
-                rdp_of(in_unit)  # remembered; takes seconds once, in which others have their turn
+                rdp_of(in_unit)  # cached; may take seconds, so it must not hold the lock
         with self._turn:
             why = self._excess(client, charged, asked)
             if not why and charges:
@@ -305,11 +305,12 @@ def spent_in_epoch(
 def spent_together(
     charges: Sequence[Charge], pure: Sequence[Fraction], policy: DisclosurePolicy
 ) -> RdpFilter:
-    """Return the filter of a record after everything with noise.
+    """Return a record's filter with all disclosures with noise: trainings, answers, profiles, sums.
 
     pure: ε of each profile and sum, over all data epochs: versions of data mostly hold the same
-    samples. Such a disclosure hides that a record was another one, or was there. With its noise,
-    the former costs at least as much as the latter, so its ε holds for both.
+    samples. A profile or sum hides the replacement of a record, or its presence. With this noise,
+    hiding a replacement costs at least as much ε as hiding presence, so the recorded ε holds for
+    both.
     """
     found = replace(spent_in_epoch(charges, policy), epsilon=policy.together_limit)
     return found.with_pure(pure)

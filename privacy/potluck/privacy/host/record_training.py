@@ -61,7 +61,7 @@ class RecordTraining(PrivateLoop):
         settings: LocalTraining,
         correction: LocalCorrection | None = None,
     ) -> None:
-        """Raise ConfigurationError if noise can't hide single records in such a training."""
+        """Raise ConfigurationError if noise can't hide single records in this training."""
         if settings.unfit_for_noise:
             raise ConfigurationError(settings.unfit_for_noise)
         if not objective.per_sample:
@@ -133,7 +133,7 @@ class RecordTraining(PrivateLoop):
 
 
 class _NoisySteps:
-    """The steps of one training."""
+    """Takes the noisy steps of one training."""
 
     def __init__(
         self,
