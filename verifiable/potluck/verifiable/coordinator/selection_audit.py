@@ -75,7 +75,7 @@ class _Recorded:
 
 
 class SelectionAudit:
-    """The audit of one run."""
+    """Audits the selections of one run."""
 
     def __init__(self, config: CoordinatorConfig, run: str) -> None:
         """run: id of the run, a unique beginning of it, or its name.
