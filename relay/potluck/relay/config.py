@@ -124,8 +124,8 @@ class RelayConfig(Settings):
 def load_config(path: Path, overrides: Mapping[str, object]) -> RelayConfig:
     """Load a configuration file. Flags win over the environment, which wins over the file.
 
-    A folder in the file is relative to the file; one from elsewhere is relative to the working
-    directory.
+    A relative path in the file is relative to the file's folder. A relative path from a flag or the
+    environment is relative to the current folder.
     """
     return load(RelayConfig, path, environment_prefix=ENVIRONMENT_PREFIX, overrides=overrides)
 
