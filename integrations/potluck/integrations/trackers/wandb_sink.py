@@ -1,4 +1,4 @@
-"""A sink that writes runs for Weights & Biases, offline: `wandb sync` takes them to a server."""
+"""A sink that writes runs for Weights & Biases, offline: `wandb sync` uploads them to a server."""
 
 from __future__ import annotations
 
