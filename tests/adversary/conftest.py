@@ -1,4 +1,4 @@
-"""A federation whose hosts attend a coordinator that lies."""
+"""A federation whose hosts connect to a lying coordinator."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ async def test_masked_round_reveals_no_loss_speed_or_progress_of_a_client(scene:
 
 
 async def test_open_round_shows_loss_speed_and_progress_of_clients(scene: Scene) -> None:
-    """So that the test above looks at the right place."""
+    """This shows that the test above looks at the correct metrics."""
     row = await scene.federation.finished(ROUND)
     assert row.state is RunState.FINISHED, row.reason
     assert told_by_metrics(scene)

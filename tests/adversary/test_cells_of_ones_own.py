@@ -1,7 +1,8 @@
-"""A coordinator that would choose which clients are summed together.
+"""A coordinator that tries to choose which clients are summed together.
 
-Cells of seven hosts and cells of eight, over the same clients, cut the ring that they are drawn on
-at other places: what lies between two cuts follows from the sums on both sides of them.
+Cells are consecutive parts of a ring of hosts. If a coordinator could choose their size, it could
+request sums over cells of seven and of eight hosts. These cells end at different hosts, so the
+differences of sums reveal the inputs of the few hosts in between.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ async def test_sums_without_noise_are_refused_by_default(scene: Scene) -> None:
 
 
 async def test_noise_costs_budget_until_it_is_spent(scene: Scene) -> None:
-    """Asked again and again, clients give what their owners' budget of 4 pays for."""
+    """Repeated sums are refused once the owners' budget of ε = 4 is spent."""
     for _ in range(4):
         assert (await scene.federation.sum(epsilon=1.0)).total is not None
     outcome = await scene.federation.sum(epsilon=1.0)

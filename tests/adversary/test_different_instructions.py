@@ -1,7 +1,7 @@
 """Different instructions to the clients of one masked round.
 
-Before the sum was bound to what all clients compute, a coordinator that had all clients but one
-stand still got that one's update as the sum over all of them.
+Before a sum was bound to the training of all its clients, a coordinator could instruct all clients
+except one to train without any effect. The sum over all of them was then that client's update.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One malicious client seals garbage for others, which then can't continue.
+"""One malicious client seals invalid shares for others, which then can't continue.
 
 Before clients sent evidence, retries excluded the victims and kept the malicious client.
 """

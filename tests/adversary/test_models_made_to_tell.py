@@ -1,4 +1,4 @@
-"""Initial models and models by name, chosen by an operator to learn of single samples."""
+"""Initial models and models by name, chosen by an operator to reveal single samples."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def seen(scene: Scene, model: Mapping[str, NDArray[Any]], data: Path) -> S
 async def test_model_that_overflows_on_one_record_does_not_reveal_its_client(
     members: Members, tmp_path: Path
 ) -> None:
-    """It found the records of six of six clients while a failed training was an answer."""
+    """This attack found the records of all six clients while failed trainings were reported."""
     data = tmp_path / "data"
     data.mkdir()
     allowed = {"masked_runs": 9}

@@ -148,7 +148,7 @@ async def test_replayed_old_membership_is_refused(dependent: Scene) -> None:
 
 
 async def test_sum_over_two_groups_with_different_memberships_is_refused(dependent: Scene) -> None:
-    """One group has the newest, the other is left in the dark: no sum has both in it."""
+    """One group has the newest membership, the other an older one; no sum covers both."""
     federation = dependent.federation
     before = in_force(federation.members)
 

@@ -131,7 +131,7 @@ def test_assumed_number_of_colluders_unmasks_no_client(colluders: str) -> None:
 
 
 def test_coordinator_with_the_federation_root_unmasks_a_client_among_fake_members() -> None:
-    """Its own members' inputs are known to it, so that the sum is about the one that is real."""
+    """The coordinator knows the inputs of its fake members, so the sum reveals the real one."""
     run: Run = Federation(clients=6).run().finish()  # b to f are of its making
     assert run.is_exact()
     made_up = run.true_sum("bcdef")[COUNTS.name]

@@ -1,4 +1,4 @@
-"""Questions and evaluations of a coordinator's own making, with models made to be told much by."""
+"""Questions and evaluations of a lying coordinator, with models chosen to reveal much."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_questions_that_would_reveal_a_label_histogram_are_refused_by_defa
 async def test_client_that_allows_loss_questions_reveals_its_label_histogram(
     members: Members, tmp_path: Path
 ) -> None:
-    """So that the test above refuses what matters; the threat model says it."""
+    """This shows why the test above matters; the threat model describes the attack."""
     async with attacked(members, tmp_path, disclosure=ALLOWED) as scene:
         answers = await asked_for(scene, tmp_path, "loss")
         logged = sent(scene, Outgoing.ANSWER)

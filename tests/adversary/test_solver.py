@@ -494,7 +494,7 @@ def test_solver_finds_inputs_revealed_by_clients_without_a_ledger(
 
 @pytest.mark.parametrize("members", [1, 2, 3])
 def test_new_membership_does_not_allow_a_second_sum_of_the_same_training(members: int) -> None:
-    """The same training, once members were lost, came or have other keys."""
+    """The same training is refused after members left, joined or changed their keys."""
     world = played([Plan(update=1, away=frozenset("e")), Plan(update=1, members=members)], 7, 1)
     assert world.sums == 1
     check(world)
@@ -530,7 +530,7 @@ SECOND_RUNS = {
 def test_second_run_over_the_same_data_reveals_a_client_only_if_owners_allow_it(
     second: Plan, model: int, runs: int
 ) -> None:
-    """The same model is refused all the same: a vector goes into one set, unchanged."""
+    """The same model is refused in any case: a vector goes into only one set."""
     plans = [Plan(update=1), replace(second, model=model)]
     world = played(plans, 7, 0, runs_per_epoch=runs)
     if runs == 1 or model == 0:

@@ -10,7 +10,7 @@ from potluck.secagg.protocol import Rule
 async def test_noise_for_a_different_adjacency_than_that_of_the_owner_is_refused(
     scene: Scene,
 ) -> None:
-    """Noise for samples that come or go is half of what hides that one was exchanged."""
+    """Noise for added or removed samples is half of the noise that hides a replaced one."""
     outcome = await scene.federation.sum(epsilon=1.0, sensitivity=1)
     assert outcome.total is None
     assert set(outcome.record.refusals.values()) == {Rule.POLICY}

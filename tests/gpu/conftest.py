@@ -1,4 +1,4 @@
-"""Devices on which each test runs: always the processor, and a GPU if there is one."""
+"""Devices on which each test runs: always the CPU, and a GPU if there is one."""
 
 from __future__ import annotations
 

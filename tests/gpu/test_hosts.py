@@ -213,7 +213,7 @@ def nvmlDeviceGetUtilizationRates(device): return SimpleNamespace(gpu=50)
 
 
 def test_gpu_metrics_equal_those_of_the_driver(device: str, tmp_path: Path) -> None:
-    """Without a GPU they are those of a driver that stands in for it."""
+    """Without a GPU, a stand-in driver reports the metrics."""
     size = 8 << 30
     if device == "cpu":
         (tmp_path / "pynvml.py").write_text(STAND_IN)

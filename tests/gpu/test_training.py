@@ -1,4 +1,4 @@
-"""Training on a device: near what a processor makes of it, repeatable, within its memory."""
+"""Training on a device: close to training on the CPU, reproducible, within its memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that share a device: how many, by what a training takes of it."""
+"""Number of workers that share a device, from the measured memory of a training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The privacy loss of one run, as the card, the report and the page show it."""
+"""The privacy loss of one run, as the model card, the report and the web UI show it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code, settings and commands on the pages are what they are taken for.
+"""Code, settings and commands on the pages are valid.
 
 Python is executed: here, or by the test of its page.
 """

@@ -152,7 +152,7 @@ def test_spent_bytes_include_the_model_used_for_triplet_estimates(tmp_path: Path
 
 
 def test_extra_tensors_of_a_strategy_are_charged_to_training_clients_only(tmp_path: Path) -> None:
-    """FedBiO sends as much as the model once more; who is only asked does not get it."""
+    """FedBiO sends extra tensors as large as the model, only to clients that train."""
     grid = merged(GRID, {"run": {"strategy": {"name": "fedbio"}}})
     grid["axes"].pop("scenario")
     fedbio = cells_of(ExperimentFile.model_validate(grid), hosts=1, source=Path("contest.toml"))[0]
@@ -196,7 +196,7 @@ def test_selection_evenness_is_one_minus_the_gini_coefficient() -> None:
 
 
 def test_leaning_is_the_correlation_of_selections_with_a_client_trait() -> None:
-    """Picks are 3, 2, 1 and 0."""
+    """Selection counts are 3, 2, 1 and 0."""
     found = leaning(cell(traits={"wrong labels": [0.0, 0.1, 0.4, 0.5]}), "wrong labels")
     assert found is not None
     assert found.correlation == pytest.approx(-1.0)

@@ -1,4 +1,4 @@
-"""A run as a notebook shows it, and an error there."""
+"""Runs and errors as a notebook shows them."""
 
 import traceback
 

@@ -443,10 +443,8 @@ class Spender:
             return float(sum(pure, Fraction(0)))
         independent = RdpAccountant([2, 4, 8, 16, 32, 64])
         for each in self.spent:
-            if isinstance(each, Fraction):
-                independent.compose(LaplaceDpEvent(1 / float(each)))
-            else:
-                independent.compose(each.dp_event())
+            laplace = isinstance(each, Fraction)
+            independent.compose(LaplaceDpEvent(1 / float(each)) if laplace else each.dp_event())
         return float(independent.get_epsilon(1e-5))
 
 
@@ -533,7 +531,7 @@ def test_profiles_are_refused_if_the_ledger_of_trainings_is_unknown(tmp_path: Pa
     policy = DisclosurePolicy(total_epsilon=6.0)
     client = Spender(tmp_path, policy)
     client.train(0, 2.0)
-    client.budget = PrivacyBudget(tmp_path, policy)  # without a guard
+    client.budget = PrivacyBudget(tmp_path, policy)  # nobody shares with it
     with pytest.raises(StorageError, match="can't be read here"):
         client.profile(1, 1.0)
 

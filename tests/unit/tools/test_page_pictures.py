@@ -1,4 +1,4 @@
-"""The picture of a round under way shows reasons that differ, and texts that the page still has.
+"""The picture of a running round shows distinct reasons and current texts of the web UI.
 
 `page_pictures.py` writes the texts that it photographs beside the picture.
 """

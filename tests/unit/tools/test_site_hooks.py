@@ -1,4 +1,4 @@
-"""Pages that have moved send their readers on."""
+"""Redirects of pages that have moved."""
 
 from pathlib import Path
 

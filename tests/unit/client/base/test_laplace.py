@@ -124,7 +124,7 @@ def exact_accuracy(epsilon: float) -> float:
 
 @pytest.mark.parametrize("epsilon", [epsilon for epsilon, _ in PUBLISHED])
 def test_labels_of_a_client_are_recovered_from_noisy_counts(epsilon: float) -> None:
-    """An ε per record does not promise that."""
+    """Noise per record does not hide which labels a client holds."""
     accuracy = exact_accuracy(epsilon)
     deviation = math.sqrt(accuracy * (1 - accuracy) / 1500)
     found = recovered_labels(epsilon, seed=4)
@@ -164,7 +164,7 @@ def test_cohort_entropy_with_noisy_counts_equals_the_worked_example(
 def test_measured_privacy_loss_of_neighbouring_histograms_is_at_most_epsilon(
     adjacency: Adjacency, neighbour: list[int]
 ) -> None:
-    """No answer is more than e^ε times as likely as for the neighbour; some nearly is."""
+    """No answer is over e^ε times likelier than for the neighbour; the largest ratio is close."""
     epsilon, count = 1.0, 60_000
 
     def answers(counts: list[int], seed: int) -> Counter[tuple[int, ...]]:

@@ -1,5 +1,4 @@
-"""A host's metrics on trainings with noise: the client that has spent most, and those near the
-limit."""
+"""A host's metrics on trainings with noise: highest loss, and clients near the limit."""
 
 from __future__ import annotations
 

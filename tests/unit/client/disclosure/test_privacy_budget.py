@@ -1,4 +1,4 @@
-"""Profiles and noisy secure sums are paid for from one budget."""
+"""Profiles and noisy secure sums share one privacy budget."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def with_model(
 
 
 def test_instruction_with_a_known_id_and_different_work_starts_again() -> None:
-    """A coordinator that went back to a backup may come by another way to the same round."""
+    """A coordinator restored from a backup can reach the same round with different work."""
     ledger = InstructionLog()
     assert ledger.receive(with_model("one")) is Reception.BEGIN
     assert ledger.receive(with_model("one", renditions=2, seconds=5)) is Reception.GOES_ON

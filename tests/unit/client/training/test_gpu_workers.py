@@ -95,7 +95,7 @@ def test_chosen_number_of_gpu_workers_has_a_reason(tmp_path: Path) -> None:
 def test_training_memory_includes_peak_tensors_and_gpu_context(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By figures as a GPU gives them: 3 GiB of tensors at most, 2 still held, 1 of kernels."""
+    """With values as a GPU reports them: at most 3 GiB of tensors, 2 still held, 1 of kernels."""
     free, held = iter([70 * GIB, 67 * GIB]), iter([0, 2 * GIB])
     cuda, done = torch.cuda, []
     monkeypatch.setattr(cuda, "synchronize", lambda _: None)

@@ -377,7 +377,7 @@ def test_fine_tuning_of_a_custom_trainer_leaves_no_trace(tmp_path: Path) -> None
 
 
 def test_loading_a_torch_task_imports_the_modules_of_its_first_step() -> None:
-    """In a process of its own, which has not imported that yet."""
+    """Run in a separate process, which has not imported these modules yet."""
     program = """
 import sys
 from torch import nn

@@ -229,7 +229,7 @@ def test_class_with_one_sample_is_not_the_pivot() -> None:
 
 
 def test_pivot_that_can_not_be_split_gives_all_samples_one_attribute() -> None:
-    """Class 0's gap is 3, though only class 1 could be split: so says Alg. 2."""
+    """Class 0 has the smallest gap, 3, although only class 1 can be split (Algorithm 2)."""
     found = estimate({(0, 0): 3, (1, 1): 30, (1, 0): 5})
     assert (found.pivot, found.head_accuracy, found.degenerate) == (0, None, False)
     assert found.matrix.tolist() == [[3, 0], [35, 0]]
@@ -408,7 +408,7 @@ def test_run_overrides_the_triplet_settings_recommended_by_a_task() -> None:
 
 
 def test_attribute_head_of_the_triplet_estimate_has_its_own_learning_rate() -> None:
-    """From zero, ten steps of 0.001 only tell which part is larger; ten of 1.0 tell them apart."""
+    """From zero weights, ten steps of 0.001 learn the larger part; ten of 1.0 separate both."""
     cells = {(0, 0): 40, (0, 1): 5, (1, 1): 25, (1, 0): 12}
     accuracies = []
     for rate in (None, 1.0):

@@ -1,4 +1,4 @@
-"""Traces as CSV text, and what they say about a time."""
+"""Availability traces: their CSV text, and speed and availability at a time."""
 
 import hashlib
 from itertools import pairwise

@@ -91,6 +91,6 @@ async def test_closed_output_pipe_ends_the_program_without_a_message() -> None:
 
 @pytest.mark.parametrize("package", ["client", "deploy", "server"])
 def test_command_line_modules_do_not_import_torch(package: str) -> None:
-    """Its import takes seconds, which only what trains or evaluates has to spare."""
+    """Importing torch takes seconds; only programs that train or evaluate need it."""
     code = f"import sys, potluck.{package}.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Plug-ins that come while a process runs."""
+"""Plug-ins that are installed while a process runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The digest of what all clients of a masked round compute alike."""
+"""The digest of the training that all clients of a masked round share."""
 
 from __future__ import annotations
 

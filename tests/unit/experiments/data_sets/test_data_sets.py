@@ -1,4 +1,4 @@
-"""Downloads in the formats they really have, small and generated."""
+"""Small generated files in the formats of the real downloads."""
 
 import gzip
 import io

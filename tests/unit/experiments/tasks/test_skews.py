@@ -1,4 +1,4 @@
-"""Data splits of the papers: the promises of each rule."""
+"""Data splits of the papers: the guarantees of each rule."""
 
 from typing import Any, get_args, get_type_hints
 

@@ -1,4 +1,4 @@
-"""torchvision's names, generated from its architectures, and the files weights come in."""
+"""Loading weights: tensor names of torchvision, generated here, and file formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task of functions."""
+"""A task made from functions."""
 
 from __future__ import annotations
 

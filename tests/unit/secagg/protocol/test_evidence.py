@@ -1,4 +1,4 @@
-"""Clients that seal shares which do not open, and clients that accuse others without reason."""
+"""Clients that seal shares which can't be decrypted, and false accusations."""
 
 from __future__ import annotations
 

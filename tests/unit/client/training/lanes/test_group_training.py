@@ -151,7 +151,7 @@ class Scene:
 
 
 def check_alike(scene: Scene, *, tolerance: float = 1e-4) -> None:
-    """Together comes out what comes out one by one."""
+    """Check that training together gives the weights of separate trainings."""
     for client, found in zip(scene.clients, scene.together(scene.clients), strict=True):
         assert not isinstance(found, TrainingError)
         weights, report = found
@@ -204,7 +204,7 @@ def test_batched_convolutions_give_the_weights_of_separate_trainings(tmp_path: P
 
 
 def unusual_networks() -> dict[str, tuple[nn.Module, Sequence[int]]]:
-    """Networks that are easily taken for others, with the shape of a sample."""
+    """Networks that are easily mistaken for simpler ones, with the shape of a sample."""
     torch.manual_seed(1)
     relu, pool = nn.ReLU(inplace=True), nn.MaxPool2d(2)
     return {
@@ -253,7 +253,7 @@ def test_unusual_networks_give_the_weights_of_separate_trainings(tmp_path: Path,
 def test_batched_result_of_a_client_is_identical_whichever_members_are_present(
     tmp_path: Path,
 ) -> None:
-    """Not by a bit: after a kill only those are trained whose update is not here yet."""
+    """Bit for bit: after a kill, only clients whose update is missing are trained again."""
     for network, shape in ((mlp(0.2), (4,)), (lenet5(classes=3), (3, 32, 32))):
         task = Clouds(sizes=[9, 17, 4, 8], network=network, shape=shape)
         scene = Scene(tmp_path, task, batch_size=4, momentum=0.9)

@@ -102,7 +102,7 @@ def test_batched_and_separate_steps_are_both_measured() -> None:
 
 
 def test_measurement_disturbed_by_other_load_is_repeated() -> None:
-    """After three measurements of each the slower way has the lowest."""
+    """After three measurements each, the slower method has the lowest time."""
     fast, slow = iter([4.0, 9.0, 2.1, *[1.0] * 9]), iter([8.0, 2.0, 2.2, *[2.0] * 9])
     assert fastest(lambda: next(fast), lambda: next(slow)) == (1.0, 2.0)
     assert len(list(fast)) == len(list(slow)) == 3, "nine of each are enough, however near"

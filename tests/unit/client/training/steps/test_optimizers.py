@@ -119,7 +119,7 @@ print("torch._dynamo" in sys.modules)
 
 
 def test_optimizers_do_not_import_the_torch_compiler() -> None:
-    """Importing it takes every host seconds."""
+    """Importing the compiler takes seconds on every host."""
     command = [sys.executable, "-c", COMPILER]
     answer = subprocess.run(command, check=True, capture_output=True, text=True)
     assert answer.stdout.strip() == "False"

@@ -108,7 +108,7 @@ def test_input_of_a_total_is_refused_in_a_cell_and_vice_versa() -> None:
 
 
 def test_clients_released_in_another_set_do_not_prevent_a_sum() -> None:
-    """So they do not upload where others could make a quorum without them."""
+    """These clients do not upload, and the others reach the quorum without them."""
     first = sessions("abcde").finish()
     many = sessions("abcdeghijklmnopq", first).finish()
     assert set(many.refusals) == set("abcde")
@@ -343,7 +343,7 @@ def unmaskable(run: Run) -> frozenset[str]:
 @given(st.lists(plans, min_size=2, max_size=5))
 @settings(max_examples=40, deadline=None)
 def test_no_honest_input_is_released_in_two_sets(history: list[Plan]) -> None:
-    """Whomever a coordinator that lies invites and cuts off, in any order, with one colluder."""
+    """For any clients that a lying coordinator invites or cuts off, with one colluder."""
     sets: dict[str, set[frozenset[str]]] = defaultdict(set)
     for run in played(history):
         found = unmaskable(run)
