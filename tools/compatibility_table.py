@@ -106,7 +106,7 @@ def try_all() -> Tables:
 def _except(
     tables: Tables, strategy: str, selectors: Sequence[str], objectives: Sequence[str]
 ) -> str:
-    """Return which selectors or objectives the strategy does not work with."""
+    """Return the selectors or objectives that are incompatible with the strategy, as text."""
     without = [
         name
         for name in selectors

@@ -1,4 +1,4 @@
-"""One table with the figures of the code's shape, beside the goals for them.
+"""Print a table of counts that describe the structure of the code, with a goal for each.
 
     .venv/bin/python tools/house_figures.py          # the table
     .venv/bin/python tools/house_figures.py --names  # also what is counted, line by line
@@ -61,12 +61,12 @@ class Module:
 
     @property
     def package(self) -> str:
-        """The package below `potluck`."""
+        """Name of the package below `potluck`."""
         return self.name.split(".")[1]
 
     @property
     def subpackage(self) -> str:
-        """The package and the folder directly in it; the package alone for a module at its root."""
+        """Package and subpackage of the module; the package alone for a module at its root."""
         parts = self.name.split(".")[1:]
         if len(parts) > 2 or (len(parts) == 2 and self.path.name == "__init__.py"):
             return ".".join(parts[:2])
@@ -74,7 +74,7 @@ class Module:
 
     @cached_property
     def text(self) -> str:
-        """The source."""
+        """Source text of the module."""
         return self.path.read_text()
 
     @cached_property
@@ -89,12 +89,12 @@ class Module:
 
     @cached_property
     def import_nodes(self) -> Sequence[ast.Import | ast.ImportFrom]:
-        """Import statements, wherever they stand."""
+        """All import statements, also those inside functions."""
         return [node for node in self._nodes if not isinstance(node, ast.ClassDef)]
 
     @cached_property
     def import_lines(self) -> int:
-        """Number of lines that import statements take."""
+        """Number of lines of the import statements."""
         return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in self.import_nodes)
 
     @cached_property
@@ -103,7 +103,8 @@ class Module:
         return [node for node in self._nodes if isinstance(node, ast.ClassDef)]
 
     def imported(self) -> Iterator[tuple[str, str]]:
-        """Each imported name with the module that it comes from; the name is empty for a module."""
+        """Yield each imported name, with its module first; the name is empty if a module is
+        imported."""
         for node in self.import_nodes:
             if isinstance(node, ast.Import):
                 yield from ((alias.name, "") for alias in node.names)
@@ -114,14 +115,14 @@ class Module:
 
 
 def module_at(path: Path, house: Path = HOUSE) -> Module:
-    """The module in a file of a source root."""
+    """Return the module in a file of a source root."""
     parts = path.relative_to(house).with_suffix("").parts
     name = ".".join(parts[1:]).removesuffix(".__init__")
     return Module(parts[0], name, path)
 
 
 def read_modules(house: Path = HOUSE) -> list[Module]:
-    """All modules of the source roots, without generated stubs."""
+    """Return all modules of the source roots, without generated stubs."""
     files = sorted(house.glob("*/potluck/**/*.py"))
     found = [module_at(path, house) for path in files]
     return [module for module in found if module.package != package_tables.GENERATED]
@@ -131,7 +132,7 @@ def read_modules(house: Path = HOUSE) -> list[Module]:
 
 
 def guest_of(name: str) -> str | None:
-    """The guest that a module belongs to, None for all others."""
+    """Return the guest that a module belongs to; None if it belongs to none."""
     for guest, prefixes in GUESTS.items():
         if any(f"{name}.".startswith(f"{prefix}.") for prefix in prefixes):
             return guest
@@ -166,7 +167,8 @@ def importers(modules: Iterable[Module]) -> dict[str, set[str]]:
 
 
 def walk(page: str) -> list[str]:
-    """Subpackages that an update passes, from the page's walk without its variants."""
+    """Return the subpackages that an update passes, in order, as the page's first walk lists
+    them."""
     section = page.partition("## Walk 1")[2].partition("\n## ")[0]
     steps = re.findall(r"^\d+\. .*?(?=^\d+\. |^\S|\Z)", section, re.DOTALL | re.MULTILINE)
     passed = [module_at(HOUSE / path).subpackage for step in steps for path in LINK.findall(step)]
@@ -179,7 +181,7 @@ def returns(passed: Sequence[str]) -> int:
 
 
 def round_forms(modules: Iterable[Module], schema: Mapping[str, str]) -> list[str]:
-    """Classes and messages that have a committed round's bytes. schema: text by file."""
+    """Return the classes and messages that represent a committed round. schema: text by file."""
     forms = [
         f"{module.name}.{node.name}"
         for module in modules
@@ -201,7 +203,7 @@ def round_forms(modules: Iterable[Module], schema: Mapping[str, str]) -> list[st
 
 
 def read_schema() -> dict[str, str]:
-    """The texts of the schema by file name."""
+    """Return the text of each file of the schema, by file name."""
     return {file.name: file.read_text() for file in (HOUSE / "protos").rglob("*.proto")}
 
 
@@ -241,7 +243,7 @@ def figures(modules: Sequence[Module]) -> list[tuple[str, str, str]]:
 
 
 def sizes(modules: Sequence[Module]) -> list[tuple[str, str, str]]:
-    """Lines and modules of each source root, and of each subpackage in it."""
+    """Return the lines and modules of each source root, and of each subpackage in it."""
     counted = Counter[tuple[str, str]]()
     count = Counter[tuple[str, str]]()
     for module in modules:
@@ -255,7 +257,7 @@ def sizes(modules: Sequence[Module]) -> list[tuple[str, str, str]]:
 
 
 def aligned(head: tuple[str, str, str], rows: Sequence[tuple[str, str, str]]) -> str:
-    """Rows as text: the first column to the left, the others to the right."""
+    """Return the rows as text; the first column is left-aligned, the others right-aligned."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(3)]
     lines = [
         f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}".rstrip()

@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/page_pictures.py docs/images
 
-Both runs of `potluck demo` are finished, and a third one is running.
+The pictures show the two runs of `potluck demo`, finished, and a third run, which is running.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ async def take(folder: Path) -> None:
 async def pictures(
     client: OperatorClient, pages: PageServer, access: PageAccess, run_file: str, folder: Path
 ) -> None:
-    """Take the pictures of runs that are started here."""
+    """Start runs and take their pictures."""
     named = {"by-chance": "uniform", "even-labels": "dc-balanced"}
     runs = []
     for name, selector in named.items():

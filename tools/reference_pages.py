@@ -63,7 +63,7 @@ def pages(group: str) -> dict[str, Path]:
 
 
 def marked(text: str, mark: str, content: str) -> str:
-    """Return the page with the content between two comments. Raises SystemExit if it has none."""
+    """Return the page with new content between two comments. Raises SystemExit without them."""
     between = re.compile(f"<!-- {mark} -->\n.*?<!-- /{mark} -->", re.DOTALL)
     if not between.search(text):
         raise SystemExit(f"the page lacks '<!-- {mark} -->'; add it: {text.partition(chr(10))[0]}")

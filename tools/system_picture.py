@@ -1,4 +1,4 @@
-"""Draw the processes of a federation for README.md: who dials whom, and what crosses.
+"""Draw the processes of a federation for README.md: their connections, and the data sent.
 
 .venv/bin/python tools/system_picture.py > docs/images/system.svg
 """

@@ -39,10 +39,10 @@ RUNS: Final = {
         '[privacy]\nunit = "client"\nnoise = "coordinator"\nnoise_multiplier = 5.0\n',
     ),
 }
-"""Settings of each run by its title: before the first table, and tables."""
+"""Settings of each kind of run, by its title: top-level keys, then tables."""
 _TASK = 'clients_per_round = 20\n[task]\nname = "digits"\n'
 _BY_OWNER = "{} †"
-"""Cell of something that the owner must allow."""
+"""Cell of data that leave only if the client's owner allows it."""
 _IN_SUM = "in a sum over hosts"
 _REFUSED = "refused"
 
@@ -69,7 +69,7 @@ class Configuration:
 
     @property
     def training(self) -> coordinator_pb2.Train:
-        """The training that clients would be instructed to do."""
+        """The training instruction that clients would receive."""
         return check_instruction(self.plan(), "id", "run", 1, "client", b"").check.train
 
     @property

@@ -1,4 +1,4 @@
-"""A causal language model that clients adapt to their texts by low-rank adapters."""
+"""A causal language model that clients adapt to their texts with low-rank adapters."""
 
 # pyright: reportUnknownMemberType=false
 # torch and transformers are typed in part.
@@ -26,16 +26,16 @@ from potluck.common.trainer import (
 from potluck.integrations.adapters.lora import keep_rank, with_lora
 
 LENGTH = 64
-"""Bytes of text that the model sees at once."""
+"""Context length of the model in bytes of text; each byte is a token."""
 CLIENTS = 6
 RANKS = (2, 4, 8)
-"""Ranks that clients train: the first 2, the second 4, and so on, again from the fourth on."""
+"""Adapter ranks of clients 0, 1 and 2; the ranks repeat from client 3 on."""
 
 
 def texts() -> list[torch.Tensor]:
-    """The base's text and one for each client: rows × LENGTH, int64, a token for each byte.
+    """Return the base model's text, then each client's: rows × LENGTH, int64, one token per byte.
 
-    The text is what scikit-learn says of its data sets.
+    The texts are parts of scikit-learn's descriptions of its data sets.
     """
     folder = files("sklearn") / "datasets" / "descr"
     pages = sorted(page.name for page in folder.iterdir() if page.name.endswith(".rst"))
@@ -47,7 +47,7 @@ def texts() -> list[torch.Tensor]:
 
 
 def network() -> LlamaForCausalLM:
-    """A tiny transformer, from its configuration."""
+    """Return a tiny, randomly initialised transformer."""
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=256,
@@ -61,7 +61,7 @@ def network() -> LlamaForCausalLM:
 
 
 def write_base() -> None:
-    """Train a model on the text that no client has, and save it as `transformers` does."""
+    """Train the base model on the text that no client has, and save it with `save_pretrained`."""
     torch.manual_seed(1)
     model, [rows, *_] = network(), texts()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
@@ -77,7 +77,7 @@ def write_base() -> None:
 
 
 class Adapting(Trainer):
-    """Trains the adapters only, each client those of its rank."""
+    """Trains only the adapters, with the rank of the client."""
 
     measures = {"loss": Measure(label="loss", unit="nats/byte", lowest=0)}
 
@@ -120,7 +120,7 @@ class Adapting(Trainer):
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModel(Task):
-    """Six clients, each with some pages. One row in eight is held out."""
+    """Task with six clients, each with a part of the text. One row in eight is held out."""
 
     clients = CLIENTS
     training = {"learning_rate": 0.01, "epochs": 3, "batch_size": 8}

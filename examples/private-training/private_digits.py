@@ -38,7 +38,7 @@ def build_model() -> nn.Module:
 
 
 def load(file: Path) -> tuple[Batches, Batches]:
-    """Loaders of a client's images: of nine tenths to train on, of every tenth to measure on."""
+    """Return loaders of a client's training images, nine tenths, and held-out ones, every tenth."""
     with np.load(file) as found:
         images, digits = torch.from_numpy(found["images"]), torch.from_numpy(found["digits"])
     tenth = torch.arange(len(images)) % 10 == 9

@@ -1,4 +1,4 @@
-"""How much electricity a house's heat pump draws in a day, from weather and house.
+"""Predict how much electricity a heat pump uses in a day, from the weather and the house.
 
 python heat_pumps.py FOLDER writes a CSV file for each of four clients, as their meters would.
 """
@@ -29,7 +29,7 @@ def build_model() -> nn.Module:
 
 
 def load(file: Path) -> tuple[Batches, Batches]:
-    """Loaders of a client's days: of four fifths to train on, of every fifth to measure on."""
+    """Return loaders of a client's training days, four fifths, and held-out days, every fifth."""
     table = torch.from_numpy(np.loadtxt(file, np.float32, delimiter=",", skiprows=1))
     fifth = torch.arange(len(table)) % 5 == 4
     days = TensorDataset(table[~fifth, :4], table[~fifth, 4:] / 100)
@@ -53,7 +53,7 @@ def train(
 
 @torch.no_grad()
 def measure(model: nn.Module, loader: Batches, device: torch.device) -> dict[str, Measured]:
-    """Sums over days, so that means over the federation are exact."""
+    """Return errors summed over days, so that means over the federation are exact."""
     model.eval()
     absolute, squared, days = 0.0, 0.0, 0
     for inputs, targets in loader:
@@ -80,7 +80,7 @@ HeatPumps = script_task(
 
 
 def write_days(folder: Path, clients: int = 4, days: int = 600) -> None:
-    """Made-up days: each client has a climate and houses of its own."""
+    """Write generated days; each client has its own climate and houses."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(11)
     for client in range(clients):

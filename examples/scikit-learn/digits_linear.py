@@ -124,7 +124,7 @@ class DigitsLinear(Task):
 
 
 def digits(*, held_out: bool) -> Samples:
-    """Inputs, n × 64 in [0, 1], and labels, n."""
+    """Return inputs, n × 64 in [0, 1], and labels, n."""
     inputs, labels = load_digits(return_X_y=True)
     chosen = (np.arange(len(labels)) % 5 == 4) == held_out
     return inputs[chosen] / 16, labels[chosen]

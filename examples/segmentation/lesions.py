@@ -1,4 +1,4 @@
-"""Lesions in volumes, found by a 3D U-Net of MONAI.
+"""Find lesions in volumes with MONAI's 3D U-Net.
 
 python lesions.py FOLDER writes generated volumes for four clients: for each a folder of .npz files.
 """
@@ -39,13 +39,14 @@ def build_model() -> torch.nn.Module:
 
 
 def read(file: Path) -> dict[str, torch.Tensor]:
-    """Image and label, 1 × 32 × 32 × 32 each, from one file."""
+    """Read an image and its label, 1 × 32 × 32 × 32 each, from a file."""
     with np.load(file) as arrays:
         return {name: torch.from_numpy(arrays[name][None].copy()) for name in ("image", "label")}
 
 
 def load(folder: Path) -> tuple[Batches, Batches]:
-    """Loaders of a client's volumes, read while they are used: every fourth is held out."""
+    """Return loaders that read a client's volumes when needed: training, and every fourth held
+    out."""
     files = sorted(folder.glob("*.npz"))
     augment = Compose(
         [
@@ -105,7 +106,7 @@ Lesions = script_task(
 
 
 def write_volumes(folder: Path, clients: int = 4, volumes: int = 8) -> None:
-    """Balls on noise; each client's scanner has noise of its own."""
+    """Write generated volumes: balls on noise, whose strength differs by client."""
     for client in range(clients):
         generator = np.random.RandomState(client)
         (folder / f"client-{client}").mkdir(parents=True, exist_ok=True)

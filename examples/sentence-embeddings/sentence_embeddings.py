@@ -1,4 +1,4 @@
-"""A pretrained model of sentences that clients teach the words of their trade by LoRA."""
+"""Clients teach a pretrained sentence model the words of their trade, with LoRA."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
@@ -45,7 +45,7 @@ CAUSES = {
     "sprend": "the fan makes a noise",
     "yarrow-k": "the key was not recognised",
 }
-"""The signs that a machine shows, and their causes."""
+"""Made-up names of the signs that a machine shows, each with its cause."""
 QUESTIONS = (
     "What does {} mean?",
     "The display says {}.",
@@ -57,11 +57,11 @@ QUESTIONS = (
     "It blinks and shows {}.",
 )
 HELD_OUT = 2
-"""The last questions are never trained on."""
+"""Number of question patterns, the last ones, that are never trained on."""
 
 
 def pairs(client: int, *, held_out: bool) -> Pairs:
-    """Questions of a client, each with the sign it is about. A client has met eight signs."""
+    """Return a client's questions, each with its sign. A client knows eight signs."""
     signs = list(CAUSES)
     met = [signs[(2 * client + each) % len(signs)] for each in range(8)]
     asked = QUESTIONS[-HELD_OUT:] if held_out else QUESTIONS[:-HELD_OUT]
@@ -69,7 +69,8 @@ def pairs(client: int, *, held_out: bool) -> Pairs:
 
 
 class Sentences(nn.Module):
-    """The mean of a transformer's outputs over a sentence's tokens, of length 1."""
+    """Embeds a sentence: the mean of a transformer's outputs over its tokens, scaled to length
+    1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +85,7 @@ class Sentences(nn.Module):
         )
 
     def forward(self, sentences: Iterable[str]) -> torch.Tensor:
-        """Sentences to n × 384."""
+        """Return the embeddings of n sentences, n × 384."""
         given = self.tokens(list(sentences), padding=True, return_tensors="pt")
         given = given.to(self.body.device)
         outputs = self.body(**given).last_hidden_state
@@ -93,7 +94,8 @@ class Sentences(nn.Module):
 
 
 class Contrast(Trainer):
-    """A question is to lie near the cause that answers it, and far from all others."""
+    """Trains embeddings so that a question is near the cause that answers it, and far from
+    others."""
 
     measures = {
         "found": Measure(
@@ -140,7 +142,7 @@ class Contrast(Trainer):
         return nn.functional.cross_entropy(scores, self._answers(data).to(scores.device))
 
     def _scores(self, model: nn.Module, data: Sequence[tuple[str, str]]) -> torch.Tensor:
-        """How near each question is to each cause."""
+        """Return the similarity of each question to each cause."""
         return 20 * model([question for question, _ in data]) @ model(CAUSES.values()).T
 
     def _answers(self, data: Sequence[tuple[str, str]]) -> torch.Tensor:
@@ -150,7 +152,8 @@ class Contrast(Trainer):
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceEmbeddings(Task):
-    """Six clients; each has met eight of the twelve signs. `rank`: of the adapters."""
+    """Task with six clients, each of which knows eight of twelve signs. rank: rank of the
+    adapters."""
 
     rank: int = 8
 
