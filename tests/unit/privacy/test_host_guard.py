@@ -443,8 +443,9 @@ class Spender:
             return float(sum(pure, Fraction(0)))
         independent = RdpAccountant([2, 4, 8, 16, 32, 64])
         for each in self.spent:
-            laplace = isinstance(each, Fraction)
-            independent.compose(LaplaceDpEvent(1 / float(each)) if laplace else each.dp_event())
+            independent.compose(
+                LaplaceDpEvent(1 / float(each)) if isinstance(each, Fraction) else each.dp_event()
+            )
         return float(independent.get_epsilon(1e-5))
 
 

@@ -1,7 +1,8 @@
 """K-Vib: draws clients so that the weighted mean of their updates varies least.
 
 Zeng et al., "Enhanced Federated Optimization: Adaptive Unbiased Client Sampling with Reduced
-Variance", 2025, Alg. 2. Details that the paper leaves open follow its authors' program.
+Variance", 2025. The arithmetic is that of the sampler in the authors' repository, except for the
+points below.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class KVib(Selector):
     all are available.
 
     The cohort is drawn by systematic sampling: it has exactly `count` clients, each with its
-    probability p. In the paper, clients are drawn independently, and the size varies. Unknown
+    probability p. The authors' sampler draws clients independently, so the size varies. Unknown
     numbers of samples are replaced by the mean. O(K log K).
     """
 
