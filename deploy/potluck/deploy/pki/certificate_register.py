@@ -59,7 +59,7 @@ class Grant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Issued:
-    """A certificate of the register."""
+    """A certificate that the authority has issued, from its register."""
 
     summary: CertificateSummary
     identity: Identity
