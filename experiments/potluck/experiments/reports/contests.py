@@ -39,9 +39,9 @@ class Competitor:
     """An arm of a contest.
 
     readings: numbers by metric and reading. best_round: number of the best round, mean over seeds.
-    picks: one record per seed. leanings: relations between picks and a trait, by trait, for the
-    seeds in which the trait differs between clients. partial: the readings with a partial
-    evaluation in at least one seed.
+    picks: one record per seed. leanings: for each trait, its relation to the picks in the seeds in
+    which it differs between clients. partial: the readings with a partial evaluation in at least
+    one seed.
     """
 
     name: str
