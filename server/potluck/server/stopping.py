@@ -201,8 +201,8 @@ def _known(run_file: RunFile, task: Task, trainer: Trainer | None) -> Mapping[st
 
 
 def _how_to_measure(name: str, run_file: RunFile) -> str:
-    """Return a hint how to measure a metric that this run does not measure but other runs do; ""
-    without a hint."""
+    """Return a hint about how to measure a metric that only other runs measure; "" without a
+    hint."""
     if name.startswith(MeasuredModel.TUNED) and not run_file.evaluation.fine_tune_epochs:
         return "; tuned_… needs evaluation.fine_tune_epochs"
     if name.startswith(MeasuredModel.PERSONAL) and run_file.personal.method != "ditto":

@@ -201,7 +201,7 @@ class ModelWork:
             )
 
     def load(self, blake3: str) -> ModelVersion:
-        """Load a model from disk. Raises StorageError if it is damaged."""
+        """Load a model from disk. Raises StorageError if its files are damaged."""
         self._files.verify(blake3)
         with self._files.opened(blake3) as file:
             self._layout = file.layout

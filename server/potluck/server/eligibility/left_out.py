@@ -42,7 +42,8 @@ class LeftOutRegister:
         return {client: row.trouble for client, row in self._rows.items()}
 
     def summary(self) -> str:
-        """Return a text with the excluded clients and the reasons; empty if there are none."""
+        """Return a text that lists the excluded clients with the reasons; empty if there are
+        none."""
         return each_once(self.troubles, "left out")
 
     def restore(self, rows: Iterable[LeftOutRow]) -> None:

@@ -16,10 +16,10 @@ from potluck.server.store.records import ClientSeen
 from potluck.server.store.store_thread import InStore
 
 # Duplicate hosts ----------------------------------------------------------------------------------
-# The connected process stays if it is alive. A restarted host has the same certificate as its old
-# process, whose stream may still look open if a machine or a network failed without closing it. So
-# the new process waits until the old one sends a message, or has been silent for longer than any
-# live host.
+# If two processes connect as the same host, the process that connected first stays if it is alive.
+# A restarted host has the same certificate as its old process, whose stream may still look open if
+# a machine or a network failed without closing it. So the new process waits until the old one sends
+# a message, or has been silent for longer than any live host.
 
 log = structlog.get_logger()
 

@@ -59,7 +59,7 @@ class LateRegister:
             self._awaited[client] = replace(row, update=update)
 
     def lose(self, client: str) -> None:
-        """Record that the coordinator no longer has a late update, but its client has."""
+        """Record that the coordinator has lost a late update that its client can send again."""
         row = self._awaited.get(client)
         if row is not None:
             self._awaited[client] = replace(row, update=None)

@@ -1,4 +1,4 @@
-"""Ensures that a cohort is on enough hosts for the path that its updates take."""
+"""Ensures that a cohort's clients are on enough hosts for the path that its updates take."""
 
 from __future__ import annotations
 

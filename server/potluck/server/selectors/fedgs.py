@@ -135,8 +135,8 @@ def farthest(distances: Floats, often: Floats, size: int) -> Rows:
 
 
 def graph(population: Population, threshold: float, width: float) -> tuple[Rows, Floats]:
-    """Return the rows of the clients with labels, and the lengths of the paths between them,
-    divided by the largest."""
+    """Return the rows of clients with labels, and their shortest path lengths relative to the
+    longest."""
     table = population.label_counts
     rows = disclosed(table, np.arange(len(population)))
     if table is None or not len(rows):

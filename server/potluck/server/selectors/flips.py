@@ -31,8 +31,8 @@ from potluck.server.selectors.parts.selection_counts import counted, no_selectio
 from potluck.server.state import State
 
 _MOST_POINTS = 1_000
-"""Maximum number of clients from which centres are computed. If there are more, an evenly spaced
-sample of them is used."""
+"""Maximum number of clients from which cluster centres are computed. If there are more, an evenly
+spaced sample of them is used."""
 _MOST_CLUSTERS = 20
 """Maximum number of clusters that is tried if the run file gives none."""
 

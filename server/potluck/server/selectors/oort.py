@@ -127,8 +127,8 @@ class Oort(Selector):
         """Return a state in which no client was selected.
 
         For each row, it has the utility, the seconds (NaN: unknown) and the round when the client
-        was last seen (0: never). It also has the exploited utility of the last 2 · pacer_rounds
-        rounds.
+        was last seen (0: never). It also has, for the last 2 · pacer_rounds rounds, the mean
+        utility of the clients that were chosen by score.
         """
         clients = len(population)
         return State(
@@ -237,7 +237,7 @@ class Oort(Selector):
 
 
 def _grown(state: State, clients: int) -> State:
-    """Return the state with rows for clients that have joined since."""
+    """Return the state with rows for clients that have joined since the last round."""
     arrays = dict(state.arrays)
     more = max(0, clients - len(arrays["last_seen"]))
     for name in ("utility", "seconds"):

@@ -184,7 +184,7 @@ def _drawn(names: Sequence[str], count: int, generator: np.random.Generator) -> 
 
 def _known(column: Floats, chosen: Selection) -> Floats:
     """Return the values of a column for the cohort's clients; NaN for clients that have joined
-    since."""
+    since the last round."""
     found = np.full(len(chosen.rows), np.nan)
     there = chosen.rows < len(column)
     found[there] = column[chosen.rows[there]]

@@ -30,7 +30,7 @@ _ROUNDS_AT_ONCE = 100
 
 
 class SumRecord(BaseModel):
-    """The end of one secure sum, with the fields that operators read; the store has more.
+    """The outcome of one secure sum, with the fields that operators read; the store has more.
 
     clients: clients in the sum, or the invited ones if the sum was aborted; each with its host.
     refusals: each client that refused, with the rule that it named. have, need: found and needed

@@ -110,13 +110,13 @@ class Transfers:
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Wait for a place, and occupy it while the block runs."""
+        """Wait until one more transfer is allowed; count it while the block runs."""
         async with self._places:
             yield
 
     @contextlib.asynccontextmanager
     async def turn(self, transfer: Transfer, size: int = 0) -> AsyncIterator[None]:
-        """Wait for a place, then for a turn; hold the turn while bytes move.
+        """Wait for a place, then for a turn at full speed; hold the turn while bytes move.
 
         size: bytes in this stream, if known. Small transfers need only a place.
         """

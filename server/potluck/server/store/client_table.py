@@ -287,7 +287,7 @@ _read_sum = Reader(
 
 
 class Sums(Part):
-    """Outcomes of sessions in order, and certificates, which are stored before clients send
+    """Outcomes of secure-sum sessions, and certificates, which are stored before clients send
     shares."""
 
     def keep_certificate(self, inputs: str, session_id: str, certificate: str) -> None:

@@ -48,7 +48,7 @@ class MemberState(StrEnum):
     """The stored state of a member of a cohort."""
 
     SELECTED = "selected"
-    """The client was instructed to train, or will be."""
+    """The client was selected, and has been or will be instructed to train."""
     RECEIVED = "received"
     """The client's update is in the spool, verified."""
     INCLUDED = "included"

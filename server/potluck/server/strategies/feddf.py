@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch is only needed in the training process
     from torch import Tensor, nn
 
 _HELD_BACK: Final = 10
-"""One in this many public samples is held out, to decide when training stops."""
+"""One of every ten public samples is held out, to decide when training stops."""
 _AT_ONCE: Final = 1024
 
 

@@ -60,8 +60,10 @@ _OPEN = (Phase.SELECTING, Phase.TRAINING, Phase.REDUCING)
 
 
 class RunObserver:
-    """Updates metrics from the events of a run. shown: True if it counts as a run with its own
-    series."""
+    """Updates metrics from the events of a run.
+
+    shown: False for a pre-training run, which has no series of its own.
+    """
 
     def __init__(
         self, instruments: Instruments, run_id: str, clock: Clock, *, shown: bool = True

@@ -88,7 +88,8 @@ class RunPrivacy:
     def _spent(
         self, asked: coordinator_pb2.Privacy, sent: Sequence[TrainingsSent]
     ) -> Mapping[str, float]:
-        """Return ε by client; empty if the libraries are missing. Blocks for seconds at first."""
+        """Return ε by client; empty if the libraries are missing. The first call blocks for
+        seconds."""
         if not self._computes:
             return {}
         try:

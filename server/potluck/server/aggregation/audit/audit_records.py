@@ -38,7 +38,7 @@ Changes = Mapping[str, Sequence[float]]
 
 _CHANGES: TypeAdapter[dict[str, list[float]]] = TypeAdapter(dict[str, list[float]])
 _ROUNDING: Final = 4 * float(np.finfo(np.float32).eps)
-"""Relative changes up to this value may be rounding errors of the subtraction from the model."""
+"""Relative changes up to this value may be rounding errors of update − model."""
 
 
 class BiasRecords:

@@ -92,7 +92,7 @@ class Afl(Selector):
 
 
 def _grown(losses: Floats, length: int) -> Floats:
-    """Return a copy with NaN for each client that has joined since."""
+    """Return a copy with NaN for each client that has joined since the last round."""
     result = np.full(length, np.nan)
     result[: len(losses)] = losses
     return result

@@ -204,7 +204,7 @@ class _Known:
 
     @classmethod
     def of(cls, state: State, clients: int, dimension: int) -> _Known:
-        """Load a stored state, and add rows for clients that have joined since."""
+        """Load a stored state, and add rows for clients that have joined since the last round."""
         stored = cls(
             **state.arrays,
             heard_in=int(state.scalars["heard_in"] or 0),

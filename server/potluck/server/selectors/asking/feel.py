@@ -111,7 +111,7 @@ class Feel(Selector):
 
     def _seconds(self, state: State, clients: int, heard: Sequence[Answers]) -> Floats:
         """Return the seconds of each client's last training, also for clients that have joined
-        since."""
+        since the last round."""
         known = state.arrays["seconds"]
         seconds = np.concatenate([known, np.full(max(0, clients - len(known)), np.nan)])
         for answers in heard:

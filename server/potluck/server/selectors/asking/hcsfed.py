@@ -205,7 +205,7 @@ class _Map:
 
     @classmethod
     def of(cls, state: State, clients: int) -> _Map:
-        """Load a stored map and add rows for clients that have joined since."""
+        """Load a stored map and add rows for clients that have joined since the last round."""
         stored = cls(**{field.name: state.arrays[field.name] for field in fields(cls)})
         new = cls.empty(max(0, clients - len(stored.cluster)), stored.centres.shape[1])
         return replace(

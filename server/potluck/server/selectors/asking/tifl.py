@@ -184,5 +184,5 @@ def _mean(values: Floats) -> float:
 
 
 def _grown(values: NDArray[Any], length: int) -> NDArray[Any]:
-    """Return the values, with 0 for each client that has joined since."""
+    """Return the values, with 0 for each client that has joined since the last round."""
     return np.append(values, np.zeros(max(0, length - len(values)), dtype=values.dtype))

@@ -125,7 +125,7 @@ def upper_bounds(
 
 
 def _grown(known: State, clients: int) -> dict[str, Floats]:
-    """Return the state with rows for clients that have joined since."""
+    """Return the state with rows for clients that have joined since the last round."""
     arrays = dict(known.arrays)
     more = max(0, clients - len(arrays["failures"]))
     for name in ("counts", "sums", "failures"):

@@ -151,7 +151,7 @@ class Memory:
 
     @classmethod
     def of(cls, state: State, clients: int) -> Memory:
-        """Load a stored memory and add rows for clients that have joined since."""
+        """Load a stored memory and add rows for clients that have joined since the last round."""
         arrays = state.arrays
         stored = cls(**{field.name: arrays[field.name] for field in fields(cls)})
         new = cls.empty(max(0, clients - len(stored.seconds)), 1.0)

@@ -23,7 +23,8 @@ def no_selections(clients: int) -> dict[str, Counts]:
 
 
 def selections_of(state: State, clients: int) -> Counts:
-    """Return a copy of the counts, with a zero for each client that has joined since."""
+    """Return a copy of the counts, with a zero for each client that has joined since the last
+    round."""
     return _grown(state.arrays[SELECTIONS], clients)
 
 

@@ -137,7 +137,7 @@ def _sizes(samples: Rows) -> Floats:
 
 
 def _grown(weights: Floats, length: int) -> Floats:
-    """Return a copy with a 1 for each client that has joined since."""
+    """Return a copy with a 1 for each client that has joined since the last round."""
     result = np.ones(length)
     result[: len(weights)] = weights
     return result

@@ -177,7 +177,7 @@ class GreedyFed(Selector):
 
 
 def _grown(arrays: Mapping[str, NDArray[Any]], clients: int) -> dict[str, NDArray[Any]]:
-    """Return copies with rows for clients that have joined since."""
+    """Return copies with rows for clients that have joined since the last round."""
     kinds = {"picks": np.int64, "rounds": np.int64, "value": np.float64}
     grown: dict[str, NDArray[Any]] = {}
     for name, kind in kinds.items():

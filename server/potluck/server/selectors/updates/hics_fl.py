@@ -188,8 +188,8 @@ class HiCSFL(Selector):
 
 
 def _heard(state: State, heard: Sequence[Answers], clients: int) -> Floats:
-    """Return each client's last answer, also for clients that have joined since; NaN if there is
-    none."""
+    """Return each client's last answer, also for clients that have joined since the last round; NaN
+    if there is none."""
     before = state.arrays[_TOLD]
     told = np.append(before, np.full(max(0, clients - len(before)), np.nan))
     for answers in heard:

@@ -183,7 +183,8 @@ def _number(state: State, name: str) -> float:
 
 
 def _grown(state: State, clients: int) -> State:
-    """Return the state with rows for clients that have joined since, with the mean share."""
+    """Return the state with rows for clients that have joined since the last round, with the mean
+    share."""
     more = max(0, clients - len(state.arrays["feedback"]))
     arrays = {
         "shares": np.append(state.arrays["shares"], np.ones(more)),
