@@ -46,7 +46,7 @@ LEAST_PYTHON = (3, 11)
 
 
 class Verdict(StrEnum):
-    """Verdict of a check."""
+    """Outcome of a check: fine, a warning, or an error."""
 
     OK = "ok"
     WARNING = "warning"

@@ -89,7 +89,7 @@ def _jobs(targets: dict[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DemoRun:
-    """A run of a demo. model: file for its last model."""
+    """A run that a demo makes. model: file to which its last model is downloaded."""
 
     name: str
     run_file: str

@@ -150,7 +150,7 @@ def _end_with(parent: int) -> None:
 
 
 class Forked(BaseException):
-    """Leaves the server's loop in a forked process."""
+    """Raised in a forked process, to leave the server's loop."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from potluck.deploy.machines.desired_state import DesiredContainer
 
 
 class StepKind(StrEnum):
-    """Kinds of steps."""
+    """Kinds of changes to a machine's images and containers."""
 
     PUT_IMAGE = "put image"
     CREATE = "create"

@@ -64,7 +64,7 @@ class IssuedFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Authority:
-    """A TLS authority that can sign."""
+    """A TLS authority's certificate with its key, to sign certificates."""
 
     folder: Path
     certificate: x509.Certificate

@@ -84,7 +84,7 @@ class CellSchedule:
 
 
 class CellLostError(RunError):
-    """The machine of a running cell was lost, and the cell with it."""
+    """The machine that ran a cell was lost, so the cell must start again."""
 
     reason = "CELL_LOST"
 

@@ -48,7 +48,7 @@ class PartitionMetrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """A task's partition."""
+    """Description of how a task's samples are split over clients."""
 
     task: str
     classes: int
