@@ -93,7 +93,7 @@ class MovedModel:
 
 
 class ModelWork:
-    """Models, updates and evaluation of one run."""
+    """Creates, checks, combines and evaluates the models of one run."""
 
     def __init__(
         self,

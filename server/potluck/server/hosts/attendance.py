@@ -35,7 +35,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(kw_only=True, eq=False)
 class HostSession:
-    """A connected host."""
+    """A host's connection, with what the host reported about itself."""
 
     host_id: str
     client_ids: tuple[str, ...]

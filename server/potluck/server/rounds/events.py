@@ -313,7 +313,7 @@ class PublishNotice:
 
 
 class RunEnding(StrEnum):
-    """Outcome of a run."""
+    """Outcomes of a run."""
 
     FINISHED = "finished"
     STOPPED = "stopped"

@@ -28,7 +28,7 @@ from potluck.server.strategy import Strategy, Summation
 
 
 class Trait(Enum):
-    """Something that a part of a run needs or does."""
+    """Property of a part of a run that matters for its compatibility with other parts."""
 
     # of strategies
     SINGLE_UPDATES = auto()

@@ -33,7 +33,7 @@ from potluck.server.strategy import Strategy
 
 @dataclass(frozen=True, kw_only=True)
 class States:
-    """The states of selector and strategy."""
+    """The states that the selector and the strategy keep between rounds."""
 
     selector: State
     strategy: State

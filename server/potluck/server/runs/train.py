@@ -25,7 +25,7 @@ from potluck.server.store.records import AttemptKey, LateRow
 
 
 class Training:
-    """The training of an attempt's cohort. Used on the event loop."""
+    """Starts and stops the training of an attempt's cohort. Used on the event loop."""
 
     def __init__(
         self, run: Run, path: UpdatePath, inbox: UpdateInbox, record: SelectionRecord

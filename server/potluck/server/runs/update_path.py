@@ -95,7 +95,7 @@ class UpdatePath(PathRules):
 
 
 class OpenRounds(UpdatePath):
-    """The path of updates that the coordinator may read."""
+    """Handles updates that the coordinator may read one by one."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

@@ -50,7 +50,7 @@ _BUSY_SECONDS = 30.0
 
 
 class _Named(References, Rounds, Runs):
-    """The tables whose rows reference the needed files."""
+    """Part of the store with the tables whose rows reference the needed files."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,7 @@ class Download:
 
 
 class ConfirmedBytes:
-    """The downloads of all hosts."""
+    """Counts the bytes that hosts have received in their downloads."""
 
     def __init__(self) -> None:
         self._downloads: OrderedDict[tuple[str, str], Download] = OrderedDict()

@@ -49,7 +49,7 @@ class _Upload:
 
 
 class Uploads:
-    """Receives the updates of hosts. Used on the event loop."""
+    """Receives updates from hosts, and verifies them. Used on the event loop."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator

@@ -168,7 +168,7 @@ class SinkProcess:
 
 
 class Sinks:
-    """All sinks of a coordinator."""
+    """Starts, notifies and ends the processes of all sinks of a coordinator."""
 
     def __init__(self, jobs: Sequence[SinkJob], instruments: Instruments) -> None:
         self._sinks = [SinkProcess(job, instruments) for job in jobs]

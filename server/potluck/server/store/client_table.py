@@ -198,7 +198,7 @@ _read_profile = Reader(
 
 
 class Profiles(Part):
-    """Profiles, keyed by client, data epoch, signal and parameters."""
+    """Stores profiles, keyed by client, data epoch, signal and parameters."""
 
     def put_profile(self, profile: Profile) -> None:
         """Store a profile. If the same content is stored already, nothing changes, not even the

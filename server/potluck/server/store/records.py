@@ -417,7 +417,7 @@ class Participation:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSeen:
-    """A contact with a client, with its time."""
+    """The time at which a client was last in contact, with its host and device."""
 
     client_id: str
     host_id: str

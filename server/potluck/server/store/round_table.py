@@ -87,7 +87,7 @@ _read_participation = Reader(Participation, "participation", ["run_id", "client_
 
 
 class Rounds(Part):
-    """Committed rounds, which never change."""
+    """Stores and reads committed rounds, which never change."""
 
     def commit_round(self, commit: RoundCommit) -> None:
         """Commit a round of a run, in one transaction.

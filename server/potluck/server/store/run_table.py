@@ -45,7 +45,7 @@ _read_run = Reader(
 
 
 class Runs(Part):
-    """Runs, their states and their rosters."""
+    """Stores and reads runs, with their states and rosters."""
 
     def add_run(self, run: NewRun) -> None:
         """Store a new run, in the state waiting. Raises StorageError if a run with its id

@@ -37,7 +37,7 @@ OF_RUNS = (
 
 
 class Deletions(Part):
-    """The deletion of runs from the store."""
+    """Deletes runs from the store."""
 
     def delete_runs(self, run_ids: Collection[str]) -> set[str]:
         """Delete all rows of these runs; ignore unknown ids.

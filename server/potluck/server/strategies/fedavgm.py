@@ -54,7 +54,7 @@ class FedAvgM(Averaging):
 
 
 class Momentum:
-    """Heavy-ball or Nesterov momentum on differences."""
+    """A server step with heavy-ball or Nesterov momentum on model differences."""
 
     def __init__(self, beta: float, rate: float, *, nesterov: bool = False) -> None:
         self._beta, self._rate, self._nesterov = beta, rate, nesterov

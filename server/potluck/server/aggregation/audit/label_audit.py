@@ -112,7 +112,7 @@ class AuditSettings:
 
 
 class Contradiction(StrEnum):
-    """Kind of contradiction between a claim and the updates."""
+    """Ways in which the updates can contradict claimed label counts."""
 
     HIDDEN = "holds more of the class than claimed"
     INVENTED = "holds less of the class than claimed"
