@@ -223,7 +223,7 @@ class Agent:
         if config.disclosure.simulation_seed is not None:
             log.warning(
                 "noise follows from simulation_seed in [disclosure] and protects no client; remove "
-                "it unless this is an experiment"
+                "simulation_seed unless this is an experiment"
             )
         if config.disclosure.allows_stepwise:
             log.warning(

@@ -533,7 +533,7 @@ def test_profiles_are_refused_if_the_ledger_of_trainings_is_unknown(tmp_path: Pa
     client = Spender(tmp_path, policy)
     client.train(0, 2.0)
     client.budget = PrivacyBudget(tmp_path, policy)  # without the ledger of trainings
-    with pytest.raises(StorageError, match="can't be read here"):
+    with pytest.raises(StorageError, match="were not opened"):
         client.profile(1, 1.0)
 
 

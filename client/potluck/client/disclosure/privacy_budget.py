@@ -212,4 +212,6 @@ class PrivacyBudget:
 
 
 def _unknown() -> TrainingsCharged:
-    raise StorageError("the ledgers of trainings with noise can't be read here")
+    raise StorageError(
+        "total_epsilon can't be checked: the ledgers of trainings with noise were not opened"
+    )

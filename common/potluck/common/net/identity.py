@@ -317,5 +317,7 @@ def _claim(text: str) -> ClientClaim:
     if int(last) < int(first):
         raise ValueError(f"range {text!r} has a first number above its last; swap them")
     if str(claim) != text:
-        raise ValueError(f"range {text!r} pads its ends differently; write '{claim}'")
+        raise ValueError(
+            f"range {text!r} has numbers with different leading zeros; write '{claim}'"
+        )
     return claim

@@ -91,7 +91,9 @@ def _entry(name: str, mode: int, user: int, group: int, kind: bytes) -> tarfile.
 
 def _put(container: Container, path: str, archive: bytes) -> None:
     if not container.put_archive(path, archive):
-        raise UnreachableError(f"the engine did not take files for {container.name}")
+        raise UnreachableError(
+            f"the Docker engine refused files for {container.name}; see the engine's log"
+        )
 
 
 # Work on a machine --------------------------------------------------------------------------------

@@ -117,8 +117,8 @@ def find(folder: Path, name_or_serial: str) -> list[Issued]:
     if not found:
         names = sorted({one.identity.name for one in everything})
         raise ConfigurationError(
-            f"{folder} has issued no certificate to {name_or_serial!r}, nor one with that serial "
-            f"number; it has issued some to {', '.join(names) or '(none)'}"
+            f"{folder} has issued no certificate with the name or serial number "
+            f"{name_or_serial!r}; issued names: {', '.join(names) or '(none)'}"
         )
     return found
 

@@ -42,7 +42,7 @@ def samples_by_role(text: str, *, source: str) -> Found:
     words = _words_by_role(text, source)
     if not words:
         raise ConfigurationError(
-            f"{source}: no role has blocks of {LEAST} characters; use the complete text"
+            f"{source}: no role speaks {LEAST} characters or more; use the complete text"
         )
     found: dict[str, list[NDArray[np.uint8]]] = {
         f"{kind}_{split}": [] for split in _SPLITS for kind in "xyc"

@@ -44,7 +44,7 @@ def check_composition(
     if training.kept_epochs and not _keeps(run_file):
         raise ConfigurationError(
             f"{source}: training.kept_epochs is {training.kept_epochs}, and clients keep no "
-            "tensors; name these as `keep` of [model], or remove the setting",
+            "tensors; name tensors as `keep` of [model], or remove the setting",
             kept_epochs=training.kept_epochs,
         )
     if correction is not None:

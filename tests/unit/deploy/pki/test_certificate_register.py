@@ -109,7 +109,7 @@ def test_revocation_list_number_increases_and_keeps_all_revocations(folder: Path
     assert (found.number, len(found.revoked)) == (2, 2)
     assert revoke(folder, "lab-a") == []
     assert read_revocations(folder / pki.REVOKED, authority).number == 2
-    with pytest.raises(ConfigurationError, match=r"issued some to coordinator, lab-a"):
+    with pytest.raises(ConfigurationError, match=r"issued names: coordinator, lab-a"):
         revoke(folder, "lab-z")
 
 

@@ -75,7 +75,7 @@ def test_a_sample_is_the_text_before_its_label(lines: int, at: int) -> None:
             "A:\nwords\n\nno name\nwords\n",
             r"t, line 4: 'no name' is not a name with a colon; begin",
         ),
-        ("A:\nwords\n", rf"t: no role has blocks of {LEAST} characters; use the complete text"),
+        ("A:\nwords\n", rf"t: no role speaks {LEAST} characters or more; use the complete text"),
     ],
 )
 def test_another_text_is_refused_with_its_line(text: str, error: str) -> None:
