@@ -1,9 +1,10 @@
-"""Processor time of a client's share of noise in a masked update, beside that of its masks.
+"""Processor time of a client's share of the noise in a masked update, compared with its masks'.
 
     python benchmarks/client_noise.py --values 1000000 --partners 19
 
-One core. Noise is for clips of 1 and σ = 1 in words of 32 bits. The yardsticks are NumPy's
-floating-point Gaussian numbers, which are not exact, and the masks that hide the same update.
+One core is used. The noise is for a clipping norm of 1 and σ = 1, in 32-bit words. It is compared
+with NumPy's floating-point Gaussian numbers, which are not exact, and with the masks that hide the
+same update.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main() -> None:
 
 
 def measure(values: int, partners: int, repeats: int) -> dict[str, float]:
-    """Return seconds of processor time by kind of work, and ratios."""
+    """Return the processor seconds of each kind of work, and ratios between them."""
     clients, contributors = partners + 1, partners // 2
     noise = NoiseInSums(clip=1.0, multiplier=1.0, contributors=contributors, quorum=clients)
     grid = SumGrid(

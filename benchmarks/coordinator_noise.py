@@ -3,8 +3,8 @@
     python benchmarks/coordinator_noise.py --clients 10 --samples 600
 
 One core and one process: the plain training loop of LeNet-5 for each client, then the reduction of
-the updates, as a plain mean and as a clipped mean with noise. Random images; times don't depend on
-them. Files, network and evaluation are the same in both rounds and are left out.
+the updates, as a plain mean and as a clipped mean with noise. The images are random, since times
+don't depend on them. Transfers and evaluation are the same in both rounds and are not measured.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measure(folder: Path, clients: int, samples: int, batch: int, repeats: int) -> dict[str, float]:
-    """Return seconds of processor time by kind of work, and the ratio of both rounds."""
+    """Return processor seconds by kind of work, and a round's ratio, with noise to without."""
     network = lenet5()
     model = stored(folder / "model", network)
     updates = []
@@ -103,7 +103,7 @@ def stored(path: Path, network: nn.Module) -> TensorFile:
 
 
 def train(network: nn.Module, samples: int, batch: int) -> None:
-    """Take one pass over random images, with plain SGD."""
+    """Train a network with plain SGD, in one pass over random images."""
     images = torch.randn(samples, 3, 32, 32)
     labels = torch.randint(10, (samples,))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)

@@ -2,12 +2,12 @@
 
 That cell (the paper's own method, in its first setting, with the first seed) is run for N rounds
 and for 2N (`--rounds`). The difference is the processor time of N rounds with one evaluation. The
-cell's start is the remaining time of the first run, without pre-training. All other cells are
-assumed to cost as much per client and round, whatever their method.
+rest of the first run's time, without pre-training, is the cell's start. All other cells are assumed
+to cost as much per client and round, whatever their method.
 
 GPU hours are not measured: they are the number of steps times an assumed time per step on a GPU,
-one client after another. The limit of small networks' steps is launching some hundred kernels, not
-computing.
+one client after another. Steps of small networks are limited by the launch of some hundred kernels,
+not by computing.
 
     python benchmarks/experiment_costs.py --data data experiments/flash-*.toml [--step 1.0] [--json]
 """
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def measure(experiment: ExperimentFile, data: Path, rounds: int) -> Measured:
-    """Run a cell of the paper's own method twice. Raises ConfigurationError without one."""
+    """Run a cell of the paper's own method twice. Raises ConfigurationError if there is none."""
     run = own_method(experiment)
     few, _ = _seconds(experiment, run, rounds, 1, data)
     more, cell = _seconds(experiment, run, rounds, 2, data)
@@ -137,7 +137,7 @@ def cost_of(experiment: ExperimentFile, measured: Measured, step: float) -> Cost
 
 
 def pretraining(run: Mapping[str, Any]) -> int:
-    """Return the number of pre-training rounds of a run; each costs as much as its own rounds."""
+    """Return the number of pre-training rounds of a run; each costs as much as another round."""
     return int(get(run, "profiles.triplet.pretraining_rounds") or 0)
 
 

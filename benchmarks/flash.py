@@ -8,10 +8,10 @@ Each seed has another partition, other noise and other durations.
     python benchmarks/flash.py [--seeds 5] [--rounds 60] [--draw client] [--tail 10] [--json]
 
 It also prints the inputs from which the bandit learns: the change of clients' robust losses in the
-rounds in which they trained; the losses of all clients in the last 20 rounds, as a ratio to their
-first; and the slope of the changes over the ratios. `pooled` is the slope over all rounds together,
-as the bandit sees them; `within` is the slope within a round, which would distinguish clients from
-each other.
+rounds in which they trained; the losses of all clients in the last 20 rounds, as a ratio to each
+client's first loss; and the slope of the changes over these ratios. `pooled` is the slope over all
+rounds together, as the bandit sees them; `within` is the slope within a round, which would
+distinguish clients from each other.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Setting:
         ]
 
     def kinds(self, seed: int) -> tuple[Flags, Flags]:
-        """Return (clean, fast), each with one flag per client."""
+        """Return which clients have clean labels, and which are fast: one flag per client."""
         task = self.task(seed)
         names = [ClientId(f"client-{client}") for client in range(self.clients)]
         seconds = np.array([len(task.client_data(name, None).train) for name in names], dtype=float)
@@ -129,7 +129,7 @@ async def played(client: OperatorClient, text: str) -> tuple[str, list[Any]]:
 
 
 def measured(arm: str, seed: int, setting: Setting, rounds: list[Any], told: Floats) -> Outcome:
-    """Return the outcome.
+    """Return the outcome of a run.
 
     told: robust losses, rounds × clients, NaN for clients that were not asked.
     """
@@ -156,7 +156,7 @@ def measured(arm: str, seed: int, setting: Setting, rounds: list[Any], told: Flo
 
 
 def learned_from(told: Floats, picked: Flags, clean: Flags) -> dict[str, float]:
-    """Return how the picked clients' losses moved in each round except the last, and the slopes."""
+    """Return the fields of `Outcome` about losses: mean changes, ratios and slopes."""
     moved = np.abs(np.diff(told, axis=0))
     ratio = (told / told[0])[:-1]
     chosen = picked[:-1] & np.isfinite(moved)

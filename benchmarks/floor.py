@@ -1,8 +1,8 @@
 """Lower bound of a round's time: plain grpcio with mTLS that streams the same bytes.
 
-One server process, N client processes; each client takes a model of M bytes down and sends one up,
-from memory, in 1 MiB messages. No files, no digests, no checks, and nothing is kept of what
-arrives. A round of Potluck can't be faster than this.
+There are one server process and N client processes. Each client downloads a model of M bytes and
+uploads one, from memory, in 1 MiB messages. Nothing is written to files, hashed, checked or kept. A
+round of Potluck can't be faster than this.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Floor:
 
 
 def pieces(model: bytes) -> Iterator[bytes]:
-    """Yield the model in pieces; one repeated mebibyte would stay in the processor's cache."""
+    """Yield the whole model in pieces: one repeated piece would stay in the processor's cache."""
     return (model[begin : begin + CHUNK] for begin in range(0, len(model), CHUNK))
 
 
@@ -138,7 +138,7 @@ async def take_part(folder: Path, name: str, port: int, size: int, rounds: int) 
 
 
 def measure(folder: Path, hosts: list[str], size: int, rounds: int) -> Floor:
-    """Measure the lower bound. folder: has the certificates made by `potluck pki`."""
+    """Measure the lower bound. folder: certificates made by `potluck pki`."""
     command = [sys.executable, __file__, str(folder), str(size), str(rounds)]
     processes = [_started([*command, "--serve", str(len(hosts))])]
     try:

@@ -178,7 +178,7 @@ def side_by_side(setting: Setting) -> dict[str, Any]:
 
 
 def _beside_others(name: str, barrier: Barrier, speeds: Any) -> None:
-    """Run one of several processes: put its samples per second into `speeds`."""
+    """Train in one of several processes; put its samples per second into `speeds`."""
     torch.set_num_threads(1)
     device = torch.device(name)
     case = Setting(device=device, repeats=1, data=Path(), rounds=0).cases()["LeNet-5"]
@@ -209,7 +209,7 @@ def memory(setting: Setting) -> dict[str, Any]:
 
 
 def determinism(setting: Setting) -> dict[str, Any]:
-    """Compare the final bits of two processes, and measure the cost of deterministic kernels."""
+    """Compare two processes' trained models bit by bit; measure deterministic kernels' cost."""
     found: dict[str, Any] = {}
     for which in ("free", "deterministic"):
         runs = [_in_a_process_of_its_own(which, setting.device) for _ in range(2)]
@@ -240,7 +240,7 @@ def _child(which: str, device: torch.device) -> dict[str, Any]:
 
 
 def triplets(setting: Setting) -> dict[str, Any]:
-    """Measure seconds of a client's estimate on device and processor, and their difference."""
+    """Estimate a triplet on device and processor: seconds, and the difference of the results."""
     task = ColoredDigits()
     data = task.client_data(ClientId("client-2"), None).train
     settings = TripletSettings(bias_steps=5, attribute_steps=100, learning_rate=0.1)

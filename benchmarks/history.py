@@ -65,7 +65,7 @@ def digest(number: int) -> str:
 
 
 def fill(url: str, *, rounds: int, runs: int, clients: int, run_file: str) -> None:
-    """Write a finished run with `rounds` rounds of ten clients, other runs, and known clients."""
+    """Write a finished run with `rounds` rounds of ten clients, other runs, and other clients."""
     Store.open(url).close()
     engine = create_engine(url)
     at = AT.isoformat(timespec="microseconds")
@@ -213,7 +213,7 @@ def federation(clients: int, hosts: int, database: str) -> Iterator[tuple[DemoFi
 
 
 async def coordinator(files: DemoFiles) -> dict[str, float]:
-    """Return the seconds of a start, of operators' requests, and of a stop."""
+    """Return the seconds of a coordinator's start, of operators' requests, and of its stop."""
     config = load(CoordinatorConfig, files.coordinator, environment_prefix="NONE")
     found: dict[str, float] = {}
     begun = time.perf_counter()
@@ -296,7 +296,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             result |= commits(url, models, rounds, options.commits)
             results.append(result)
         if options.database:
-            break  # the database is no longer empty
+            break  # this database is no longer empty, so the other lengths can't use it
     number = 200 if options.quick else 2_000
     with federation(number, 20, "") as (files, _):
         results.append({"attending": number, "hosts": 20} | asyncio.run(attending(files, number)))

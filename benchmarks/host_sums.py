@@ -1,10 +1,10 @@
 """Bytes and seconds of rounds with and without sums of updates on hosts.
 
-A coordinator and H host processes on this machine with N clients between them, all of them in every
-round; a model of M megabytes (10^6 bytes) of float32, every parameter of which changes by 0.01 or
-so. Runs with and without sums alternate on the same processes. Then the same run with sums on other
-numbers of hosts, and with all hosts behind some relays: its last model must be the same, bit for
-bit.
+A coordinator and H host processes run on this machine. N clients are spread over the hosts and
+train in every round. The model has M megabytes (10^6 bytes) of float32; every parameter changes by
+about 0.01. Runs with and without sums alternate on the same processes. Then the run with sums is
+repeated on other numbers of hosts, and with all hosts behind some relays. Its last model must be
+the same, bit for bit.
 
     python benchmarks/host_sums.py --clients 100 --hosts 10 --megabytes 9 --rounds 3
 """
@@ -79,7 +79,7 @@ async def one_run(client: OperatorClient, files: DemoFiles, *assignments: str) -
 
 @contextlib.asynccontextmanager
 async def relays(files: DemoFiles, count: int) -> AsyncIterator[None]:
-    """Run `count` relays, each for a part of the hosts."""
+    """Run `count` relays, each for a part of the hosts, while the block runs."""
     running: list[TetheredProcess] = []
     with contextlib.ExitStack() as ports:
         try:

@@ -28,8 +28,8 @@ CPU = torch.device("cpu")
 class PlayedRound:
     """A finished round.
 
-    received: the model at its start. results: trained weights by client number. steps: local steps
-    by client number. model: the mean, weighted by samples.
+    received: the model at the round's start. results: trained weights by client number. steps:
+    local steps by client number. model: the mean of the results, weighted by samples.
     """
 
     received: Weights
@@ -79,7 +79,7 @@ def play(
     number: int,
     data: Path | None = None,
 ) -> PlayedRound:
-    """Play one round with these clients."""
+    """Train each client of a cohort in turn, and average the results."""
     results, steps, samples = dict[int, Weights](), dict[int, int](), dict[int, int]()
     for client in sorted(cohort):
         load_arrays(model, weights)
@@ -101,7 +101,7 @@ def play(
 
 
 def mean(results: Mapping[int, Weights], samples: Mapping[int, int]) -> Weights:
-    """Return the mean weighted by samples; sums are in float64."""
+    """Return the mean of the clients' weights, weighted by samples; sums are in float64."""
     shares = np.array([samples[client] for client in results], dtype=np.float64)
     shares /= shares.sum()
     [first, *_] = results.values()

@@ -1,9 +1,9 @@
-"""Error rates of the audit of label counts: false alarms on honest clients, detected liars.
+"""Shares of clients that the audit of label counts suspects: honest clients and liars.
 
-It plays FedAvg on the task digits, without a network. Honest clients claim their own label counts,
-exactly or with noise (add-remove). Liars claim other counts in the same way. `uniform` liars claim
-as many samples of every class (a flattering histogram). `hiding` liars move the samples of their
-largest class to their smallest one.
+It simulates FedAvg on the task `digits` in one process. Honest clients claim their own label
+counts, exactly or with noise (add-remove). Liars claim other counts in the same way. `uniform`
+liars claim the same number of samples of every class (a flattering histogram). `hiding` liars move
+the samples of their largest class to their smallest one.
 
     python benchmarks/label_audit.py [--seeds 3] [--rounds 12] [--json]
 """
@@ -126,7 +126,7 @@ def claims(truth: Counts, epsilon: float, seed: int) -> NDArray[np.float64]:
 def suspicious(
     counts: Counts, seen: list[BiasUpdates], claim: str, epsilon: float
 ) -> tuple[float, float]:
-    """Return the share of suspicious clients, with known steps, and from signs only."""
+    """Return the share of suspicious clients, first with known steps, then from signs only."""
     told = np.stack([CLAIMS[claim](row) for row in counts])
     signs = [BiasUpdates(changes=updates.changes, spans=updates.spans) for updates in seen]
     found: dict[bool, list[bool]] = {True: [], False: []}

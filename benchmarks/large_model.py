@@ -1,10 +1,11 @@
 """Rounds of a very large model: seconds, and private memory relative to the model's size.
 
-A coordinator and a few hosts on this machine, one client each, all selected. The model's tensors
-all get a gradient, one step of SGD is taken, and the coordinator evaluates each round. Memory is
-RssAnon, the private pages that the kernel can't drop, above the process's value before the run. It
-excludes mapped files. Both sides' memory is given in multiples of the model's size. Processor time
-is that of all processes; on a busy machine, compare it instead of the seconds.
+A coordinator and a few hosts run on this machine; each host has one client, and all are selected.
+All of the model's tensors get a gradient, each client takes one step of SGD, and the coordinator
+evaluates each round. Memory is RssAnon, the private pages that the kernel can't drop, above the
+process's value before the run. It excludes mapped files. Both sides' memory is given in multiples
+of the model's size. Processor time is that of all processes; on a busy machine, compare it instead
+of the seconds.
 
     python benchmarks/large_model.py --megabytes 600 --hosts 2 --rounds 3
 """
@@ -58,13 +59,13 @@ class Peaks:
         self.processor.append(self._processor())
 
     def look(self) -> None:
-        """Sample the memory once."""
+        """Sample the memory of all processes once."""
         peaks = self.rounds[-1]
         for name, held in self._now().items():
             peaks[name] = max(peaks.get(name, 0), held - self._before[name])
 
     def of(self, *, hosts: bool, rounds: slice) -> int:
-        """Return the maximum over hosts, or of the coordinator, in some rounds."""
+        """Return the maximum over all hosts, or the coordinator's, in some rounds."""
         return max(
             held
             for peaks in self.rounds[rounds]
@@ -74,7 +75,7 @@ class Peaks:
 
 
 async def run(files: DemoFiles, clients: int) -> tuple[list[float], Peaks]:
-    """Return the seconds of each round, and its peak memory."""
+    """Return the seconds of each round, and the processes' peak memory."""
     async with LocalFederation(files) as federation:
         await federation.start()
         async with federation.operator() as client:

@@ -1,4 +1,4 @@
-"""Memory of a federation's processes while they work; for benchmarks that limit it."""
+"""Memory of a federation's processes while they work; for memory benchmarks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PeakMemory:
         """Sample repeatedly until cancelled."""
         while True:
             for number, process in enumerate(self._federation.processes):
-                with contextlib.suppress(OSError, ValueError, KeyError):  # the process was killed
+                with contextlib.suppress(OSError, ValueError, KeyError):  # a process was killed
                     name, held = f"{process.name} ({number})", resident(process)["RssAnon"]
                     self.idle.setdefault(name, held)
                     self.peaks[name] = max(self.peaks.get(name, 0), held)

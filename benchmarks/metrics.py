@@ -1,4 +1,4 @@
-"""Cost of monitoring: the share of a round's time that metrics take, and a scrape.
+"""Cost of monitoring: the share of a round's time that metrics take, and the time of a scrape.
 
 python benchmarks/metrics.py --clients 100 --rounds 10 --attending 1000
 """
@@ -64,7 +64,7 @@ class Meter:
 
 @contextmanager
 def metered(meter: Meter) -> Iterator[None]:
-    """Time all functions that rounds call for metrics, in this process."""
+    """While the block runs, time all functions that rounds call for metrics, in this process."""
     own = ("noted", "failed", "profile", "sent", "upload_begins", "received", "committed", "cohort")
     more = ("picks", "heterogeneity", "privacy", "began", "resumed", "ended")
     places: list[tuple[Any, str]] = [(RunObserver, name) for name in own + more]
@@ -106,7 +106,7 @@ async def rounds(files: DemoFiles) -> list[float]:
 
 
 def cost_of_rounds(clients: int, count: int, number: int) -> dict[str, float]:
-    """Measure rounds with `clients` clients on four hosts, all of them in every round."""
+    """Measure rounds with `clients` clients on four hosts; all clients train in every round."""
     options = DemoOptions(
         task="digits", selector="fedentopt", strategy="fedavg", clients=clients, hosts=4,
         count=count, rounds=number + 1, seed=7, device="cpu",

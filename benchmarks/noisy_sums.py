@@ -1,4 +1,4 @@
-"""Effect of noise in totals and cells on the cohorts' distances to their target, and on scores.
+"""Effect of noise in totals and in groups (cells) on the cohorts' label balance and on scores.
 
     potluck data prepare mnist --from FOLDER --to data     # and cifar10
     python benchmarks/noisy_sums.py dc --data data
@@ -6,7 +6,7 @@
 
 Task, rounds, cohorts and training are those of `experiments/dc-mnist.toml` and
 `experiments/fedentopt-cifar10.toml` with --quick, without a network. Every client is on a host of
-its own; cells and noise are made by the product's own functions. `--selections N` only chooses
+its own; groups and noise are made by the product's own functions. `--selections N` only chooses
 cohorts, for N seeds, and trains nothing.
 """
 
@@ -53,15 +53,16 @@ Floats = NDArray[np.float64]
 
 FILES = {"dc": "dc-mnist", "fedentopt": "fedentopt-cifar10"}
 COUNTS_EPSILON = 1.0
-"""ε of single clients' noisy label counts: the clients' default."""
+"""ε of single clients' noisy label counts; it is also the default of clients."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A selector and its input. counts: kind of label counts: `exact`, `noisy` or `cells`.
+    """A selector and its input. counts: kind of label counts: `exact`, `noisy`, or `cells`
+    (groups).
 
-    sums: ε of cells and of the total; None for exact values. total: True if the arm has a secure
-    total.
+    sums: ε of the groups' sums and of the total; None for exact values. total: True if the arm has
+    a secure total.
     """
 
     selector: str
@@ -99,9 +100,9 @@ ARMS = {"dc": DC, "fedentopt": FEDENTOPT}
 class Played:
     """Result of one run: means over its cohorts, and the final model's score.
 
-    even: 1 − cos between the cohort's labels and the same number of each class. federation: 1 − cos
-    between the cohort's labels and those of the whole federation. score: as the experiment reads
-    it; None if nothing was trained.
+    even: 1 − cos between the cohort's label counts and equal counts of all classes. federation: 1 −
+    cos between the cohort's label counts and those of the whole federation. score: the experiment's
+    metric; None if nothing was trained.
     """
 
     arm: str
@@ -126,7 +127,7 @@ def summed(counts: Floats, epsilon: float | None, source: random.Random) -> Floa
 
 
 def population(arm: Arm, counts: Floats, seed: int) -> Population:
-    """Return the population as the coordinator knows it. counts: true ones, clients × classes."""
+    """Return the population as the coordinator knows it. counts: true counts, clients × classes."""
     source = random.Random(f"noise {seed}")
     ids = [f"client-{number}" for number in range(len(counts))]
     told = counts.copy()
@@ -206,7 +207,7 @@ def played(job: tuple[Arm, int], experiment: str, data: Path, *, training: bool)
 
 
 def with_count(run: Mapping[str, Any], arm: Arm) -> Mapping[str, Any]:
-    """Return the run with the arm's cohort size: the dc selectors add five clients to ten."""
+    """Return the run with the arm's cohort size: dc selectors choose ten clients and add five."""
     return {**run, "clients_per_round": 15} if arm.selector.startswith("dc-") else run
 
 

@@ -1,7 +1,7 @@
 """Seconds from imports to the first trained model in a notebook.
 
-In a new kernel of Jupyter the first cell of examples/notebooks/first-federation.ipynb is run: its
-import first, then the rest, which starts a coordinator and two hosts and trains five rounds.
+A new Jupyter kernel runs the first cell of examples/notebooks/first-federation.ipynb: first its
+import, then the rest, which starts a coordinator and two hosts and trains for five rounds.
 
     python benchmarks/notebook.py --repeats 3
 """
@@ -29,7 +29,7 @@ def first_cell() -> tuple[str, str]:
 
 
 def measure() -> dict[str, float]:
-    """Return the seconds of the import and of the rest, in a new kernel."""
+    """Return the seconds of the cell's import and of its other lines, in a new kernel."""
     manager, client = start_new_kernel()
     try:
         seconds = {}

@@ -2,13 +2,13 @@
 
 python benchmarks/page.py --clients 1000 --clients-per-round 100 --rounds 60 --pages 50
 
-There is one federation and one run. Blocks of rounds with `--pages` open pages and with none take
-turns, so that other load on the machine slows both alike. The cost is the median over pairs of
-neighbouring blocks. If the machine is too busy for that, compare the processor seconds of the
-coordinator and of the web UI's server, as a share of a round's time. The first round of a block is
-not counted. A page is simulated by the requests a browser sends to that server, in another process;
-drawing takes the browser's time, not the coordinator's. The first paint is that of the run's page
-in Chromium, from the navigation until everything is drawn.
+There is one federation and one run. Blocks of rounds with `--pages` open pages alternate with
+blocks without pages, so that other load on the machine slows both alike. The cost is the median
+over the blocks with pages, each compared with its neighbours. If the machine is too busy for that,
+compare the processor seconds of the coordinator and of the web UI's server, as a share of a round's
+time. The first round of a block is not counted. A page is simulated by the requests a browser sends
+to that server, in another process; drawing takes the browser's time, not the coordinator's. The
+first paint is that of the run's page in Chromium, from the navigation until everything is drawn.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DRAWN = """() => {
 
 @contextlib.asynccontextmanager
 async def page_process(files: DemoFiles) -> AsyncIterator[tuple[int, str, str]]:
-    """Run `potluck page` in a process; yield its id, its address and a browser's cookie."""
+    """Run `potluck page` in a process; yield the process id, the address and a browser's cookie."""
     operator = files.operator
     arguments = {
         "--coordinator": operator.coordinator,
@@ -128,7 +128,7 @@ class OpenPages:
 
 
 async def first_paint(origin: str, cookie: str, run_id: str) -> tuple[float, float]:
-    """Return the seconds to the first paint of the run's page, and until it is complete."""
+    """Return the seconds until the first paint of the run's page, and until it is complete."""
     from playwright.async_api import async_playwright
 
     async with async_playwright() as playwright:

@@ -1,8 +1,8 @@
-"""The same work on Potluck, Flower and NVFlare, on this machine, one after another.
+"""Run the same work on Potluck, Flower and NVFlare, on this machine, one after another.
 
-N clients, all selected in every round, no training, a model of M megabytes (10^6 bytes) of float32
-down and up, FedAvg. Flower and NVFlare run as their own documentation deploys them, each in a
-virtual environment of its own, which the first run makes.
+The work: FedAvg with N clients, all selected in every round. Each receives and returns a model of M
+megabytes (10^6 bytes) of float32, and trains nothing. Flower and NVFlare run as their own
+documentation deploys them, each in a virtual environment of its own, which the first run makes.
 
     python benchmarks/peers.py --clients 10 --megabytes 9 --rounds 5
 """
@@ -131,7 +131,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def clean(folder: Path, *, keep: bool) -> None:
-    """Remove the folder, unless it holds something to keep."""
+    """Remove the folder; if `keep`, only if it is empty."""
     if not keep or not any(folder.iterdir()):
         shutil.rmtree(folder, ignore_errors=True)
 

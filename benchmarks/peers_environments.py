@@ -23,9 +23,9 @@ async def environment(
 ) -> Path:
     """Return the `bin` folder of an environment with this version of a distribution.
 
-    extra: an extra of it. others: further distributions.
+    extra: name of one of its extras. others: further distributions to install.
 
-    Raises ConfigurationError if it can't be made.
+    Raises ConfigurationError if the environment can't be created.
     """
     home = folder / "-".join(filter(None, (distribution, version, extra)))
     complete = home / "complete"

@@ -48,14 +48,14 @@ class Memory:
             await asyncio.sleep(SAMPLE_SECONDS)
 
     def at(self, moment: float) -> int:
-        """Return the sum in the last sample before a moment."""
+        """Return the memory of all processes in the last sample before a moment."""
         sums = [sum(sizes.values()) for at, sizes in self.samples if at <= moment]
         if not sums:
             raise RunError("no process of the server was seen before the run was submitted")
         return sums[-1]
 
     def peak(self, start: float, end: float) -> tuple[int, dict[str, int]]:
-        """Return the largest sum between two moments, and the maximum of each process by name."""
+        """Return the peak of the sum between two moments, and the peak of each process by name."""
         within = [sizes for at, sizes in self.samples if start <= at <= end]
         largest: dict[str, int] = {}
         for sizes in within:
@@ -87,7 +87,7 @@ def pids() -> list[int]:
 def read(pid: int, name: str) -> bytes:
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:  # it has ended, or belongs to another user
+    except OSError:  # the process has ended, or belongs to another user
         return b""
 
 

@@ -1,4 +1,4 @@
-"""The same work on NVFlare with its own provisioning: a server, a client per site, and a job.
+"""Run the benchmark's work on NVFlare's own deployment: a server, a client per site, a job.
 
 Server and clients communicate by gRPC with mTLS, as NVFlare provisions them.
 """

@@ -1,4 +1,4 @@
-"""The same work on Potluck: `round.py`, measured like the peers."""
+"""Run the benchmark's work on Potluck with `round.py`, measured as on the other frameworks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting, watching and ending the processes of a peer. Linux only: it reads /proc."""
+"""Starts, watches and ends the processes of a compared framework. Linux only: reads /proc."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOK_SECONDS = 0.03
 
 
 class Programs:
-    """The processes of one system; ends all of them, including their descendants.
+    """The processes of one compared system; ends them, including their descendants.
 
     Some peers put children into separate sessions, which a process group does not reach. All
     children inherit the environment, so a marker variable identifies them.
@@ -72,7 +72,7 @@ class Programs:
 
 
 def processor_seconds(processes: Iterable[int]) -> float:
-    """Return the processor time of processes so far, with that of their ended children."""
+    """Return the processor seconds of processes so far, including their ended children."""
     ticks = 0
     for pid in processes:
         fields = read(pid, "stat").rpartition(b")")[2].split()
@@ -81,7 +81,7 @@ def processor_seconds(processes: Iterable[int]) -> float:
 
 
 def busy_seconds() -> float:
-    """Return the processor time of all processes of the machine since its start.
+    """Return the processor seconds of all processes since the machine's start.
 
     Includes the time that the hypervisor gave to other machines.
     """
@@ -93,7 +93,7 @@ def busy_seconds() -> float:
 
 @contextlib.asynccontextmanager
 async def programs_in(folder: Path) -> AsyncIterator[Programs]:
-    """Yield programs whose processes are ended at the end of the block."""
+    """Yield `Programs` with logs in a folder; end its processes at the end of the block."""
     running = Programs(folder)
     try:
         yield running

@@ -1,4 +1,4 @@
-"""The work that every system does, the notes that it writes, and the measurements."""
+"""The work that every compared system does, the log that it writes, and the measurements."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Notes:
         path.touch()
 
     def read(self, what: str) -> list[dict[str, Any]]:
-        """Return the notes of that kind so far."""
-        lines = self.path.read_text().split("\n")[:-1]  # the last may be half written
+        """Return the entries of one kind so far."""
+        lines = self.path.read_text().split("\n")[:-1]  # the last line may be half written
         return [note for note in map(json.loads, lines) if note["what"] == what]
 
     def commits(self) -> list[float]:

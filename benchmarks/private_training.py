@@ -1,7 +1,8 @@
 """Processor time of a training with noise for single records, in multiples of the plain loop's.
 
-Both make the same number of steps on batches of the same mean size, in turns, in one process; the
-medians over turns are compared. Processor time is used, so that other processes don't matter.
+Both loops take the same number of steps on batches of the same mean size. They take turns in one
+process, and their medians over all turns are compared. Processor time is used, so that other
+processes don't matter.
 
     python benchmarks/private_training.py [--threads 1] [--repeats 5] [--samples 1280] [--json]
 """

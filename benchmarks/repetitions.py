@@ -1,4 +1,4 @@
-"""The time of the fastest of several repetitions."""
+"""Times work by the fastest of several repetitions."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Seconds per round of a real federation whose clients do no training, against the floor.
+"""Seconds per round of a real federation whose clients train nothing, compared with a lower bound.
 
-A coordinator and N client processes on this machine, all clients selected in every round, a
-model of M megabytes (10^6 bytes) of float32. The floor is what plain grpcio with mTLS takes to
-stream the same bytes between the same number of processes (`floor.py`), measured just before and
-after in the same run.
+A coordinator and N client processes run on this machine, with a model of M megabytes (10^6 bytes)
+of float32; all clients are selected in every round. The lower bound (`floor.py`) is the time that
+plain grpcio with mTLS takes to stream the same bytes between as many processes. It is measured just
+before and just after.
 
     python benchmarks/round.py --clients 10 --megabytes 9 --rounds 5
 """
@@ -42,7 +42,7 @@ class PrivateMemory:
         self._page = os.sysconf("SC_PAGE_SIZE")
 
     def now(self) -> int:
-        """Return all resident pages except those of files and of shared memory."""
+        """Return the size of all resident pages except those of files and of shared memory."""
         _, resident, shared = self._path.read_bytes().split()[:3]
         return (int(resident) - int(shared)) * self._page
 

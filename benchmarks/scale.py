@@ -1,6 +1,6 @@
 """A thousand clients on ten hosts: time until all are connected, and of a round with a hundred.
 
-With tiny models and one training step, it measures how coordinator and hosts handle many clients.
+Models are tiny and training is one step, so the time is that of handling many clients.
 
     python benchmarks/scale.py --clients 1000 --hosts 10 --clients-per-round 100 --rounds 3
 
@@ -109,7 +109,7 @@ async def run(files: DemoFiles, clients: int) -> dict[str, float]:
 
 
 def memory(found: dict[str, dict[str, int]], when: str) -> dict[str, float]:
-    """Return the megabytes (10^6 bytes) of the coordinator, and of the largest host."""
+    """Return the memory of coordinator and largest host, in megabytes (10^6 bytes)."""
     hosts = [each for name, each in found.items() if name.startswith("host")]
     result: dict[str, float] = {}
     for field, what in (("RssAnon", "private"), ("RssFile", "mapped")):

@@ -2,12 +2,12 @@
 
     python benchmarks/secagg.py --clients 50 --length 1000000 --drop 5
 
-A session over the complete graph runs in this process, without a network. `--drop` clients drop
-out after they have shared. Times are CPU milliseconds: of one client to mask its update, and for
+A session over the complete graph runs in this process, without a network. `--drop` clients drop out
+after sharing their secrets. Times are CPU milliseconds: of one client to mask its update, and for
 everything else (checks, keys, shares, fixed point, signatures); of the coordinator to rebuild the
 secrets and to remove the masks from the sum. Masking and unmasking are repeated, and the fastest
-time counts. The limits are the times of the stream cipher alone, in the same run, for as many
-keystreams, into a buffer that stays in the cache.
+time counts. The lower bounds are the times of the stream cipher alone, in the same run: as many
+keystreams, written into a buffer that stays in the cache.
 
 Flower's SecAgg+ functions do the same in an environment of their own, which the first run creates;
 `--no-flower` skips them.
@@ -76,7 +76,7 @@ BLOCK = 2**16
 CLIP = 0.25
 WEIGHT = 500
 MEASURED = "c000"
-"""The measured client; it repeats work whose results the other clients may have cached."""
+"""The measured client; it computes by itself what the other clients may take from a cache."""
 
 BEFORE_UPLOAD = (MessageType.INVITATION, MessageType.ROSTER)
 Vectors = dict[str, NDArray[Any]]
@@ -239,7 +239,7 @@ class Bench:
             self.clocked("other", encode)
             spare = {lane: values.copy() for lane, values in words.items()}
             self.seconds["mask"] = fastest(mask, self.repeats)
-            words |= spare  # masking was repeated for the measurement: keep only one result
+            words |= spare  # masking was repeated for the timing: restore the words and mask once
             mask()
         else:
             encode()

@@ -2,11 +2,11 @@
 
     python benchmarks/secure_sum.py --clients 100 --hosts 100 --processes 4 --repeats 5
 
-A coordinator in this process and real client agents, each with its host's certificate, over gRPC
-on loopback with mutual TLS, from the first invitation to the unmasked sum in the coordinator's
-database. `--hosts` is the number of hosts, which have equally many clients; `--processes` is the
-number of processes in which their agents run. Every session sums the same clients' counts of the
-task `digits`. The first one, in which tasks are loaded, isn't counted.
+A coordinator in this process and real client agents, each with its host's certificate, communicate
+over gRPC on loopback with mutual TLS. The time is from the first invitation to the unmasked sum in
+the coordinator's database. `--hosts` is the number of hosts, which have equally many clients;
+`--processes` is the number of processes in which their agents run. Every session sums the same
+clients' counts of the task `digits`. The first one, in which tasks are loaded, isn't counted.
 
 It also prints the processor time of the coordinator and of all hosts together, and that of one
 Ed25519 verification in the same run. The latter shows how busy the machine is: about 100 µs on an

@@ -3,9 +3,9 @@
     python benchmarks/selection.py --clients 1000000 --clients-per-round 100 --json
     python benchmarks/selection.py
 
-The first prints `{"seconds": {selector: s}}`, the second a table from 10^3 to 10^6 clients. There
-are ten classes. The time is that of the fastest of a few rounds. It includes the answers to
-selectors' questions, but not the creation of profiles.
+The first command prints `{"seconds": {selector: s}}`, the second a table from 10^3 to 10^6 clients.
+There are ten classes. The fastest of a few rounds counts. It includes the answers to selectors'
+questions, but not the creation of profiles.
 """
 
 from __future__ import annotations

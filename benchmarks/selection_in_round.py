@@ -2,11 +2,11 @@
 
     python benchmarks/selection_in_round.py --clients 1000 --clients-per-round 100 --json
 
-Prints milliseconds by selector: checking if a client still has to disclose something, building the
-population from stored profiles, choosing, checking the choice, observing, and writing the
-selector's state to disk. `--cpu` counts processor time instead, for a busy machine. All parts are
-the coordinator's own, and each time is the median of some rounds. Not counted: the other work of a
-round, which every selector has, and clients' answers to a selector's questions.
+Prints milliseconds by selector for these parts: checking if a client still has to disclose
+something, building the population from stored profiles, choosing, checking the choice, observing,
+and writing the selector's state to disk. `--cpu` counts processor time instead, for a busy machine.
+All parts are the coordinator's own, and each time is the median of some rounds. Not counted: the
+other work of a round, which every selector has, and clients' answers to a selector's questions.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def stored_profiles(plan: RunPlan, clients: list[str]) -> list[Profile]:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A store that has only profiles in memory: writing thousands of them would take longest."""
+    """A store with only profiles, in memory: writing thousands to a database would take longest."""
 
     held: Sequence[Profile]
 

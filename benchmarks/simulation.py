@@ -52,7 +52,7 @@ LOOK_SECONDS = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """Cost of a system's rounds in one turn, except the first.
+    """Cost of a system's rounds in one turn, except the turn's first round.
 
     processor: processor seconds of all its processes, by round. elsewhere: mean number of
     processors busy with other work meanwhile. training: method of training clients, and the reason;
@@ -82,7 +82,7 @@ class Processor:
             await asyncio.sleep(LOOK_SECONDS)
 
     def spent(self, begin: float, end: float) -> tuple[float, float]:
-        """Return the processor seconds of the system, and of all processes, between two times."""
+        """Return processor seconds between two times: the system's and the whole machine's."""
         ours = at(self.samples, end) - at(self.samples, begin)
         return ours, at(self.machine, end) - at(self.machine, begin)
 

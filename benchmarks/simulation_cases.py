@@ -125,7 +125,7 @@ CASES: Mapping[str, Case] = {
 
 @cache
 def kept_data(name: str, client: int) -> tuple[Tensor, Tensor]:
-    """Return a client's samples, made once in each process."""
+    """Return a client's samples; each process creates them once."""
     return CASES[name].data(client)
 
 
@@ -155,7 +155,7 @@ def cohort(case: Case, number: int) -> list[int]:
 
 
 def train(network: nn.Module, inputs: Tensor, labels: Tensor, case: Case, seed: int) -> None:
-    """Bare loop: the minimum that PyTorch needs for a client's steps."""
+    """Train by a bare loop: the minimum that PyTorch needs for a client's steps."""
     optimizer = torch.optim.SGD(network.parameters(), lr=case.learning_rate)
     order = torch.Generator().manual_seed(seed)
     network.train()

@@ -2,9 +2,9 @@
 
 A coordinator and two hosts run on this machine, one client each. The model's tensors are zeros,
 except a tiny classifier, the only part that is trained. All files of the model are sparse, so that
-a machine with little disk space can run it. As many bytes are copied, hashed, checked and reduced
-as with any model of that size. Memory is RssAnon, the private pages that the kernel can't drop, of
-the whole process.
+a machine with little disk space can run it. The number of bytes copied, hashed, checked and reduced
+is that of any model of this size. Memory is RssAnon, the private pages that the kernel can't drop,
+of the whole process.
 
     python benchmarks/sparse_model.py --gigabytes 6
 """

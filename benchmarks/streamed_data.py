@@ -1,9 +1,9 @@
 """Training on a file of samples that is larger than a host's memory: it is read during training.
 
 A coordinator and a host run on this machine, with one client. The task's own trainer makes one pass
-over a file of samples, a batch at a time. The file is sparse: its samples are zeros, and reading
-them takes as much memory as reading others. Memory is RssAnon, the private pages that the kernel
-can't drop, of the whole host process, compared with a process that has only imported torch.
+over a file of samples, a batch at a time. The file is sparse: its samples are zeros, which take as
+much memory when read as other samples. Memory is RssAnon, the private pages that the kernel can't
+drop, of the whole host process, compared with a process that has only imported torch.
 
     python benchmarks/streamed_data.py --gigabytes 10
 """

@@ -38,7 +38,7 @@ _EXPORT = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a round: seconds between two commits, and processor seconds meanwhile."""
+    """Cost of a round: seconds since the commit before it, and processor seconds meanwhile."""
 
     number: int
     seconds: float

@@ -1,9 +1,10 @@
 """Samples per second of a client's training, side by side with a bare PyTorch loop.
 
-It measures the built-in loop, and the bare loop as a task's own trainer. All make the same steps on
-the same batches, in turns, in one process; the medians are compared. The trainer's time includes
-all the work of a host for it: the weights are read from a file, and its result is checked. On a
-CPU, the process's own processor time is used, so that other processes don't matter.
+Three loops are timed: the bare loop, Potluck's built-in loop, and the bare loop as a task's own
+trainer. They take the same steps on the same batches, in turns, in one process; their medians are
+compared. The time of the task's own trainer includes a host's work around it: reading the weights
+from a file and checking the result. On a CPU, the process's own processor time is used, so that
+other processes don't matter.
 
     python benchmarks/training.py [--device cuda:0] [--threads 1] [--repeats 9] [--json]
 """
@@ -55,7 +56,7 @@ SETTINGS = LocalTraining(learning_rate=0.01, momentum=0.9, batch_size=64, epochs
 def bare_loop(
     model: nn.Module, data: Examples, report: Callable[[float], None] = lambda _: None
 ) -> None:
-    """Bare loop: the minimum that PyTorch needs for the same steps."""
+    """Train by a bare loop: the minimum that PyTorch needs for the same steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     order = torch.Generator().manual_seed(SEED)
     torch.manual_seed(SEED)
@@ -101,7 +102,7 @@ class Bare(Trainer):
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Task):
-    """A task with that trainer, and with given model and samples."""
+    """A task that trains with `Bare`, on a given model and given samples."""
 
     network: nn.Module
     samples: Examples
@@ -167,7 +168,7 @@ def compare(make: Callable[[], nn.Module], data: Examples, repeats: int) -> dict
 
 
 def overhead(times: Sequence[float], bare: Sequence[float]) -> float:
-    """Return the median over turns of the ratio to the bare loop."""
+    """Return the extra time over the bare loop, as a share of it: the median over turns."""
     return statistics.median(a / b for a, b in zip(times, bare, strict=True)) - 1
 
 

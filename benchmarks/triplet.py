@@ -1,9 +1,10 @@
 """Errors of clients' estimated triplets on the task colored-digits.
 
-The true triplets are known here: those of Table 6's matrices, scaled to the available images. A
-client's error is the Euclidean distance between its triplet and the true one. The benchmark prints
-the mean and the largest error over all clients and seeds. It compares them with two constant
-predictions that need no estimate: the median and the mean of all true triplets, by component.
+The true triplets are known here: they are computed from Table 6's matrices, scaled to the available
+images. A client's error is the Euclidean distance between its triplet and the true one. The
+benchmark prints the mean and the largest error over all clients and seeds. It compares them with
+two constant predictions that need no estimate: the median and the mean of all true triplets, by
+component.
 
     python benchmarks/triplet.py [--seeds 5] [--grid] [--privacy] [--json]
 
@@ -69,8 +70,8 @@ class Error:
 class Measured:
     """Result of some settings.
 
-    degenerate: the share of estimates that found no attribute. head_accuracy: the mean over the
-    other estimates; a client knows it without knowing the truth.
+    degenerate: the share of estimates that found no attribute. head_accuracy: the head's mean
+    accuracy over the other estimates; a client knows it without knowing the truth.
     """
 
     settings: dict[str, Any]
@@ -146,7 +147,7 @@ def constants() -> dict[str, Error]:
 
 
 def grid() -> Iterator[TripletSettings]:
-    """Yield other settings: first the paper's three together, then the head's, then the start's."""
+    """Yield settings to try: the paper's three combined, then the head's, then the start's."""
     rates, bias, attribute = (1e-3, 1e-2, 1e-1), (5, 25, 50, 100), (5, 10, 25, 50, 100)
     for rate, bias_steps, attribute_steps in itertools.product(rates, bias, attribute):
         yield TripletSettings(
@@ -182,7 +183,8 @@ def with_noise(found: Sequence[Sequence[MatrixEstimate]], epsilon: float) -> Err
 
 
 def influences(settings: TripletSettings) -> list[int]:
-    """Return L1 changes of the estimated matrix after removing one sample, for a few clients.
+    """Return the L1 change of a client's estimated matrix after removing one sample, for each
+    sample of a few clients.
 
     1 means that only this sample's cell changed. The order of the attributes is ignored.
     """

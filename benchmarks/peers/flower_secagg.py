@@ -88,7 +88,7 @@ def client(keys, update, threshold) -> tuple[float, float]:
         channels[peer] = agree(channel_key, keys[1][peer][1])
         plain = share_keys_plaintext_concat(0, peer, shares[0][peer], shares[1][peer])
         sealed[peer] = encrypt(channels[peer], plain)
-    for peer in range(1, clients):  # decrypting the others' messages costs as much
+    for peer in range(1, clients):  # stands for decrypting the peers' messages, which costs as much
         share_keys_plaintext_separate(decrypt(channels[peer], sealed[peer]))
     words = factor_combine(TARGET // 2, quantize(parameters_multiply(update, 0.5), CLIP, TARGET))
     secrets = [agree(mask_key, keys[0][peer][1]) for peer in range(1, clients)]

@@ -1,4 +1,4 @@
-"""Tasks that move a model of a given size and train next to nothing."""
+"""Tasks whose model has a given size and whose training takes almost no time."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Shifted(Ballast):
 
 
 class _Deep(nn.Module):
-    """A tiny classifier, and many equal parameters that all get a gradient."""
+    """A tiny classifier, and many parameter tensors of equal size that all get a gradient."""
 
     def __init__(self, parameters: int, tensors: int) -> None:
         super().__init__()

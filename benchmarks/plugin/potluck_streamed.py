@@ -48,7 +48,7 @@ class Streaming(Trainer):
     def train(
         self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
     ) -> Contribution:
-        """Make one step per batch."""
+        """Take one step per batch of the file."""
         optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate)
         total, samples, steps = 0.0, 0, 0
         for batch in batches(data):
@@ -64,7 +64,7 @@ class Streaming(Trainer):
         )
 
     def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
-        """Measure over the first batch."""
+        """Return the metrics of the file's first batch."""
         batch = next(batches(data))
         with torch.no_grad():
             loss = functional.mse_loss(model(batch[:, :-1]), batch[:, -1:])
@@ -86,7 +86,7 @@ class Streamed(Task):
         return Streaming()
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData[Path]:
-        """Return the path of the file only."""
+        """Return just the file's path; the trainer reads the samples."""
         if data is None:
             raise ConfigurationError("set data_directory to the folder of samples.bin")
         return ClientData(train=data / "samples.bin", held_out=data / "samples.bin")

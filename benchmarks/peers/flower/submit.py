@@ -1,4 +1,4 @@
-"""Calls `flwr run` once the SuperLink listens; the imports are done before, in Flower's favour.
+"""Calls `flwr run` once the SuperLink listens. Imports run before, so their time does not count.
 
 python submit.py PORT RECORD ARGUMENTS…
 """

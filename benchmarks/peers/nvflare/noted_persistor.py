@@ -1,4 +1,4 @@
-"""Stores the model in a file like NVFlare's own persistor, and records when each round is saved."""
+"""Stores the model in a file, as NVFlare's own persistor does; records when rounds are saved."""
 
 import json
 import time

@@ -1,6 +1,6 @@
-"""Submits a job as soon as all clients are there: `python submit.py ADMIN_KIT JOB CLIENTS RECORD`.
+"""Submits a job once all clients are connected: `python submit.py ADMIN_KIT JOB CLIENTS RECORD`.
 
-The imports are done while the server starts, in NVFlare's favour.
+Imports run while the server starts, so their time does not count.
 """
 
 import json

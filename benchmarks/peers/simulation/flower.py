@@ -1,4 +1,4 @@
-"""FedAvg on Flower's simulation, one actor of Ray per core: CASE PROCESSES ROUNDS NOTES."""
+"""FedAvg on Flower's simulation, one Ray actor per core: CASE PROCESSES ROUNDS NOTES."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simulation_cases import CASES, Case, RoundNotes, kept_data, train
 
 
 class Trainee(NumPyClient):
-    """A client."""
+    """A simulated client, which trains with the bare loop."""
 
     def __init__(self, name: str, number: int) -> None:
         self._name, self._number = name, number
@@ -35,7 +35,7 @@ class Trainee(NumPyClient):
 
 
 class Strict(FedAvg):
-    """Averages all clients of a round, or ends the run."""
+    """FedAvg that ends the run if a client of the round failed."""
 
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
         if failures:

@@ -1,7 +1,7 @@
 """FedAvg on pfl-research's simulated backend: CASE PROCESSES ROUNDS NOTES.
 
-With several processes, this is one of them: PFL_WORKER_ADDRESSES and PFL_WORKER_RANK set its role,
-as usual in pfl-research. Only the first round is evaluated; it is not counted.
+If there are several processes, each runs this file: PFL_WORKER_ADDRESSES and PFL_WORKER_RANK set
+its role, as usual in pfl-research. Only the first round is evaluated; its time does not count.
 """
 
 from __future__ import annotations
