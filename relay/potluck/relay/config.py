@@ -28,7 +28,7 @@ _EXAMPLES = {
 
 
 class RelayConfig(Settings):
-    """The settings of a relay: the coordinator, its own address, the stored files."""
+    """The settings of a relay: the coordinator, the relay's own address, the stored files."""
 
     kind = RELAY
 

@@ -1,6 +1,6 @@
 """Updates that the coordinator has requested from the hosts behind a relay.
 
-They are known from the instructions that pass through the relay.
+The relay reads them from the instructions that pass through it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from potluck.rpc.v1 import transfer_pb2
 GRACE_SECONDS = 3600.0
 """Seconds for which an update is held beyond its deadline.
 
-A coordinator that was disconnected may still accept it.
+A coordinator that was disconnected may still accept a late update.
 """
 
 
@@ -35,8 +35,7 @@ class ExpectedUpdate:
 class ExpectedUpdates:
     """The newest expected update of each client and run.
 
-    There is one per pair of client and run; their number has no other limit. Lives on the event
-    loop.
+    There is at most one per pair of client and run, and no other limit. Runs on the event loop.
     """
 
     def __init__(
@@ -46,13 +45,13 @@ class ExpectedUpdates:
         settle: Callable[[str], None],
     ) -> None:
         """`clock`: seconds since 1970. `drop`: called with the id of each update that is no longer
-        awaited. `settle`: called with the id of each update whose round is over; the coordinator
-        may have received it."""
+        needed. `settle`: called with the id of each update whose round is over; the coordinator may
+        have received it."""
         self._clock = clock
         self._drop = drop
         self._settled = settle
         self._newest: dict[tuple[str, str], ExpectedUpdate] = {}
-        self._awaited: dict[str, ExpectedUpdate] = {}  # by id: updates for sums, not yet made
+        self._awaited: dict[str, ExpectedUpdate] = {}  # by id: updates that a sum still lacks
         self.changed = asyncio.Event()
         """Set when fewer updates are expected; the task that waits for this event clears it."""
 
@@ -95,7 +94,7 @@ class ExpectedUpdates:
         expected = self._newest.get((instruction.client_id, instruction.run_id))
         if expected is not None:
             self.arrived([expected.update_id])
-        # The update's instruction may have passed before this process began.
+        # Always settle: the training instruction may have passed before this process began.
         self._settled(instruction.settle.update_id)
 
     def awaited(self, run_id: str) -> bool:
@@ -103,7 +102,7 @@ class ExpectedUpdates:
         return any(each.run_id == run_id for each in self._awaited.values())
 
     def arrived(self, update_ids: Iterable[str]) -> None:
-        """Stop awaiting updates that have arrived, or will not come."""
+        """Stop awaiting updates that have arrived or will never arrive."""
         for update_id in update_ids:
             self._awaited.pop(update_id, None)
         self.changed.set()

@@ -19,7 +19,7 @@ from potluck.rpc.v1 import transfer_pb2
 log = structlog.get_logger()
 
 _STALE_SECONDS = 24 * 3600.0
-"""Age from which an incomplete file is deleted, since it is of no use."""
+"""Age at which an incomplete file is deleted; its upload is no longer resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +32,13 @@ class HeldUpdate:
 
 
 class HeldUpdates:
-    """The updates in a folder. Not thread-safe; `path` may be called from any thread."""
+    """The updates in a folder. Not thread-safe, except `path`."""
 
     def __init__(self, folder: Path, *, now: float) -> None:
         """Read the headers.
 
-        Delete damaged and expired updates, headers without a file, and files without a header.
-        Files that are still arriving are kept.
+        Delete damaged and expired updates, headers without a file, and files without a header. Keep
+        files that are still arriving.
 
         `now`: seconds since 1970.
         """
@@ -71,7 +71,7 @@ class HeldUpdates:
         return self._folder / f"{_file_name(update_id)}.safetensors"
 
     def keep(self, held: HeldUpdate) -> None:
-        """Keep an update whose file is at `path`. Raises StorageError."""
+        """Write the header of an update whose file is complete at `path`. Raises StorageError."""
         record = {"header": held.header.SerializeToString().hex(), "expires": held.expires}
         write_atomically(self._record(held.header.update_id), json.dumps(record))
         self._updates[held.header.update_id] = held

@@ -22,7 +22,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc
 
 _NO_RUN = "potluck-relay-check"
-"""Id of the requested run. Ids of runs are hexadecimal, so no coordinator has this run."""
+"""Run id for the test request. Real run ids are hexadecimal, so no coordinator has this run."""
 _ANSWER_SECONDS = 20.0
 
 
@@ -45,7 +45,7 @@ def check_relay(config: RelayConfig) -> Iterator[str]:
 
 
 def _names(material: TlsMaterial) -> list[str]:
-    """Return the names and addresses in a certificate at which hosts dial its owner."""
+    """Return the names and addresses in the relay's certificate, at which hosts can dial it."""
     certificate = parse_certificates(material.certificate)[0]
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     addresses = map(str, names.get_values_for_type(x509.IPAddress))

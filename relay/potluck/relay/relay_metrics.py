@@ -21,7 +21,7 @@ from potluck.common.net.tls import TlsFiles
 
 
 class RelayMetrics:
-    """Metrics of a relay. Lives on the event loop, except for the lookups of each scrape."""
+    """Metrics of a relay. Runs on the event loop, except for the lookups at each scrape."""
 
     def __init__(self, instruments: Instruments | None = None) -> None:
         self.instruments = instruments or Instruments(MeasuredParty.RELAY)
@@ -31,13 +31,13 @@ class RelayMetrics:
         self.attending(0, 0)
 
     def watch(self, *, state: Path, tls: TlsFiles, held: Callable[[], int]) -> None:
-        """Look up these values at each scrape. `held`: function that returns the number of held
-        updates.
+        """Look up disk, certificate and held updates at each scrape. `held`: returns the number of
+        held updates.
         """
 
         def refresh() -> None:
             show_disk(self.instruments, state)
-            with suppress(PotluckError):  # the files are being replaced: the last value stays
+            with suppress(PotluckError):  # the files are being replaced: keep the last value
                 show_certificate(self.instruments, tls)
             self.instruments.set(metrics.RELAY_UPDATES_HELD, held())
 

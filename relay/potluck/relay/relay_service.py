@@ -1,4 +1,4 @@
-"""A relay as a server: the calls of hosts, the same as at the coordinator, on a port."""
+"""A relay as a server: it listens on a port, and offers hosts the same calls as a coordinator."""
 
 from __future__ import annotations
 
@@ -85,13 +85,14 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     self._metrics.attending(1, clients)
                     log.info("host attends", host=identity.name, clients=clients)
                 if response.HasField("welcome"):
-                    response.welcome.object_store = False  # files of this host go through the relay
+                    # the host must transfer files through the relay
+                    response.welcome.object_store = False
                 if response.HasField("instruction"):
                     self._updates.expected.see(response.instruction, identity.name)
                 yield response
         except PotluckError:
             if sending.done() and not sending.cancelled():
-                sending.result()  # raises the host's error if the host ended the stream
+                sending.result()  # if the host ended the stream: raises the host's error
             raise
         finally:
             sending.cancel()
@@ -138,7 +139,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 await call.write(request)
             await call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # writing fails on a broken stream, but only reading raises its status
+            pass  # the stream is broken; its status is raised by reading, not by writing
         except PotluckError:
             call.cancel()
             raise
@@ -157,7 +158,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             try:
                 path = await stack.enter_async_context(self._files.lent(blake3))
             except StorageError as error:
-                # A host would treat the StorageError as a failure of its own disk, and give up.
+                # Not StorageError: a host would treat it as a failure of its own disk, and give up.
                 text = f"the coordinator can't send a file to the relay: {error.message}"
                 raise UnreachableError(text) from error
             except (IdentityError, ProtocolError) as error:
@@ -189,7 +190,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 # Serving ------------------------------------------------------------------------------------------
 
 STOP_SECONDS = 2.0
-"""Seconds that active calls get to end when the relay stops."""
+"""Seconds that the relay waits for active calls when it stops."""
 
 
 @contextlib.asynccontextmanager

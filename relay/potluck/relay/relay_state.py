@@ -1,6 +1,6 @@
 """The folder with the data of a relay that must survive a restart.
 
-lock                     held while the process runs
+lock                     locked while the process runs
 files/BLAKE3             files that hosts fetch, by their digest
 files.spare/N            a file that is no longer needed, to be overwritten
 fetched/BLAKE3[.part]    files that are being fetched from the coordinator
@@ -28,7 +28,7 @@ def relay_disk(path: Path) -> Iterator[None]:
     except OSError as error:
         raise _relay_error(disk_error(error, path)) from error
     except StorageError as error:
-        if not isinstance(error.__cause__, OSError):  # an error of the coordinator's disk
+        if not isinstance(error.__cause__, OSError):  # the coordinator's disk failed: pass it on
             raise
         raise _relay_error(error) from error
 

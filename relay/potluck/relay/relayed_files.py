@@ -18,7 +18,7 @@ from potluck.relay.relay_state import relay_disk
 
 
 class RelayedFiles:
-    """Files by digest. Lives on the event loop; blocking work runs in threads."""
+    """Files by digest. Runs on the event loop; blocking work runs in threads."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class RelayedFiles:
         maximum_bytes: int,
         metrics: RelayMetrics,
     ) -> None:
-        """`folder`: for files that are still arriving; parts of an earlier process are kept."""
+        """`folder`: for files that are still arriving. Received parts survive a restart."""
         self._cache = cache
         self._files = FileDownloads(link, folder, maximum_bytes=maximum_bytes, spare=cache.spare)
         self._metrics = metrics
@@ -37,7 +37,7 @@ class RelayedFiles:
 
     @contextlib.asynccontextmanager
     async def lent(self, blake3: str) -> AsyncIterator[Path]:
-        """Yield the path of a file that is kept while the block runs.
+        """Yield the path of a file; the file is not deleted while the block runs.
 
         Requests for the same file share one download, which is retried while the coordinator can't
         be reached. Raises NotFoundError if the coordinator has no such file, DigestMismatchError,
@@ -58,7 +58,7 @@ class RelayedFiles:
             yield path
 
     async def _fetch(self, blake3: str) -> None:
-        """Fetch a file into the cache, trying as often as necessary."""
+        """Fetch a file into the cache; retry until it is complete or an error is final."""
         self._cache.make_room()
         fetched = await self._files.fetch(blake3)
         fetched.replace(self._cache.path(blake3))

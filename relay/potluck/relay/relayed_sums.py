@@ -1,9 +1,9 @@
 """Sums for the coordinator: a relay adds up the sums of the hosts behind it, and sends one sum.
 
 Addition is exact, so the round's model does not depend on which updates are in which sum. The
-relay's waiting time only affects the number of files. Each host's sum stays on disk until the
-coordinator has it. If the coordinator refuses a sum because some members are no longer needed, the
-relay sends another sum without those members.
+relay's waiting time only affects the number of sums that it sends. Each host's sum stays on disk
+until the coordinator has it. If the coordinator refuses a sum because some members are no longer
+needed, the relay sends another sum without those members.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _MOST_MEMBERS: Final = 4096
 
 @dataclass(kw_only=True, eq=False)
 class _Part:
-    """The sum that one host sent.
+    """The sum that one host sent, as a part of the relay's sum.
 
-    vectors: lengths of its file's vectors, by name. delivered: done once the coordinator has
+    vectors: lengths of the vectors in the file, by name. delivered: done once the coordinator has
     accepted or refused the sum.
     """
 
@@ -49,14 +49,14 @@ class _Part:
 
     @property
     def updates(self) -> set[tuple[str, str]]:
-        """Ids of the updates in the sum, each with its client.
+        """The updates in the sum, as pairs of update id and client.
 
         The host's certificate proves the client. The id is only a claim of the host.
         """
         return {(each.update_id, each.client_id) for each in self.header.members}
 
     def fail(self, error: Exception) -> None:
-        """End the delivery with an error: the sum is refused, or no longer needed."""
+        """End the delivery with an error, if the sum is refused or no longer needed."""
         if not self.delivered.done():
             self.delivered.set_exception(error)
 
@@ -70,7 +70,7 @@ class _Gathering:
 
 
 class RelayedSums:
-    """The sums of the hosts behind a relay. Lives on the event loop."""
+    """The sums of the hosts behind a relay. Runs on the event loop."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class RelayedSums:
     # Gathering --------------------------------------------------------------------------------
 
     def _gathering(self, run_id: str) -> _Gathering:
-        """Return the gathering of a run that waits for more parts; begin one if there is none."""
+        """Return the run's gathering that still waits for parts; begin one if there is none."""
         found = self._gatherings.get(run_id)
         if found is None:
             found = self._gatherings[run_id] = _Gathering()
@@ -148,7 +148,7 @@ class RelayedSums:
                 del self._gatherings[run_id]
 
     async def _gather(self, run_id: str, gathering: _Gathering) -> None:
-        """Wait for hosts that still train, for `wait_seconds` at most."""
+        """Wait up to `wait_seconds` for the sums of hosts that still train."""
         changed, clock = self._expected.changed, asyncio.get_running_loop().time
         until = clock() + self._wait_seconds
         while any(not part.delivered.done() for part in gathering.parts):
@@ -215,7 +215,7 @@ def _checked_vectors(path: Path, update_ids: Sequence[str]) -> Mapping[str, int]
 
 
 def _addable(parts: Sequence[_Part]) -> list[list[_Part]]:
-    """Return groups of parts that can be one sum: equal vectors, up to `_MOST_MEMBERS` updates."""
+    """Group parts that can be added: the same vectors, up to `_MOST_MEMBERS` updates per group."""
     found: list[list[_Part]] = []
     for part in sorted(parts, key=lambda each: each.header.update_id):
         for together in found:

@@ -34,9 +34,9 @@ log = structlog.get_logger()
 
 
 class RelayedUpdates:
-    """The updates of the hosts behind a relay. Lives on the event loop.
+    """The updates of the hosts behind a relay. Runs on the event loop.
 
-    A host receives its answer only after the coordinator has answered. So the host keeps its update
+    The relay answers a host only after the coordinator has answered. So the host keeps its update
     as long as it would without a relay. A complete update is delivered even if its host disconnects
     or this process is killed.
     """
@@ -104,7 +104,7 @@ class RelayedUpdates:
             return rpc.LocateUploadResponse(offset=held.header.size)
         question = rpc.LocateUploadRequest()
         question.CopyFrom(request)
-        question.resume = False  # the relay has no stream of its own to end
+        question.resume = False  # the relay itself sends no part of this update to the coordinator
         located = await self._upstream.locate(question)
         if located.complete:
             return located
@@ -127,7 +127,7 @@ class RelayedUpdates:
                 expires = await self._require(header)
                 if expires is None:
                     return rpc.SubmitUpdateResponse(duplicate=True)
-                if self._held.holds(header.update_id):  # replaces an update with other content
+                if self._held.holds(header.update_id):  # replace: it has other content
                     self._give_up(header.update_id)
                 with contextlib.ExitStack() as stack:
                     receiver, blake3 = await self._receive(header, frames, stack)
@@ -154,15 +154,15 @@ class RelayedUpdates:
     async def _require(self, header: transfer_pb2.UpdateHeader) -> float | None:
         """Return the time until which an update is awaited; None if the coordinator has it.
 
-        Raises RoundClosedError if no such update is expected, TruncatedError if fewer of its bytes
-        are here than its host assumes.
+        Raises RoundClosedError if no such update is expected, TruncatedError if the relay has fewer
+        of its bytes than the host assumes.
         """
         expected = self.expected.find(header.update_id, header.client_id, header.run_id)
         here = held_bytes(self._held.path(header.update_id))
         if expected is not None and header.offset <= here:
             return expected.expires
-        # Either the update's instruction passed before this process started, or the update was
-        # delivered after its host asked for the received bytes. The coordinator knows which.
+        # Ask the coordinator: the instruction may have passed before this process started, or the
+        # update was delivered after its host asked for the number of received bytes.
         located = await self._upstream.locate(
             rpc.LocateUploadRequest(
                 update_id=header.update_id,
@@ -187,10 +187,9 @@ class RelayedUpdates:
         frames: AsyncIterator[Any],
         stack: contextlib.ExitStack,
     ) -> tuple[FileReceiver, str | None]:
-        """Return the bytes of a file, in a receiver that `stack` closes, and the digest in its
-        trailer.
+        """Receive a file. Return its receiver, which `stack` closes, and the digest in the trailer.
 
-                The digest is None if the stream ends before the file is complete.
+        The digest is None if the stream ends before the file is complete.
         """
         path = self._held.path(header.update_id)
         async with self._order.receiving(header.update_id, header.blake3):
@@ -242,8 +241,7 @@ class RelayedUpdates:
     # Delivery ---------------------------------------------------------------------------------
 
     def _delivery(self, held: HeldUpdate, *, fresh: bool) -> asyncio.Task[None]:
-        """Return the task that delivers an update to the coordinator; each update has one at
-        most."""
+        """Return the task that delivers an update to the coordinator; start it if there is none."""
         update_id = held.header.update_id
         task = self._deliveries.get(update_id)
         if task is None:

@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class Upstream:
-    """A relay's connections to its coordinator. Lives on the event loop."""
+    """A relay's connections to its coordinator. Runs on the event loop."""
 
     def __init__(
         self, config: RelayConfig, *, generator: random.Random, metrics: RelayMetrics
@@ -81,7 +81,7 @@ class Upstream:
         call.cancel()
 
     async def next_word(self, call: Any) -> rpc.AttendResponse | None:
-        """Return the coordinator's next message on a control stream; None if it ends the stream.
+        """Return the coordinator's next message on a control stream; None at the end of the stream.
 
         Raises the error that ended the stream, converted by `for_hosts`.
         """
@@ -130,7 +130,7 @@ class Upstream:
             log.warning("connection lost, trying again", coordinator=self._config.coordinator)
 
     async def _renew(self) -> None:
-        """Connect with the new certificate. Hosts then reconnect by themselves."""
+        """Connect again, with the new certificate. It ends the hosts' streams; they reconnect."""
         log.info("certificate renewed, reconnecting")
         self.identity = self._certificate.show().identity
         before, self._control = self._control, channel(self._config.coordinator, self._config.tls)
@@ -146,10 +146,9 @@ class Upstream:
 
 
 def for_hosts(error: PotluckError) -> PotluckError:
-    """Return the error that a host behind the relay receives for the coordinator's answer.
-
-    A host must not exit because of a problem with the relay's certificate. So such an error becomes
-    a temporary one. Errors about the host or its clients are passed on.
+    """Convert an error from the coordinator into the error for a host behind the relay. A host must
+    not exit because of a problem with the relay's certificate. So such an error becomes a temporary
+    one. Errors about the host or its clients are passed on.
     """
     of_host = isinstance(error, AttendsElsewhereError) or "client" in error.metadata
     if isinstance(error, IdentityError) and not of_host:
