@@ -1,8 +1,8 @@
-"""The chain of a run's selections, and the rules that every document must obey. Pure.
+"""The chain of a run's selections, and the rules that every document must obey. No I/O.
 
-Hosts, the coordinator and auditors fold the same documents into a `Chain`. A document that breaks a
-rule raises BrokenSelectionError and changes nothing. A document that arrives again changes nothing
-either, so a coordinator may send it again after a restart.
+Hosts, the coordinator and auditors build a `Chain` from the same documents. A document that breaks
+a rule raises BrokenSelectionError and changes nothing. A document that arrives again changes
+nothing either, so a coordinator may send it again after a restart.
 
     opening ─→ attendees ─→ outcome ─→ opening of the next attempt or round
        └───────────┴──────────────────────↗   (an attempt that was given up)
@@ -37,7 +37,7 @@ cohort, so a coordinator could repeat attempts until it likes the cohort."""
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """A selection that is complete."""
+    """A completed selection."""
 
     round: int
     attempt: int
@@ -49,9 +49,9 @@ class Chain:
     """The documents of a run up to now.
 
     tip: digest of the last document. whole: False if a document in the middle is missing. draws:
-    number of attempts at the current round with attendees. times: number of selections of each
-    client in rounds before the current one; complete only if the chain is whole. settled: all
-    outcomes, by digest.
+    number of attempts at the current round that reached the attendees. times: number of selections
+    of each client in rounds before the current one; complete only if the chain is whole. settled:
+    all outcomes, by digest.
     """
 
     run: str
@@ -252,7 +252,7 @@ class Chain:
 
 
 def fewest_shares(speakers: int) -> int:
-    """Return how many of this number of speakers must reveal their shares."""
+    """Return the minimum number of `speakers` that must reveal their shares."""
     return max(1, math.ceil(FEWEST_SHARES * speakers - 1e-9))
 
 

@@ -38,13 +38,12 @@ _Run = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
 class BrokenSelectionError(ProtocolError):
-    """A coordinator did not keep to what it committed to for a selection."""
+    """A coordinator broke its commitment for a selection."""
 
 
 def digest(kind: str, *parts: bytes) -> str:
-    """Return the SHA-256 digest of these parts, for one kind of content, in hexadecimal.
-
-    No two lists of parts are hashed as the same bytes, and no two kinds give the same digest.
+    """Return the SHA-256 digest (hexadecimal) of these parts, for one kind of content. Different
+    lists of parts are hashed as different bytes, and so are different kinds.
     """
     hashed = hashlib.sha256(_LABEL + kind.encode() + b"\0")
     for part in parts:
@@ -53,7 +52,7 @@ def digest(kind: str, *parts: bytes) -> str:
 
 
 def genesis(run: str) -> str:
-    """Return the digest that a run's first document names as its predecessor's."""
+    """Return the digest that stands for the predecessor of a run's first document."""
     return digest("run", run.encode())
 
 
@@ -92,8 +91,8 @@ class Opening(Document):
 
     count: maximum size of the cohort; 0 if the selector takes all clients. inputs_sha256: digest of
     all inputs, which the coordinator keeps. seed: seed of the selection; None if coordinator and
-    hosts make it together. commitment: commitment to the coordinator's share of that seed; empty if
-    the seed is given.
+    hosts make one together. commitment: commitment to the coordinator's share of that seed; empty
+    if the seed is given.
     """
 
     run: _Run
@@ -137,8 +136,8 @@ class Attendees(Document):
 class Outcome(Document):
     """The cohort, in the order chosen, and the shares of the seed that were revealed.
 
-    share: the coordinator's share; empty if the seed is given. shares: shares by speaker; speakers
-    that revealed none are missing.
+    share: the coordinator's share; empty if the seed is given. shares: shares by speaker, without
+    speakers that did not reveal theirs.
     """
 
     cohort: tuple[Name, ...] = Field(min_length=1)
@@ -157,7 +156,7 @@ def receipt(document_sha256: str, client: str, commitment: str = "") -> bytes:
 # The seed ---------------------------------------------------------------------------------------
 
 COORDINATOR: Final = ""
-"""Stands for the coordinator in the place of a client id, as the owner of a share."""
+"""Takes the place of a client id if a share belongs to the coordinator."""
 
 
 def commitment_to(share: str, opening: str, party: str) -> str:
@@ -178,8 +177,8 @@ def share_of(secret: bytes, opening: str, client: str) -> str:
 def joint_seed(attendees: str, share: str, shares: Sequence[str | None]) -> int:
     """Return the seed that coordinator and hosts have made, in [0, 2^63).
 
-    attendees: digest of the document with all commitments. share: the coordinator's. shares: one
-    for each speaker, in the document's order; None for a speaker that revealed none.
+    attendees: digest of the document with all commitments. share: the coordinator's share. shares:
+    one for each speaker, in the document's order; None for a speaker that did not reveal its share.
     """
     parts = [b"" if each is None else bytes.fromhex(each) for each in shares]
     made = digest("joint seed", bytes.fromhex(attendees), bytes.fromhex(share), *parts)

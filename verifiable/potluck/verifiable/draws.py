@@ -1,7 +1,8 @@
 """Selections that hosts can recompute: uniform and round-robin.
 
 They depend on the seed, the round, the available clients and numbers in the run's chain. This
-module draws them a second time, independent of the selectors; tests compare both.
+module implements them a second time, independent of the selectors' code; tests compare both
+implementations.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ def drawn(
     available: Sequence[str],
     times: Sequence[int] | None = None,
 ) -> tuple[str, ...]:
-    """Return the cohort that a selector chooses, in its order.
+    """Return the cohort that a selector chooses, in the selector's order.
 
-    available: clients to choose from, in roster order. times: number of earlier selections of each,
-    for round-robin. Raises ValueError for another selector.
+    available: clients to choose from, in roster order. times: number of earlier selections of each
+    client, for round-robin. Raises ValueError for other selectors.
     """
     words = (seed, round_number, zlib.crc32(selector.encode()))
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))

@@ -8,7 +8,7 @@ from potluck.verifiable.draws import RECOMPUTED
 
 
 def check_run(run_file: RunFile) -> None:
-    """Raise ConfigurationError if hosts must recompute selections that they can't recompute."""
+    """Raise ConfigurationError if hosts must verify selections that they can't recompute."""
     if not run_file.selection.hosts_verify:
         return
     selector = run_file.selector.name

@@ -1,7 +1,7 @@
-"""An append-only file of JSON lines, each of which is on disk before it is acted on.
+"""An append-only file of JSON lines; `add` returns once its line is on disk.
 
-An incomplete last line, left by a crash, had no effect yet and is overwritten. Blocking; one caller
-at a time.
+An incomplete last line, left by a crash, is overwritten: no caller has acted on it. Blocking; one
+caller at a time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StoredLines:
         return lines
 
     def add(self, line: Line) -> None:
-        """Append a line after those that were read or added; return when it is on disk.
+        """Append a line; return when it is on disk. Call `read` before the first one.
 
         Raises StorageError; the file then has no new line.
         """
@@ -75,7 +75,7 @@ class StoredLines:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return when the folder's entries are on disk. Raises OSError."""
+    """Sync a folder's list of files to disk. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

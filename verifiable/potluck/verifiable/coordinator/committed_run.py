@@ -1,10 +1,10 @@
-"""Commits a run to its selections, and makes joint seeds with the hosts.
+"""The coordinator's commitments to a run's selections, and seeds made jointly with the hosts.
 
-Lives on the event loop. Each selection has three exchanges with one client of each host: the
+Runs on the event loop. Each selection has three exchanges with one client of each host: the
 opening, the attendees and the outcome. Hosts that don't answer the opening take no part: their
-clients can't be selected in this attempt, and they have no share in the seed. Hosts that then don't
-reveal their share are left out of the seed; if more than a third are silent, the attempt is given
-up.
+clients can't be selected in this attempt, and they have no share in the seed. Hosts that commit but
+don't reveal their share are excluded from the seed; if more than a third of them don't, the attempt
+is given up.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class CommittedRun(SelectionRecord):
         await self._note_signatures(log, sha256, answers)
 
     async def prove(self, work: rpc.Train, key: AttemptKey) -> None:
-        """Add the digest of an attempt's outcome to a training instruction."""
+        """Add the digest of an attempt's outcome to a training instruction; the host checks it."""
         attempt = (await self._log()).find(key.round, key.attempt)
         if attempt is None or attempt.chain.outcome is None:
             raise RunError(
@@ -219,7 +219,7 @@ class CommittedRun(SelectionRecord):
     def _check(
         self, attempt: LoggedAttempt, context: SelectionContext, cohort: Sequence[str]
     ) -> None:
-        """Raise RunError if hosts would compute another cohort."""
+        """Raise RunError if hosts would compute a different cohort."""
         if self._joint and attempt.chain.recomputed(context.seed) != cohort:
             raise RunError(
                 "selection.hosts_verify: the cohort was changed after its selection, because a "
@@ -228,7 +228,7 @@ class CommittedRun(SelectionRecord):
             )
 
     def _placement(self) -> Mapping[str, object]:
-        """Return the clients' hosts and limits, if the cohort depends on them."""
+        """Return the clients' hosts and tag limits for the log; empty if both are unused."""
         selecting, limits = self._run.selecting, self._run.selecting.tag_limits()
         if not limits and not self._run.plan.rules.hosts:
             return {}
@@ -240,7 +240,7 @@ class CommittedRun(SelectionRecord):
     # Hosts ------------------------------------------------------------------------------------
 
     def _hosts(self, clients: Sequence[str]) -> dict[str, str]:
-        """Return the hosts of the clients that are connected, by client."""
+        """Return the host of each connected client, by client."""
         sessions = {client: self._run.services.attendance.session_of(client) for client in clients}
         return {client: each.host_id for client, each in sessions.items() if each is not None}
 
@@ -251,8 +251,8 @@ class CommittedRun(SelectionRecord):
     def _speaker(self, opening: str, client: str, found: rpc.SelectionReceipt) -> Speaker:
         """Build a speaker from its receipt of the opening.
 
-        Raises BrokenSelectionError if it is malformed, IdentityError without a valid signature of a
-        member."""
+        Raises BrokenSelectionError if the receipt is malformed, IdentityError if it has no valid
+        signature of a member."""
         if bool(found.commitment) != self._joint or len(found.commitment) not in (0, _HEX):
             raise BrokenSelectionError("its commitment to a share of the seed is malformed")
         members = self._run.services.trust.members
@@ -328,7 +328,7 @@ class CommittedRun(SelectionRecord):
 
 
 def _opens(speaker: Speaker, opening: str, share: str) -> bool:
-    """Return whether a share is the one that a speaker has committed to."""
+    """Return True if a speaker has committed to this share."""
     try:
         whole = len(bytes.fromhex(share)) == SHARE_BYTES and share == share.lower()
     except ValueError:

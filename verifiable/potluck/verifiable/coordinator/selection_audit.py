@@ -1,4 +1,4 @@
-"""Repeats the selections of a run from the coordinator's records, and compares them.
+"""Repeats the selections of a run from the coordinator's records, and compares the results.
 
 Reads the database and the log of selections; changes nothing, and works while the coordinator
 runs. Blocking.
@@ -40,11 +40,11 @@ class _Tables(Attempts, Rounds, Runs):
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedSelection:
-    """The result for one attempt at a round. differences: what differs; empty if all agrees.
+    """The result for one attempt at a round. differences: descriptions; empty if all agrees.
 
-    committed: True if the attempt became the round. cohort: number of clients. signatures: number
-    of valid signatures of members on its documents. missed: number of hosts that committed to a
-    share of the seed and did not reveal it.
+    committed: True if this attempt's model was committed. cohort: number of clients. signatures:
+    number of valid signatures of members on its documents. missed: number of hosts that committed
+    to a share of the seed and did not reveal it.
     """
 
     round: int
@@ -63,7 +63,7 @@ class AuditedSelection:
 
 @dataclass(frozen=True, kw_only=True)
 class _Recorded:
-    """The clients' hosts and tag limits at a recorded selection; a `Placement`."""
+    """The clients' hosts and tag limits, as recorded for a selection; implements `Placement`."""
 
     attempt: LoggedAttempt
 
@@ -98,12 +98,11 @@ class SelectionAudit:
         self._rounds = {row.key.round: row for row in self._tables.rounds(self.run.run_id)}
 
     def __len__(self) -> int:
-        """Number of results that `results` yields if no selection is missing."""
+        """Number of results that `results` yields if each committed round has an outcome."""
         return sum(each.chain.outcome is not None for each in self._log.attempts)
 
     def results(self) -> Iterator[AuditedSelection]:
-        """Yield a result for each attempt with an outcome, oldest first, then one for each
-        committed round without an outcome."""
+        """Yield the results of attempts with an outcome, then of committed rounds without one."""
         proven = set()
         for attempt in self._log.attempts:
             opening, outcome = attempt.chain.opening, attempt.chain.outcome
@@ -177,7 +176,7 @@ class SelectionAudit:
             yield "the selector gives other reasons"
 
     def _wrong_state(self, round_number: int, state: State) -> Iterator[str]:
-        """Compare the selector's state with its state at the end of the previous round."""
+        """Yield differences between the committed state and the state after the previous round."""
         before = self._rounds.get(round_number - 1)
         if before is not None and dict(before.selector_scalars) != dict(state.scalars):
             yield "the selector's state is not the one after the round before"
@@ -214,7 +213,7 @@ def _selected(
     attempt: LoggedAttempt,
     key: AttemptKey,
 ) -> Selection:
-    """Select again, with the stored answers of clients."""
+    """Select again, with the clients' stored answers to the selector's questions."""
     placement, available = _Recorded(attempt=attempt), context.available
     limits = [(values, most) for _, values, most in placement.tag_limits()]
     stored = iter([each for each in exchanges if not each.question.get(OFFERS)])

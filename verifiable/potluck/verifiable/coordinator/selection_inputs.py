@@ -1,4 +1,4 @@
-"""The inputs of a selection as files, from which an auditor can select again.
+"""The inputs of a selection as files, with which an auditor can repeat the selection.
 
 A description (JSON) names each array and each long list by its digest. Files are stored by these
 digests, so inputs that do not change from round to round are stored once.
@@ -25,11 +25,11 @@ _PART: Final = "input part"
 _COLUMNS: Final = ("samples", "label_counts", "triplets", "interaction_matrices", "label_totals")
 
 Read = Callable[[str], bytes]
-"""Returns the content of a part by its digest. Raises StorageError."""
+"""Function that returns the content of a part, given its digest. Raises StorageError."""
 
 
 def part_sha256(content: bytes) -> str:
-    """Return the digest by which a part is stored."""
+    """Return the digest under which a part is stored."""
     return digest(_PART, content)
 
 
@@ -40,7 +40,7 @@ def inputs_sha256(description: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Inputs of a selection, without seed and available clients. parts: contents by digest."""
+    """Inputs of a selection, except seed and available clients. parts: contents by digest."""
 
     description: str
     parts: Mapping[str, bytes]

@@ -1,9 +1,9 @@
 """The documents of a run's selections at the coordinator, with all that an audit needs.
 
-`selections/RUN.jsonl` in the state directory has one line per step, each on disk before the step is
-acted on; `selections/inputs/` has the inputs by digest. So a coordinator that is killed between
-its commitment and the reveal continues with the same share, and backups contain everything. The
-files outlive deleted runs.
+`selections/RUN.jsonl` in the state directory has one line per step. A line is on disk before the
+coordinator sends what it records. `selections/inputs/` has the inputs by digest. So a coordinator
+that is killed between its commitment and the reveal continues with the same share, and backups
+contain everything. Deleting a run keeps these files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PARTS: Final = "inputs"
 class LoggedAttempt:
     """One attempt at a round, as the log recorded it.
 
-    chain: chain after its last document. description: inputs of the selection. share: the
+    chain: chain after the attempt's last document. description: inputs of the selection. share: the
     coordinator's share of the seed; empty if the seed is given. shares: revealed shares; None until
     they have been collected. reasons: one for each client of the cohort. hosts, limits: see
     `Placement`; only if the cohort depends on them. receipts: members' signatures by digest of the

@@ -1,4 +1,4 @@
-"""A host's view of the selections of each run, kept in its state directory.
+"""A host's view of the selections of each run, stored in its state directory.
 
 Each run has a file of the documents that the host has accepted. A document is on disk before its
 receipt is sent. So a host that restarts never reveals its share of a seed for a second list of
@@ -49,7 +49,8 @@ class _KnownRun:
     """The chain of one run, and its file. speaker: the client that speaks for this host."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        name = hashlib.sha256(run.encode()).hexdigest()[:40]  # the coordinator chose the id
+        # The id comes from the coordinator, so it may not be a safe file name.
+        name = hashlib.sha256(run.encode()).hexdigest()[:40]
         self._file = StoredLines(folder / f"{name}.jsonl")
         self.chain, self.speaker = Chain.begin(run), ""
         for line in self._file.read():
@@ -68,7 +69,7 @@ class _KnownRun:
 
 
 class CommittedSelections:
-    """Checks and keeps documents of selections; see `SelectionGuard` of the host."""
+    """Checks and stores documents of selections; implements the host's `SelectionGuard`."""
 
     def __init__(
         self, state_directory: Path, member_key: Path | None, in_force: MembershipInForce | None
@@ -163,7 +164,7 @@ class CommittedSelections:
     # What a chain alone does not show ---------------------------------------------------------
 
     def _check_speakers(self, chain: Chain, client: str) -> None:
-        """Check that this host's commitment is listed unchanged, and that members signed theirs."""
+        """Check that the host's commitment is listed unchanged, and that members signed theirs."""
         assert chain.attendees is not None  # noqa: S101  # `attended` has set it
         speakers = {each.client: each for each in chain.attendees.speakers}
         mine = speakers.get(client)
