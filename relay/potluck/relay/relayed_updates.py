@@ -104,7 +104,7 @@ class RelayedUpdates:
             return rpc.LocateUploadResponse(offset=held.header.size)
         question = rpc.LocateUploadRequest()
         question.CopyFrom(request)
-        question.resume = False  # the relay itself sends no part of this update to the coordinator
+        question.resume = False  # the relay has no older stream for the coordinator to end
         located = await self._upstream.locate(question)
         if located.complete:
             return located
