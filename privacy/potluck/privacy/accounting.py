@@ -1,7 +1,8 @@
 """Privacy loss of trainings: Rényi divergences of an event, and ε by two accountants.
 
-The adjacency is add-or-remove of one record, or a client's update against zeros. `dp-accounting`
-does the mathematics. It is imported when it is first used, because that takes seconds.
+Neighbouring inputs differ by the presence of one record, or have zeros in place of a client's
+update. `dp-accounting` does the mathematics. It is imported when it is first used, because that
+takes seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from potluck.common.errors import ConfigurationError
 ORDERS: Final[tuple[float, ...]] = (
     1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512,
 )  # fmt: skip
-"""Orders α of the Rényi divergences in ledgers; few, since each order costs the filter some ε."""
+"""Orders α of the Rényi divergences in ledgers; only a few, since each costs the filter some ε."""
 
 LARGEST_NOISE: Final = 1e4
 """Maximum noise multiplier that the search tries."""
@@ -58,7 +59,7 @@ class GaussianSteps:
 
 @lru_cache(maxsize=1024)
 def rdp_of(event: GaussianSteps) -> tuple[float, ...]:
-    """Return the Rényi divergence of an event at each of `ORDERS`; ≥ 0, infinite if unbounded."""
+    """Return the Rényi divergence (≥ 0, or infinite) of an event at each of `ORDERS`."""
     one = _rdp_of_a_step(event.sampling_rate, event.noise_multiplier)
     return tuple(each * event.steps for each in one)
 
@@ -101,7 +102,7 @@ def _composed(accountant: Any, events: Iterable[GaussianSteps], delta: float) ->
 def noise_for(epsilon: float, epsilon_of: Callable[[float], float]) -> float:
     """Return the smallest noise multiplier, to four digits, for which ε is at most `epsilon`.
 
-    epsilon_of: returns ε for a noise multiplier; must not increase with it.
+    epsilon_of: returns ε for a noise multiplier; a larger one must not give a larger ε.
     Raises ConfigurationError if no noise multiplier up to `LARGEST_NOISE` suffices.
     """
     low, high = _SMALLEST_NOISE, 1.0

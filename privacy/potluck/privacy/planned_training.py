@@ -1,4 +1,4 @@
-"""Events of trainings and answers, with the noise that a run's ε needs.
+"""Events of trainings and answers, and the noise that keeps them within a run's ε.
 
 Host, coordinator and planner compute the same events from a run's terms.
 """
@@ -16,14 +16,14 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 CLIENT: Final = "client"
 """The unit of noise on whole updates, in `Privacy.unit`."""
 LARGEST_ROUNDING: Final = 1e-3
-"""Maximum of √d / 2 in units of C S: the share by which rounding may lengthen an update."""
+"""Maximum of √d / (2 C S): the fraction by which rounding may lengthen an update."""
 ANSWER_SHARE: Final = 0.25
-"""Share of a run's ε for which the noise of all answers is solved, if the run does not name it."""
+"""Fraction of a run's ε for all answers, if the run does not set their noise."""
 
 
 @lru_cache(maxsize=64)
 def noise_multiplier_for(*, epsilon: float, delta: float, trainings: int) -> float:
-    """Return the noise multiplier with which `trainings` updates of a client spend `epsilon`.
+    """Return the noise multiplier with which a client's `trainings` updates spend `epsilon`.
 
     Raises ConfigurationError if none suffices."""
     solved = solved_noise(epsilon=epsilon, delta=delta, sampling_rate=1.0, steps=trainings)
@@ -31,10 +31,10 @@ def noise_multiplier_for(*, epsilon: float, delta: float, trainings: int) -> flo
 
 
 def planned_event(asked: rpc.Privacy, settings: LocalTraining, samples: int) -> GaussianSteps:
-    """Return a client's training as an event; solves for the noise if the run gives an ε.
+    """Return a client's training as an event; compute the noise if the run gives an ε.
 
     For noise on whole updates, the event is the upload of an update with the largest norm that
-    rounding allows; it does not depend on the samples."""
+    rounding allows; it does not depend on `samples`."""
     if asked.unit == CLIENT:
         return GaussianSteps(noise_multiplier=asked.noise_multiplier / (1 + LARGEST_ROUNDING))
     rate = min(1.0, settings.batch_size / samples)
@@ -55,7 +55,7 @@ def _solved(
 
 
 def answer_noise(asked: rpc.Privacy) -> float:
-    """Return the noise multiplier of a run's answers; solve for it if the run names none."""
+    """Return the noise multiplier of a run's answers; compute it if the run sets none."""
     if asked.answer_noise_multiplier:
         return asked.answer_noise_multiplier
     return _solved_for_answers(asked.epsilon, asked.delta, asked.answers)

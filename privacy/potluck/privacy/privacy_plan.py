@@ -101,7 +101,7 @@ def plan_lines(
 def _of_updates(
     privacy: PrivateUpdates, rounds: int, most: int, targets: Sequence[float]
 ) -> Iterator[str]:
-    """Yield the plan of a run whose noise hides whole updates; it is the same for all clients."""
+    """Yield the plan of a run whose noise hides whole updates; all clients have the same plan."""
     noise = privacy.noise_multiplier or noise_multiplier_for(
         epsilon=privacy.epsilon or 0.0, delta=privacy.delta, trainings=privacy.trainings or rounds
     )
@@ -130,7 +130,7 @@ def _of_updates(
 
 
 def _shape(settings: LocalTraining, samples: int) -> GaussianSteps:
-    """Return a client's training as steps with noise multiplier 1."""
+    """Return a client's training as steps with noise multiplier 1; the noise is set later."""
     return GaussianSteps(
         sampling_rate=min(1.0, settings.batch_size / samples),
         noise_multiplier=1.0,
@@ -139,7 +139,7 @@ def _shape(settings: LocalTraining, samples: int) -> GaussianSteps:
 
 
 def _answers(run_file: RunFile, privacy: PrivateUpdates) -> rpc.Privacy:
-    """Return the noise of the answers for the run's selector; 0 answers if it asks none."""
+    """Return the terms of the answers for the run's selector; 0 answers if it asks no questions."""
     chosen = run_file.selector
     selector: Any = plugins.find(plugins.SELECTORS, chosen.name)(**chosen.options)
     asks = set(selector.asks_questions) - {AVAILABILITY}
@@ -157,7 +157,7 @@ def _answers(run_file: RunFile, privacy: PrivateUpdates) -> rpc.Privacy:
 
 
 def _aimed_at(asked: rpc.Privacy, epsilon: float) -> rpc.Privacy:
-    """Return the noise of answers in a run with this ε."""
+    """Return the terms of a run's answers, for this ε in place of the run's."""
     found = rpc.Privacy()
     found.CopyFrom(asked)
     found.epsilon = epsilon

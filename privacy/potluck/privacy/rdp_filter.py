@@ -8,20 +8,20 @@ sum of the events' divergences bounds the divergence of the adaptive composition
 as the sum stays below a bound that was fixed in advance (Feldman & Zrnic, NeurIPS 2021; Lécuyer
 2021).
 
-The filter uses K orders. It admits an event if the sum of at least one order stays below that
-order's bound. Which order that is depends on the results. So each order gets δ/K, and a union bound
-over the orders gives (ε, δ) for the whole. The bound of an order follows from the conversion of
-Canonne, Kamath & Steinke (2020, Proposition 12), which `dp-accounting` uses too:
+The filter uses K orders. It admits an event if at least one order's sum stays below that order's
+bound. The results determine which order that is. So each order gets δ/K, and a union bound over the
+orders gives the guarantee (ε, δ). The bound of an order follows from the conversion of Canonne,
+Kamath & Steinke (2020, Proposition 12), which `dp-accounting` uses too:
 
     ε ≥ ρ + log(1 - 1/α) + (log(K/δ) - log α)/(α - 1)
 
 The conversion ε ≥ ρ + log(1/δ)/(α - 1) is older and looser. The newer one gains about as much as
 the union bound costs. `dp-accounting` has a special case for tiny divergences, which is not used
-here. The special case bounds a whole distribution, but the union bound needs a bound for each part.
+here. It bounds a whole distribution, but the union bound needs a bound for each order.
 
 Disclosures with pure ε-differential privacy, such as profiles, have divergences too. Their ε also
-add up. That sum is the divergence at order infinity. It bounds ε as it is, without a share of δ, as
-long as no event has Gaussian noise.
+add up; the sum is the divergence at order infinity. As long as no event has Gaussian noise, this
+sum bounds ε and needs no share of δ.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class RdpFilter:
     """A limit on the privacy loss in a data epoch, and what has been spent of it. Immutable.
 
     epsilon: owner's limit, ≥ 0. delta: δ of the guarantee, in (0, 1). spent: sum of Rényi
-    divergences at each order.
-    largest: sum of divergences at order infinity, exact; infinite after an event.
+    divergences at each order. largest: exact sum of divergences at order infinity; infinite after
+    an event with Gaussian noise.
     """
 
     epsilon: float
@@ -87,7 +87,8 @@ class RdpFilter:
 
     @property
     def pure_room(self) -> Fraction:
-        """The largest ε of one more disclosure with pure differential privacy; 0 if none is left.
+        """The largest ε of one more disclosure with pure differential privacy; 0 if no budget is
+        left.
 
         `epsilon` must be finite."""
         rooms = [Fraction(0)]
@@ -128,7 +129,7 @@ def solved_noise(
     steps: int,
     beside: tuple[float, ...] = NOTHING,
 ) -> float:
-    """Return the noise multiplier with which a filter of limit `epsilon` admits all steps.
+    """Return the smallest noise multiplier with which a filter of limit `epsilon` admits all steps.
 
     steps: total over all trainings. beside: Rényi divergences of all other events that the filter
     admits. Raises ConfigurationError if no noise multiplier suffices.

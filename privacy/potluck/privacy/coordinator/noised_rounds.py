@@ -1,8 +1,7 @@
 """Rounds in which the coordinator adds noise to the sum of the updates.
 
-The updates arrive unmasked. Before their sum is computed, each client is charged for it in the
-run's ledger. A client whose limit would be exceeded is excluded from the sum and not selected
-again.
+The updates arrive unmasked. Before their sum is computed, the run's ledger charges each client for
+it. A client whose limit would be exceeded is excluded from the sum and not selected again.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ from potluck.server.selection import Judgement
 
 
 def noise_of_sum(settings: PrivateUpdates, noise_multiplier: float) -> float:
-    """Return the sum's noise multiplier; together, sum and count then have the run's."""
+    """Return the sum's noise multiplier, such that sum and count together have the run's."""
     if settings.clip_quantile is None:
         return noise_multiplier
     return noise_multiplier / math.sqrt(1 - settings.clip_quantile_share)
 
 
 def next_clip(total: NoisedSum, settings: PrivateUpdates, noise_multiplier: float) -> float:
-    """Return the next round's bound, from a noisy count of the updates within this round's.
+    """Return the next round's bound, from a noisy count of updates within the current bound.
 
-    noise_multiplier: the run's, for sum and count together.
+    noise_multiplier: noise multiplier of the run, for sum and count together.
     """
     deviation = noise_multiplier / (2 * math.sqrt(settings.clip_quantile_share))
     within = np.where(total.norms <= total.clip, 0.5, -0.5).sum()
@@ -74,11 +73,11 @@ class NoisedRounds(OpenRounds):
 
     @classmethod
     def check_sizes(cls, run_file: RunFile) -> None:
-        """Check that the run's ε can be reached. Raises ConfigurationError."""
+        """Check that some noise keeps the run within its ε. Raises ConfigurationError."""
         noise_of(private_updates(run_file), run_file.rounds)
 
     async def unable(self, clients: Sequence[str]) -> Mapping[str, str]:
-        """Return the clients whose budget allows no further training."""
+        """Return the clients whose budget allows no further training, with the reasons."""
         async with self._turn:
             return await asyncio.to_thread(self._spent, clients)
 
@@ -145,7 +144,7 @@ class NoisedRounds(OpenRounds):
         )
 
     def _spent(self, clients: Sequence[str]) -> Mapping[str, str]:
-        """Return the clients whose limit one more sum would exceed, with the reasons."""
+        """Return the clients for which one more sum would exceed the limit, with the reasons."""
         limit, delta = self._settings.epsilon, self._settings.delta
         if limit is None:
             return {}
@@ -168,9 +167,9 @@ def private_updates(run_file: RunFile) -> PrivateUpdates:
 
 
 def noise_of(settings: PrivateUpdates, rounds_of_run: int) -> float:
-    """Return the run's noise multiplier; solved for if the run gives an ε.
+    """Return the run's noise multiplier; compute it if the run gives an ε.
 
-    Raises ConfigurationError if no noise reaches the ε.
+    Raises ConfigurationError if no noise suffices for the ε.
     """
     if settings.noise_multiplier is not None:
         return settings.noise_multiplier

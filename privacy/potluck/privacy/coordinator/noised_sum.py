@@ -1,8 +1,8 @@
-"""The sum of a round's updates, each clipped as a whole, with Gaussian noise.
+"""The sum of a round's updates with Gaussian noise; each update is clipped as a whole.
 
 The sum is computed in blocks of parameters, in float64. A block's noise is added before the block
-is returned, so no caller sees a sum without noise. Buffers (running statistics) add nothing: the
-model keeps its own.
+is returned, so no caller sees a sum without noise. Buffers (running statistics) are not summed: the
+model keeps its current ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def system_normals(count: int) -> NDArray[np.float64]:
 
     Box and Muller's transform of 64-bit numbers: all numbers are within ±9.5, which a normal number
     exceeds with probability 3·10⁻²¹. The caller adds them in float64 and rounds the result to
-    float32. So the few float64 numbers that the transform can't reach don't show in the low bits.
+    float32. So the low bits don't show that the transform can't produce every float64 number.
     """
     pairs = -(-count // 2)
     words = np.frombuffer(os.urandom(16 * pairs), np.uint64).reshape(2, pairs)
@@ -59,14 +59,14 @@ def system_normals(count: int) -> NDArray[np.float64]:
 
 
 _PART: Final = 2**16
-"""Elements added at once: two float64 parts fit a core's L2 cache."""
+"""Number of elements added at once: two float64 parts fit into a core's L2 cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoisedSum:
     """A sum of clipped updates with noise, as a mean over a fixed number of clients.
 
-    The noise is drawn while a block is read, so read each block once. round: the open updates.
+    The noise is drawn while a block is read, so read each block once. round: the opened updates.
     norms: the L2 norm of each update. clip: maximum norm, over all parameters together. deviation:
     standard deviation of the noise in the sum. clients: number by which the sum is divided.
     """
@@ -135,7 +135,7 @@ def opened_noised_sum(
     clients: int,
     normals: Normals,
 ) -> Iterator[NoisedSum]:
-    """Yield the noisy sum of these updates; its files are open while the block runs.
+    """Yield the noisy sum of a round's updates; their files are open while the block runs.
 
     clip: maximum L2 norm of an update. noise_multiplier: standard deviation of the noise, in units
     of `clip`. clients: number by which the sum is divided, however many updates are in it.

@@ -1,11 +1,11 @@
 """The coordinator's ledger of a run: which clients are in which sums with noise, kept for ever.
 
-Each run has one file of JSON lines in the state directory's `privacy`: its name, then one sum per
-line. A line is on disk, synced, before the noise of its sum is drawn. A coordinator that is killed
-in between, or before the round is committed, draws new noise and adds a line. So it may charge more
-than it published, never less. An incomplete last line is ignored: its noise was never drawn. The
-files outlive deleted runs, and backups contain them. A run's pre-training has a file of its own,
-and counts as part of the run.
+Each run has one file of JSON lines in the state directory's `privacy`: the run's name, then one sum
+per line. A line is on disk, synced, before the noise of its sum is drawn. A coordinator that is
+killed in between, or before the round is committed, draws new noise and adds a line after its
+restart. So it may charge more than it published, never less. An incomplete last line is ignored:
+its noise was never drawn. Deleting a run keeps its file, and backups contain it. A run's
+pre-training has a separate file, and counts as part of the run.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RoundLedger:
         self._charged: dict[str, Counter[GaussianSteps]] = {}
 
     def charge(self, charged: NoisedRound) -> None:
-        """Add a noisy sum; synced to disk. Raises StorageError; the ledger is then unchanged."""
+        """Add a noisy sum, synced to disk. Raises StorageError; the ledger is then unchanged."""
         rounds = self._read()
         lines = (self._first * (not self._size) + charged.model_dump_json() + "\n").encode()
         try:
@@ -143,7 +143,7 @@ class RoundLedger:
 
 
 def divergences(events: Mapping[GaussianSteps, int]) -> tuple[float, ...]:
-    """Return the summed Rényi divergences of events. events: number of times, by event."""
+    """Return the sum of the events' Rényi divergences, per order. events: count of each event."""
     found = NOTHING
     for event, count in events.items():
         more = rdp_of(replace(event, steps=event.steps * count))
@@ -161,7 +161,7 @@ def spent_by_client(state_directory: Path, run_id: str, delta: float) -> Mapping
 
 
 def _append(path: Path, lines: bytes, size: int) -> None:
-    """Write after the valid bytes, over the rest of a failed attempt; sync file and folder."""
+    """Write lines at offset `size`, over the rest of a failed attempt; sync file and folder."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     with os.fdopen(descriptor, "r+b") as file:

@@ -1,7 +1,7 @@
 """ε of a run's clients, computed by the coordinator from the updates that have arrived.
 
 Sampling rate and steps of a training follow from the number of samples that the client reports. So
-no host sends its ledger, and none discloses what it has spent in other runs.
+hosts don't send their ledgers, and don't disclose what their clients have spent in other runs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ def spent_in_run(
 ) -> dict[str, float]:
     """Return ε of each client's updates at δ = `asked.delta`, by client.
 
-    asked: terms of the run's trainings. training: settings of the run. weighting: precision of the
-    reported numbers of samples. If that is not exact, ε is an upper estimate, from the smallest
-    number of samples that is reported in this way. Omits clients whose number of samples is hidden.
+    asked: privacy terms of the run's trainings. training: settings of the run. weighting: precision
+    of the reported numbers of samples. If they are not exact, ε is an upper estimate, for the
+    smallest number of samples that gives the reported number. Omits clients whose number of samples
+    is hidden.
 
     The search for the noise of an ε takes about 0.2 s for each number of samples. With many
     different numbers, all are rounded down to two digits. If the run asks clients about their data,
@@ -45,7 +46,7 @@ def spent_in_run(
     spent: dict[str, RdpFilter] = {}
     unknown = set[str]()
     for each in sent:
-        # The privacy loss of a whole update does not depend on the number of samples.
+        # Any number: the privacy loss of a whole update does not depend on the samples.
         samples = 1 if asked.unit == CLIENT else _fewest(each.samples, weighting)
         if many:
             samples = _rounded_down(samples)

@@ -1,4 +1,5 @@
-"""Noise on the answers to questions: means over a client's records that hide each single record.
+"""Noise on answers to questions. Answers are means over a client's records; noise hides each
+record.
 
 The sums are rounded to a grid, so that floating-point rounding reveals nothing, and get discrete
 Gaussian noise. One record changes a vector of d sums by at most the sensitivity S (L2 norm). With
@@ -39,7 +40,7 @@ class Rounded:
 
 
 def rounded(sums: BoundedSums, samples: int, *, public: bool) -> Rounded:
-    """Return the sums on a grid. The number of samples is the last one, unless it is public.
+    """Return the sums on a grid. The last one is the number of samples, unless it is public.
 
     The number of samples is scaled so that its sensitivity equals that of the sums. So the whole
     vector has √2 times that sensitivity.
@@ -57,7 +58,7 @@ def rounded(sums: BoundedSums, samples: int, *, public: bool) -> Rounded:
 def noisy_means(
     sums: BoundedSums, samples: int, *, public: bool, noise_multiplier: float, random: Random
 ) -> Mapping[str, float]:
-    """Return the means of sums over a client's records, with noise, and the public numbers.
+    """Return noisy means over a client's records, from the sums, and the public numbers.
 
     samples: number of samples, ≥ 1. public: whether the number of samples may be disclosed;
     otherwise it gets noise too. noise_multiplier: > 0, in units of the sensitivity. Means are

@@ -1,12 +1,12 @@
 """Noise that hides a client's whole update in a masked sum, made by the clients together.
 
-Each client scales its update down to the L2 norm C (`clip`) and rounds it to whole numbers, S
-(`SumGrid.scale`) for a parameter of 1. Before masking it adds a share of noise: for each parameter
-a discrete Gaussian number with variance v = ⌈(σ C S)² / m⌉. m clients (`SumGrid.contributors`) are
+Each client scales its update down to the L2 norm C (`clip`), multiplies it by S (`SumGrid.scale`)
+and rounds it to whole numbers. Before masking it adds a share of noise: for each parameter a
+discrete Gaussian number with variance v = ⌈(σ C S)² / m⌉. m clients (`SumGrid.contributors`) are
 certain to be in every sum and to keep their shares secret, so a sum has noise of variance at least
 (σ C S)². More clients only add noise.
 
-What that hides: one client's vector, compared with zeros. Its length is at most C S + √d / 2 for d
+The noise hides one client's vector, compared with zeros. Its length is at most C S + √d / 2 for d
 parameters, since rounding moves each by at most 1/2. A discrete Gaussian has at most the Rényi
 divergence of a Gaussian (Canonne, Kamath & Steinke 2020), so one upload is a Gaussian event with
 noise multiplier σ' = σ C S / (C S + √d / 2). The sum of m shares is not exactly a discrete
@@ -39,7 +39,7 @@ from potluck.privacy.planned_training import LARGEST_ROUNDING
 LEAST_DEVIATION: Final = 2**10
 """Minimum standard deviation of a share, in whole numbers."""
 TAIL_DEVIATIONS: Final = 12
-"""Standard deviations of noise that a sum has room for; exceeded with probability 2^-102."""
+"""Noise that a sum has room for, in standard deviations; exceeded with probability 2^-102."""
 _SHRUNK: Final = 1 - 2.0**-20
 """Factor on the clip: leaves room for the rounding of floating-point numbers."""
 _BLOCK: Final = 2**18
@@ -57,7 +57,7 @@ def noise_on_grid(noise_multiplier: float, clip: float, grid: SumGrid) -> float:
 
 
 def check_grid(noise_multiplier: float, clip: float, grid: SumGrid) -> None:
-    """Raise ConfigurationError if sums on a grid could overflow, or the grid is too coarse."""
+    """Raise ConfigurationError if sums on the grid could overflow, or the grid is too coarse."""
     variance = share_variance(noise_multiplier, clip, grid)
     longest = grid.clients * (grid.scale * clip + 1)
     most = longest + TAIL_DEVIATIONS * math.sqrt(grid.clients * variance)
@@ -101,7 +101,7 @@ class ClientNoise(UpdateNoise):
         self._counted = clip * math.sqrt(counted_share / (1 - counted_share)) * _SHRUNK
 
     def bound(self, update: NDArray[np.float32]) -> float | None:
-        """Scale an update down, in place, to the clip. Returns ±κ; None for NaN or infinity."""
+        """Scale an update down, in place, to the clip. Return ±κ; None if a number isn't finite."""
         norm = math.sqrt(sum(_squared(each) for each in _blocks(update)))
         if not math.isfinite(norm):
             return None

@@ -1,6 +1,6 @@
 """Whole numbers with discrete Gaussian noise, drawn exactly and in blocks.
 
-P(x) ∝ exp(-x² / 2v) for a whole number v, the variance (to within 10^-6). The method is
+P(x) ∝ exp(-x² / 2v). The whole number v is the variance (to within 10^-6). The method is
 rejection from a discrete Laplace distribution (Canonne, Kamath & Steinke, "The Discrete Gaussian
 for Differential Privacy", NeurIPS 2020), in one step:
 
@@ -33,7 +33,7 @@ Random = Callable[[int], bytes]
 LARGEST_VARIANCE: Final = 2**90
 """Upper limit of the variance; x stays below 2^52 and is exact as a double."""
 _LAST_K: Final = 44
-"""Largest k with e^-k ≥ 2^-64, so that 64 bits decide all k up to it, except on a tie."""
+"""Largest k with e^-k ≥ 2^-64: up to it, 64 bits decide k, except on a tie."""
 _MARGIN: Final = 2.0**-36
 """Upper bound on the error of an approximated probability."""
 _BLOCK: Final = 2**15
@@ -63,7 +63,7 @@ class DiscreteGaussian:
 
     @property
     def _bits(self) -> int:
-        """Number of bits of u: t = 2^bits is the power of two nearest to √v, in ratio."""
+        """Number of bits of u: t = 2^bits is the power of two with a ratio to √v nearest to 1."""
         return max(0, round(math.log2(self.variance) / 2))
 
     @property
@@ -117,10 +117,11 @@ def _geometric(words: NDArray[np.uint64], random: Random) -> NDArray[np.int64]:
 
 
 def _exact_geometric(word: int, random: Random) -> int:
-    """Return the number of k ≥ 1 for which a uniform number with these first bits is below e^-k."""
+    """Count the k ≥ 1 for which a uniform number with these first bits is below e^-k."""
     bits, k = 64, 0
     while True:
-        below, word, bits = _compared(word, bits, Fraction(k + 1), random)  # one number for all k
+        # the same number for all k
+        below, word, bits = _compared(word, bits, Fraction(k + 1), random)
         if not below:
             return k
         k += 1
@@ -156,7 +157,7 @@ def _exp_bounds(gamma: Fraction, bits: int) -> tuple[int, int]:
     digits = bits // 3 + 40
     context = Context(prec=digits)
     exponent = context.divide(Decimal(gamma.numerator), Decimal(gamma.denominator))
-    # exp rounds correctly; the quotient's error of 10^-digits · gamma adds to it.
+    # Total error: exp rounds correctly, and the quotient adds an error of 10^-digits · gamma.
     power = context.exp(-exponent)
     scaled = context.multiply(power, Decimal(2**bits))
     error = int(context.multiply(scaled, Decimal(10) ** (4 - digits)) * (int(gamma) + 2)) + 1

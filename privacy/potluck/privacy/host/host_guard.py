@@ -1,4 +1,4 @@
-"""The host's guard: grants trainings and answers with noise if their owner's limit allows it."""
+"""The host's guard: grants trainings and answers with noise if the data owner's limits allow it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ UNITS: Final[tuple[Unit, ...]] = (RECORD, CLIENT)
 
 
 class HostGuard(PrivacyGuard):
-    """The ledgers of a host's clients, and their owner's limits."""
+    """The ledgers of a host's clients, and the limits of the data's owner."""
 
     def __init__(
         self,
@@ -77,7 +77,8 @@ class HostGuard(PrivacyGuard):
         budget: PrivacyBudget | None = None,
     ) -> None:
         """`state`: the state directory. `federation`, `coordinator`: recipient of the updates.
-        `budget`: profiles and sums of this process; None to read them from the state directory.
+        `budget`: privacy loss of profiles and secure sums in this process; None to read it from the
+        state directory.
 
         Raises MissingLibraryError if the accounting is not installed."""
         require("dp_accounting", "potluck[privacy]")
@@ -89,7 +90,7 @@ class HostGuard(PrivacyGuard):
         self._turn = self._budget.turn
 
     def check(self, client: str, work: rpc.Train) -> None:
-        """Check that a training's terms could be granted; does not check the budget."""
+        """Check that a training's terms are allowed; does not check the budget."""
         del client
         check_noise(work.privacy)
         check_terms(work)
@@ -144,9 +145,9 @@ class HostGuard(PrivacyGuard):
     def _require_room(
         self, instruction: rpc.Instruction, unit: Unit, event: GaussianSteps, *, charges: bool
     ) -> None:
-        """Raise DisclosureRefusedError if a limit does not allow an event.
+        """Raise DisclosureRefusedError if an event would exceed a limit.
 
-        charges: whether to add the event to the ledger, synced to disk, if the limits allow it."""
+        charges: if True, and the limits allow the event, add it to the ledger, synced to disk."""
         client, asked = instruction.client_id, instruction.train.privacy
         charged = ChargedTraining(
             unit=unit,
@@ -164,7 +165,7 @@ class HostGuard(PrivacyGuard):
         for each in UNITS:
             in_unit = charged.event_in(each)
             if in_unit is not None:
-                rdp_of(in_unit)  # cached; may take seconds, so it must not hold the lock
+                rdp_of(in_unit)  # fills the cache: takes seconds, so not under the lock
         with self._turn:
             why = self._excess(client, charged, asked)
             if not why and charges:
@@ -209,7 +210,7 @@ class HostGuard(PrivacyGuard):
             return spent_together(self._ledger.of(client), pure, self._policy).pure_room
 
     def kept_answer(self, instruction: rpc.Instruction) -> Mapping[str, float] | None:
-        """Return the stored answer to a question; None if the client may answer it now."""
+        """Return the stored answer to a question; None if it is new and the limits allow it."""
         charged = self._charged_answer(instruction, {})
         with self._turn:
             return self._kept(instruction.client_id, charged, instruction.question.privacy)
@@ -217,7 +218,7 @@ class HostGuard(PrivacyGuard):
     def answer(
         self, instruction: rpc.Instruction, sums: BoundedSums, samples: int
     ) -> Mapping[str, float]:
-        """Return an answer and charge the client's ledger for it; a stored answer costs nothing."""
+        """Return a noisy answer and charge the client's ledger; a stored answer costs nothing."""
         asked, client = instruction.question.privacy, instruction.client_id
         without_numbers = self._charged_answer(instruction, {})
         if samples < 1:
@@ -244,7 +245,7 @@ class HostGuard(PrivacyGuard):
     def _charged_answer(
         self, instruction: rpc.Instruction, numbers: Mapping[str, float]
     ) -> ChargedAnswer:
-        """Return an answer's line in the ledger. Raises ProtocolError if its noise is not valid."""
+        """Return the ledger line of an answer. Raises ProtocolError if its noise is not valid."""
         work = instruction.question
         check_answer_noise(work.privacy)
         return ChargedAnswer(
@@ -263,9 +264,11 @@ class HostGuard(PrivacyGuard):
     def _kept(
         self, client: str, charged: ChargedAnswer, asked: rpc.Privacy
     ) -> Mapping[str, float] | None:
-        """Return the stored answer to the same question; None if there is none.
+        """Return the stored answer to the same question.
 
-        Raises DisclosureRefusedError if there is none, and a limit does not allow one."""
+        None: the limits allow a new answer. Raises DisclosureRefusedError if there is none and a
+        limit does not allow a new one.
+        """
         charges = self._ledger.of(client)
         for each in charges:
             same_data = each.data_epoch == charged.data_epoch
@@ -278,7 +281,7 @@ class HostGuard(PrivacyGuard):
 
 
 def _refusal(client: str, charged: Charge, why: str) -> DisclosureRefusedError:
-    """Log why a limit does not allow a charge; return the error for the coordinator."""
+    """Log which limit refuses a charge; return the error for the coordinator."""
     log.warning(
         f"{charged.kind} with noise refused",
         client=client,
@@ -305,21 +308,21 @@ def spent_in_epoch(
 def spent_together(
     charges: Sequence[Charge], pure: Sequence[Fraction], policy: DisclosurePolicy
 ) -> RdpFilter:
-    """Return a record's filter with all disclosures with noise: trainings, answers, profiles, sums.
+    """Return the filter for single records, with all trainings, answers, profiles and secure sums.
 
-    pure: ε of each profile and sum, over all data epochs: versions of data mostly hold the same
-    samples. A profile or sum hides the replacement of a record, or its presence. With this noise,
-    hiding a replacement costs at least as much ε as hiding presence, so the recorded ε holds for
-    both.
+    pure: ε of each profile and sum, from all data epochs, since new versions of data mostly hold
+    the same samples. A profile or sum hides the replacement of a record, or its presence. With the
+    noise of these disclosures, hiding a replacement costs at least as much ε as hiding presence, so
+    the recorded ε holds for both.
     """
     found = replace(spent_in_epoch(charges, policy), epsilon=policy.together_limit)
     return found.with_pure(pure)
 
 
 def counted_samples(samples: int, weighting: Weighting) -> int:
-    """Return the number of samples from which the sampling rate and the steps follow.
+    """Return the number of samples that gives a training's sampling rate and steps.
 
-    It is the exact number if the owner discloses that, otherwise rounded up to a power of two."""
+    It is the exact number if the data's owner discloses it, else the next power of two."""
     return samples if weighting is Weighting.EXACT else 1 << (samples - 1).bit_length()
 
 
@@ -336,7 +339,7 @@ def check_noise(asked: rpc.Privacy) -> None:
     numbers = [asked.clip, asked.delta, asked.epsilon if solves else asked.noise_multiplier]
     valid = all(math.isfinite(each) and each > 0 for each in numbers) and asked.delta < 1
     valid = valid and 0 <= asked.counted_share <= 0.5 * whole
-    valid = valid and not (solves and whole)  # a coordinator solves for the noise of all clients
+    valid = valid and not (solves and whole)  # noise on whole updates: the coordinator computes it
     if not valid or (solves and asked.trainings < 1):
         raise ProtocolError(
             "the noise of a training is not valid: privacy needs clip, delta, and either "

@@ -62,7 +62,7 @@ class PrivacyReport:
         return sorted({*known, *refused})
 
     def _refusals(self, client: str, words: str) -> Counter[_Run]:
-        """Count the trainings, or answers, that were refused for the budget, by run."""
+        """Count the refusals for the budget, by run. words: part of their messages."""
         return Counter(
             _run_of(entry)
             for entry in self._outgoing.entries(client)
@@ -127,7 +127,7 @@ class PrivacyReport:
 
 
 def _spent(charges: Sequence[Charge], policy: DisclosurePolicy, unit: Unit) -> dict[str, Any]:
-    """Return how much of its limit for a unit a client has spent.
+    """Return what a client has spent of its limit for a unit, as fields of the report.
 
     uncounted: number of trainings and answers whose noise does not hide the unit."""
     current = [each for each in charges if each.data_epoch == policy.data_epoch]

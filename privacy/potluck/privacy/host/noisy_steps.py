@@ -1,9 +1,9 @@
-"""DP-SGD in a loop that Potluck does not own: an optimizer with noise, and Poisson batches.
+"""DP-SGD in a trainer's own loop: an optimizer with noise, and Poisson batches.
 
 A trainer replaces its optimizer and its loader by the two that `noisy_steps` yields. Opacus
 computes the gradients of single records in the model's own backward pass. Each step clips them,
 adds noise to their sum, and divides by the expected batch size. The terms and the number of steps
-are enforced here. The loss is the trainer's: it must be a mean over records.
+are enforced here. The loss is not: the trainer must make it a mean over records.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def noisy_steps(
 
 
 class ClippingOptimizer(DPOptimizer):  # type: ignore[misc]  # its library is not read
-    """An optimizer that sums clipped gradients in two passes over them.
+    """An optimizer that clips per-record gradients and sums them: one pass for norms, one for sums.
 
-    A record whose gradient has no finite norm adds nothing. Otherwise one record would spoil the
-    sum, which would reveal it.
+    A record whose gradient has no finite norm adds nothing. Otherwise it would make the sum NaN,
+    which would reveal the record.
     """
 
     def clip_and_accumulate(self) -> None:
@@ -82,7 +82,7 @@ class NoisyOptimizer(ClippingOptimizer):
             max_grad_norm=terms.clip,
             expected_batch_size=terms.expected_batch,
             generator=terms.generator(str(device)),
-            secure_mode=True,  # sums of several draws, against attacks on floating-point numbers
+            secure_mode=True,  # adds several draws, against attacks on floating-point noise
         )
         self._terms = terms
         self._sizes: deque[int] = deque()
@@ -116,7 +116,7 @@ class NoisyOptimizer(ClippingOptimizer):
     def _check_gradients(self, records: int) -> None:
         """Set the gradients of parameters that the loss does not use to zero.
 
-        Raises ConfigurationError if a gradient belongs to more or fewer records."""
+        Raises ConfigurationError if a gradient does not have exactly one entry per record."""
         if records and all(each.grad_sample is None for each in self.params):
             raise ConfigurationError(
                 "the backward pass gave no gradients of single records; call `backward` on a loss "
@@ -137,7 +137,7 @@ class NoisyOptimizer(ClippingOptimizer):
 class PoissonBatches:
     """A loader of Poisson samples of a data set, until the granted steps are used up.
 
-    Each pass has ⌈1 / sampling rate⌉ draws. Empty ones are not yielded: the optimizer then takes a
+    Each pass has ⌈1 / sampling rate⌉ draws. An empty draw is not yielded: the optimizer takes a
     step of noise alone.
     """
 
@@ -197,7 +197,7 @@ def _check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
 
 
 def _without_copy(sampler: _Sampler) -> _Sampler:
-    """Return a sampler that passes on its gradients; Opacus would copy them into zeros."""
+    """Wrap a gradient sampler: use its gradients without the copy that Opacus makes."""
 
     def sample(layer: Any, activations: list[Tensor], backprops: Tensor) -> dict[Any, Tensor]:
         rest = {}
@@ -237,7 +237,7 @@ class _RecordGradients(GradSampleModule):  # type: ignore[misc]  # its library i
 def with_record_gradients(model: nn.Module) -> Iterator[GradSampleModule]:
     """Wrap the model while the block runs: its backward passes compute per-record gradients."""
     with warnings.catch_warnings():
-        # Inputs are data and don't need a gradient.
+        # Skip the gradient of the inputs: they are data.
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
         network = _RecordGradients(model)
         try:

@@ -1,10 +1,10 @@
-"""Each client's ledger, kept for ever: the privacy spent by its trainings and answers with noise.
+"""Each client's ledger, never deleted: the privacy spent by its trainings and answers with noise.
 
-Each client has one file of JSON lines in the state directory's `privacy`: its name, then one
-training or answer per line. The line of a training is on disk, synced, before noise or batches are
-drawn; the line of an answer contains the answer's numbers and is on disk before they are sent. So a
-process that is killed in between has charged more than it sent, never less. An incomplete last line
-is ignored: nothing was sent for it. If these files are lost, the record of the spent budget is
+Each client has one file of JSON lines in the state directory's `privacy`: the client's name, then
+one training or answer per line. The line of a training is on disk, synced, before noise or batches
+are drawn; the line of an answer contains the answer's numbers and is on disk before they are sent.
+So a process that is killed in between has charged more than it sent, never less. An incomplete last
+line is ignored: nothing was sent for it. If these files are lost, the record of the spent budget is
 lost.
 
 Profiles and secure sums of counts have other ledgers; `ledger_report` combines all of them.
@@ -61,7 +61,7 @@ class ChargedTraining(BaseModel):
 
     @property
     def event(self) -> GaussianSteps:
-        """Privacy loss of the training, as an event for the accountant, in its own unit."""
+        """Privacy loss of the training, as an event, for the unit that its noise hides."""
         return GaussianSteps(
             sampling_rate=self.sampling_rate,
             noise_multiplier=self.noise_multiplier,
@@ -90,7 +90,7 @@ class ChargedAnswer(BaseModel):
     """One answer to a question, with noise.
 
     noise_multiplier: in units of the answer's sensitivity. question: kind of the question. work:
-    digest of the question. numbers: the answer, which is sent again to the same question.
+    digest of the question. numbers: the answer, which is sent again if the question is asked again.
     federation, coordinator, run, round: its first recipient.
     """
 
@@ -154,7 +154,7 @@ class PrivacyLedger:
         return self._found(client).charges
 
     def charge(self, client: str, charge: Charge) -> None:
-        """Add a line; synced to disk. Raises StorageError; the ledger is then unchanged."""
+        """Add a line and sync it to disk. Raises StorageError; the ledger is then unchanged."""
         known, path = self._found(client), self._path(client)
         line = charge.model_dump_json() + "\n"
         if known.size:
@@ -165,7 +165,7 @@ class PrivacyLedger:
         self._known[client] = _Known((*known.charges, charge), known.size + len(line.encode()))
 
     def clients(self) -> list[str]:
-        """The clients that have a ledger, sorted."""
+        """Return the clients that have a ledger, sorted."""
         return clients_with_files(self._folder, ".jsonl")
 
     def _found(self, client: str) -> _Known:
@@ -197,7 +197,7 @@ class PrivacyLedger:
 
 
 def _append(path: Path, line: bytes, size: int) -> None:
-    """Write after the valid bytes; overwrite the rest of an earlier, failed attempt."""
+    """Write a line at offset `size`, over the rest of a failed attempt; sync it to disk."""
     try:
         with path.open("r+b") as file:
             file.seek(size)

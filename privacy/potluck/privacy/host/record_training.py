@@ -6,7 +6,7 @@ Everything after that only processes noisy gradients: momentum, Adam, weight dec
 term, SCAFFOLD's control variates.
 
 The generators of batches and noise get their seeds from the operating system, never from the run's
-seed, which the coordinator knows. They are torch's own, which are not cryptographic.
+seed, which the coordinator knows. They are torch's generators, which are not cryptographic.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class RecordTraining(PrivateLoop):
     def noisy_steps(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, terms: PrivateTraining
     ) -> AbstractContextManager[tuple[NoisyOptimizer, PoissonBatches]]:
-        """Yield an optimizer and batches for a trainer's own loop."""
+        """Yield an optimizer with noise and Poisson batches, for a trainer's own loop."""
         return noisy_steps(model, optimizer, data, terms)
 
     def train(
@@ -120,7 +120,7 @@ class RecordTraining(PrivateLoop):
         correction = None if steps.correction is None else steps.correction.finish(amount)
         with torch.no_grad():
             for name, each in model.named_buffers():
-                each.copy_(buffers[name])  # restore: forward passes write without noise
+                each.copy_(buffers[name])  # restore: forward passes wrote buffers without noise
         _require_finite(model, settings, context.round)
         return TrainingResult(
             samples=len(data),
@@ -164,7 +164,7 @@ class _NoisySteps:
             max_grad_norm=granted.clip,
             expected_batch_size=granted.expected_batch,
             generator=torch.Generator(device).manual_seed(secrets.randbits(63)),
-            secure_mode=True,  # sums of several draws, against attacks on floating-point numbers
+            secure_mode=True,  # adds several draws, against attacks on floating-point noise
         )
         self.optimizer = make_optimizer(self.parameters, settings, round_number=context.round)
 
@@ -181,7 +181,7 @@ class _NoisySteps:
         drawn = torch.rand(len(self.data), generator=self.batches, dtype=torch.float64)
         chosen = (drawn < self.granted.sampling_rate).nonzero()[:, 0].to(self.context.device)
         self.noise.zero_grad(set_to_none=True)
-        # A sample is often a little larger than the mean; a second pass would cost much.
+        # Leave room: a sample is often a little larger than the mean, and a second pass is slow.
         for part in torch.split(chosen, self.settings.batch_size * 5 // 4 + 1):
             self._add(part)
         for each in self.noise.params:  # add noise even if no record was drawn
@@ -200,8 +200,9 @@ class _NoisySteps:
     def _add(self, indices: Tensor) -> None:
         """Add the clipped gradients of some records to the step's sum.
 
-        A record adds nothing if the model fails on it or its gradient is not finite. Other records
-        are not affected. Otherwise a failure would reveal that the record is among the data."""
+        A record adds nothing if the model fails on it or its gradient is not finite: a failure of
+        the training would reveal that the record is among the data. Other records are not
+        affected."""
         if len(indices) == 0:
             return
         try:
@@ -238,7 +239,7 @@ class _NoisySteps:
         torch.autograd.backward(loss)
 
     def _forget_failed_pass(self) -> None:
-        """Drop what a pass that failed midway has left in the library's hooks."""
+        """Drop the activations that a failed pass has left in the hooks of Opacus."""
         for module in self.network.modules():
             getattr(module, "activations", []).clear()
             vars(module).pop("max_batch_len", None)
@@ -264,7 +265,7 @@ class _NoisySteps:
 
 
 def _require_finite(model: nn.Module, settings: LocalTraining, round_number: int) -> None:
-    """Raise TrainingError if the weights are NaN or infinite. They follow from noisy gradients."""
+    """Raise TrainingError if weights are NaN or infinite; the error reveals no single record."""
     if not all(bool(each.isfinite().all()) for each in trainable(model).values()):
         rate = settings.learning_rate_in(round_number)
         raise TrainingError(
