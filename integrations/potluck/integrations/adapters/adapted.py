@@ -1,4 +1,4 @@
-"""Base of all adapters: calls a script's functions and converts their means to sums."""
+"""Base of all adapters: calls a script's functions and converts the returned means to sums."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ALWAYS: Final = ("client", "device", "seed")
 
 
 class AdaptedTrainer(Trainer):
-    """A trainer that gets its metrics and capabilities as arguments, not from its class."""
+    """Base class: a trainer that gets its metrics and capabilities as constructor arguments."""
 
     def __init__(self, measures: Mapping[str, Measure], *, private: bool = False) -> None:
         """private: True declares the capability `privacy`."""
@@ -44,7 +44,7 @@ class AdaptedTrainer(Trainer):
             self.capabilities = frozenset({Capability.PRIVACY})  # type: ignore[misc]
 
     def samples(self, data: Any) -> int:
-        """Return the length of the loader's data set; 0 if it has none."""
+        """Return the length of the loader's data set; 0 if it has no length."""
         return dataset_size(data)
 
     def over_samples(
@@ -63,7 +63,7 @@ class AdaptedTrainer(Trainer):
                 continue
             try:
                 mean = float(value)
-            except (TypeError, ValueError, RuntimeError):  # tensors raise the last
+            except (TypeError, ValueError, RuntimeError):  # tensors raise RuntimeError
                 raise TrainingError(
                     f"{by} returned a {type(value).__name__} as measure '{name}'; return a number, "
                     "or Measured(sum, count)"
@@ -85,10 +85,9 @@ def name_of(function: Callable[..., Any]) -> str:
 def called(
     function: Callable[..., Any], *given: Any, settings: TrainerSettings | EvaluationSettings
 ) -> Any:
-    """Call a script's function with the given first arguments and return its result.
-
-    The other parameters are filled by name, even if they have defaults: `settings`, `client`,
-    `seed`, `device`; in a training also `round`, `learning_rate` and the keys of `[training]`.
+    """Call a script's function with the given first arguments and return its result. The function's
+    other parameters are filled by name, even if they have defaults: `settings`, `client`, `seed`,
+    `device`; in a training also `round`, `learning_rate` and the keys of `[training]`.
     """
     offered = {"settings": settings, **{name: getattr(settings, name) for name in _ALWAYS}}
     if isinstance(settings, TrainerSettings):

@@ -1,4 +1,4 @@
-"""PyTorch Lightning: the model is a `LightningModule`, whose own steps train and measure it."""
+"""Adapter for PyTorch Lightning: a `LightningModule`'s own steps train and measure it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ class LightningTrainer(AdaptedTrainer):
 
     The task's model is a `LightningModule`. Data are loaders, or other objects that
     `lightning.Trainer` accepts. Metrics are the values that `validation_step` logs, by the same
-    names, as means over the samples. `loss`, if declared, is also measured in training.
-    """
+    names, as means over the samples. `loss`, if declared, is also measured in training."""
 
     def __init__(
         self,
@@ -54,9 +53,9 @@ class LightningTrainer(AdaptedTrainer):
         `options` has max_epochs, max_steps or gradient_clip_val.
 
         private: True if the module can train in runs with `[privacy]`: the loss of `training_step`
-        is a mean over records, and `configure_optimizers` returns one optimizer. The granted steps
-        then replace these settings. Raises ConfigurationError for options with which noise would
-        hide nothing.
+        is a mean over records, and `configure_optimizers` returns one optimizer. The number of
+        steps that the host grants then replaces these settings. Raises ConfigurationError for
+        options with which noise would hide nothing.
         """
         if private:
             _check_private(options)
@@ -104,7 +103,7 @@ class LightningTrainer(AdaptedTrainer):
         privacy: PrivateTraining,
         watching: _WatchedFit,
     ) -> Contribution:
-        """Fit the module with noise, by an optimizer in place of the module's own."""
+        """Fit the module with noise: an optimizer with noise replaces the module's own."""
         optimizer = model.configure_optimizers()
         if not isinstance(optimizer, Optimizer):
             raise ConfigurationError(
@@ -121,7 +120,7 @@ class LightningTrainer(AdaptedTrainer):
                 with _quiet_trainer(settings.device, options) as trainer:
                     trainer.fit(model, train_dataloaders=batches)
             finally:
-                del model.configure_optimizers  # the class's own method is back
+                del model.configure_optimizers  # restores the class's own method
         return Contribution(samples=dataset_size(data), steps=privacy.steps)
 
     def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:

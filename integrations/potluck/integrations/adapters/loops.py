@@ -1,4 +1,4 @@
-"""Plain loops over batches, as in PyTorch scripts. This module does not import torch."""
+"""Adapter for plain loops over batches, as in PyTorch scripts. Does not import torch."""
 
 from __future__ import annotations
 
@@ -44,11 +44,10 @@ class LoopTrainer(AdaptedTrainer):
         """train: takes the model and the training loader.
 
         evaluate: takes the model and the loader of the held-out data. Both may have further
-        parameters, filled by name: see `adapted.called`. measures: all metrics that they return, by
-        name.
-
-        They return metrics by name, or a number if one metric is declared. A number is the mean
-        over the loader's samples; `Measured` gives its own count. train may return None.
+        parameters, filled by name: see `adapted.called`. measures: all metrics that the functions
+        return, by name. The functions return metrics by name, or a number if one metric is
+        declared. A number is the mean over the loader's samples; a `Measured` has its own count.
+        train may return None.
 
         private: True if train works in runs with `[privacy]`. It must have a parameter `settings`,
         and take all steps with the optimizer and the loader of `settings.noisy_steps`.
@@ -64,7 +63,7 @@ class LoopTrainer(AdaptedTrainer):
     def train(
         self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
     ) -> Contribution:
-        """Wrap the loader to watch it, and call the function with it."""
+        """Call the training function with a wrapped loader, which reports progress."""
         self._seed(data, settings.seed)
         loader = WatchedLoader(data, settings.training, report)
         with watched_steps(loader.step):

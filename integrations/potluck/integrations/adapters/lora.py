@@ -1,7 +1,7 @@
-"""Low-rank adapters by `peft` for a model's layers; some clients may train a lower rank.
+"""Adds low-rank adapters by `peft` to a model's layers; some clients may train a lower rank.
 
 With `[model] trainable = ["*.lora_?.*"]` only these adapters are sent. The strategy `lora-stacking`
-also needs the weights below them, as `"*.base_layer.weight"`.
+also needs the adapted weights: add `"*.base_layer.weight"`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ def with_lora(
     """Add low-rank adapters to a model of torch or transformers, and freeze its other parameters.
 
     rank: rank of the adapters, ≥ 1: the largest rank that a client trains. targets: endings of the
-    names of the layers to adapt, or "all-linear" in a model of transformers. scaling: s > 0 of W +
-    s·B·A, the same for clients of every rank. options: further options of `peft.LoraConfig`.
+    names of the layers to adapt, or "all-linear" in a model of transformers. scaling: factor s > 0
+    in W + s·B·A, the same for clients of every rank. options: further options of `peft.LoraConfig`.
     """
     wanted = targets if isinstance(targets, str) else list(targets)
-    alpha: Any = scaling * rank  # declared as an integer, used as a number
+    alpha: Any = scaling * rank  # peft declares an integer, but takes any number
     return get_peft_model(
         model, LoraConfig(r=rank, lora_alpha=alpha, target_modules=wanted, **options)
     )
 
 
 def keep_rank(model: Any, rank: int) -> None:
-    """Reduce all adapters of a model to this rank: set the rest of both factors to zero.
+    """Reduce all adapters of a model to this rank: set the other rows of A and columns of B to
+    zero.
 
     The zeros get no gradient and stay zero. Call it in `train`, before the first step. Raises
     ValueError if an adapter has a lower rank.

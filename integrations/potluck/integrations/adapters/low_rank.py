@@ -19,7 +19,7 @@ def low_rank(
     """Another model with a low-rank adapter on each `nn.Linear`; its other layers are unchanged.
 
     of: a table like [model]: the name of an installed model and its options. rank: rank of the
-    adapters. scaling: s of W + s·B·A, lora_alpha / rank. Needs potluck[lora].
+    adapters. scaling: factor s in W + s·B·A; equals lora_alpha / rank. Needs potluck[lora].
     """
     model = member_maker(of, whole="low-rank")()
     targets = [name for name, each in model.named_modules() if isinstance(each, nn.Linear)]

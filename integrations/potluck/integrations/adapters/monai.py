@@ -1,4 +1,4 @@
-"""MONAI: trainers for loops that use its transforms, losses and metrics, and for its engines."""
+"""Adapters for MONAI's engines, and for loops that use its transforms, losses and metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ with extra_named():
 
 
 def measured(metric: Any) -> Measured:
-    """Return sum and count of a metric's values over images, e.g. of a `DiceMetric`.
+    """Return sum and count of a metric's values over images; the metric may be a `DiceMetric`.
 
     Call it after the last batch. An image's value is the mean over its channels. NaN is skipped: it
     marks a class that an image does not have, or an image without any class.
@@ -67,8 +67,8 @@ class MonaiEngineTrainer(AdaptedTrainer):
     """Trains with a `monai.engines.Trainer`, measures with a `monai.engines.Evaluator`.
 
     Data are loaders. The metrics have the same names as the evaluator's. MONAI's metrics are means
-    over images, since they store each image's value; others are means over the samples. `loss`, if
-    declared, is also measured in training.
+    over images, since they store each image's value; other metrics are means over samples. `loss`,
+    if declared, is also measured in training.
     """
 
     def __init__(
@@ -85,8 +85,9 @@ class MonaiEngineTrainer(AdaptedTrainer):
         Both may have further parameters, filled by name: see `adapted.called`.
 
         private: True if the trainer works in runs with `[privacy]`: it is a `SupervisedTrainer`
-        without `amp`, its loss is a mean over records, and its handlers change nothing because of
-        a loss or a metric. The granted steps then replace its own number of epochs.
+        without `amp`, its loss is a mean over records, and its handlers change nothing because of a
+        loss or a metric. The number of steps that the host grants then replaces the trainer's
+        number of epochs.
         """
         super().__init__(measures, private=private)
         self._trainer, self._evaluator = trainer, evaluator
@@ -131,7 +132,7 @@ class MonaiEngineTrainer(AdaptedTrainer):
 def _run_privately(
     engine: Any, data: Any, settings: TrainerSettings, privacy: PrivateTraining
 ) -> Contribution:
-    """Run an engine with noise, by an optimizer and a loader in place of its own."""
+    """Run an engine with noise: an optimizer with noise and its loader replace the engine's own."""
     if (
         type(engine) is not SupervisedTrainer
         or engine.amp
@@ -143,7 +144,7 @@ def _run_privately(
         )
     with settings.noisy_steps(engine.network, engine.optimizer, data) as (noisy, batches):
         engine.optimizer = noisy
-        # One pass without a length: the number of batches that are not empty is not known.
+        # One epoch of unknown length: empty batches are skipped, so their number is not known.
         passes = -(-privacy.steps // len(batches))
         engine.data_loader = chain.from_iterable(repeat(batches, passes))
         engine.state.epoch_length, engine.state.max_epochs = None, 1
@@ -155,7 +156,7 @@ class _WatchedEngine:
     """Reports progress at each batch, and sums samples and losses."""
 
     def __init__(self, report: TrainingProgress, *, planned: int) -> None:
-        """planned: number of iterations; 0 for those of the engine."""
+        """planned: number of iterations; 0: the engine's own number."""
         self._report, self._planned = report, planned
         self.samples = self.first_pass = 0
         self.loss = 0.0

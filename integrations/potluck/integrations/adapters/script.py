@@ -1,4 +1,4 @@
-"""A task made of a script's functions."""
+"""Makes a task of a script's functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Measure", "Measured", "script_task", "share"]  # the names that scri
 
 
 def share(label: str) -> Measure:
-    """Declare a metric whose mean is in [0, 1] and better if higher, such as accuracy or Dice."""
+    """Declare a metric with a mean in [0, 1], where higher is better, such as accuracy or Dice."""
     return Measure(label=label, unit=SHARE, higher_is_better=True, lowest=0, highest=1)
 
 
@@ -31,7 +31,7 @@ def script_task(
 
     model: makes a new model. data: takes a client and its host's `data_directory`, and returns the
     client's training data and held-out data. trainer: trainer of all clients. evaluation_data:
-    returns the coordinator's own samples; by default it has none. training: default values of a
+    returns the coordinator's own samples; by default there are none. training: default values of a
     run's `[training]` table. A task with options must derive from `Task` instead.
     """
     recommended, load, load_evaluation = training or {}, data, evaluation_data

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: a script's `transformers.Trainer` trains and measures."""
+"""Adapter for Hugging Face transformers: a script's `transformers.Trainer` trains and measures."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class TransformersTrainer(AdaptedTrainer):
 
         `make` takes the model, `TrainingArguments`, the training data and the evaluation data, one
         of which is None. `epochs`, `steps`, `batch_size`, `weight_decay` and the round's learning
-        rate of the run's `[training]` table are used unless `arguments` has them. Its `optimizer`
-        is ignored: `optim` and the schedule are those of `transformers`.
+        rate of the run's `[training]` table are used unless `arguments` has them. The table's
+        `optimizer` is ignored: optimizer and schedule are chosen by `TrainingArguments`.
         """
         super().__init__(measures)
         self._make, self._arguments = make, arguments
@@ -116,7 +116,7 @@ class TransformersTrainer(AdaptedTrainer):
                 }
             )
             if device != "cpu":
-                arguments._n_gpu = 1  # other GPUs are for other clients
+                arguments._n_gpu = 1  # use one GPU: the others are for other clients
             trainer = self._make(model, arguments, train, held_out)
             for printing in (PrinterCallback, ProgressCallback):
                 trainer.remove_callback(printing)

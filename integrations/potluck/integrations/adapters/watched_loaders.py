@@ -18,8 +18,8 @@ from potluck.common.trainer import TrainingProgress
 class WatchedLoader:
     """A loader that reports progress at each batch. It has the attributes of the wrapped loader.
 
-    Some libraries, such as Opacus, make their own loader from these attributes. Then each step of
-    the optimizer counts as a batch.
+    Some libraries, such as Opacus, make their own loader from these attributes, so batches can't be
+    counted. Then each step of the optimizer counts as a batch.
     """
 
     def __init__(
@@ -45,12 +45,13 @@ class WatchedLoader:
         return len(self._loader)  # type: ignore[arg-type]  # not every loader has a length
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # a copy has no `_loader` at first
+        # without `_loader`, as in an unfinished copy, the next line would recurse
+        if name == "_loader":
             raise AttributeError(name)
         return getattr(self._loader, name)
 
     def step(self) -> None:
-        """Record that an optimizer begins a step; see `watched_steps`. Raises RoundClosedError."""
+        """Count a step of an optimizer; pass this to `watched_steps`. Raises RoundClosedError."""
         if not self._batches:
             self._report(self._share())
             self._rebuilt_steps += 1
@@ -117,7 +118,8 @@ def samples_of(batch: Any) -> int:
 def seed_loader(loader: Any, seed: int) -> None:
     """Seed the generators of a loader and its sampler, if they have their own.
 
-    Without its own generator, a loader or sampler uses torch's global one, which the host seeds.
+    Without a generator of its own, a loader or sampler uses torch's global one; the host seeds
+    that.
     """
     for owner in (loader, getattr(loader, "sampler", None)):
         generator = getattr(owner, "generator", None)

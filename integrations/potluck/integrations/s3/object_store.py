@@ -1,7 +1,7 @@
 """The coordinator's client of an S3 bucket.
 
-After a failure, calls fail at once for a while, without a request, so that callers do not wait.
-If the store returns other bytes than were uploaded, the object is checked repeatedly until its
+After a failure, calls fail at once for a while, without a request, so that callers do not wait. If
+the store returns bytes that differ from the upload, the object is checked repeatedly until its
 bytes are right.
 """
 
@@ -56,7 +56,7 @@ _PROBE_BYTES: Final = 64 << 10
 
 @dataclass(frozen=True)
 class _Checked:
-    """An object, with the digest and size of the file that it must contain."""
+    """A key, with the digest and size of the file that its object must contain."""
 
     key: str
     blake3: str
@@ -72,13 +72,13 @@ class ListedObject:
 
 
 class ObjectStore:
-    """The objects under the prefix of `[files] store`. Lives on the event loop.
+    """The objects under the prefix of `[files] store`. Runs on the event loop.
 
     Its methods raise ObjectStoreError, which names the cause.
     """
 
     def __init__(self, settings: FilesSettings, instruments: Instruments) -> None:
-        """Raises ConfigurationError if there are no credentials."""
+        """Raises ConfigurationError if the credentials are missing."""
         self._settings = settings
         self._instruments = instruments
         self._region = settings.region or os.environ.get("AWS_REGION") or "us-east-1"
@@ -93,7 +93,7 @@ class ObjectStore:
             settings.bucket,
             prefix=settings.prefix or None,
             endpoint=self._base,
-            virtual_hosted_style_request=True,  # the bucket is in the endpoint
+            virtual_hosted_style_request=True,  # the endpoint's host name contains the bucket
             region=self._region,
             credential_provider=self._provide,
             client_options=self._client_options(),
@@ -216,7 +216,10 @@ class ObjectStore:
         return self.trouble or self._wrong_text()
 
     async def check(self, key: str, *, blake3: str, size: int) -> None:
-        """Read an uploaded object. Raises ObjectStoreError if it is not this file."""
+        """Read an uploaded object and compare it with its file.
+
+        Raises ObjectStoreError if they differ.
+        """
         checked, digest = _Checked(key, blake3, size), hasher()
         held = await self.size_of(key)
         if held == size:
@@ -283,7 +286,7 @@ class ObjectStore:
         pause = min(_MOST_PAUSE_SECONDS, _LEAST_PAUSE_SECONDS * 2.0**self._failures)
         self._failures = min(self._failures + 1, 16)
         self._again = now() + pause
-        # The rest of the text is the server's message, which may contain the key.
+        # Cut the text: the rest is the server's message, which may contain the access key.
         cause = str(error).partition("\n")[0].partition(": <")[0][:300] or type(error).__name__
         trouble = f"the object store {self.address} failed: {cause}"
         if not self.trouble:

@@ -1,4 +1,4 @@
-"""URLs that permit others to fetch or upload one object: Signature Version 4 in the query.
+"""Signed URLs, with which hosts fetch or upload one object: Signature Version 4 in the query.
 
 Source: Amazon, "Authenticating Requests: Using Query Parameters (AWS Signature Version 4)". Signed
 headers must be sent with exactly the signed values, so an upload URL is valid for one content only.
@@ -106,7 +106,8 @@ def _read(file: Path) -> dict[str, str]:
         return {name.upper(): value for name, value in parser["default"].items()}
     except OSError as error:
         raise ConfigurationError(f"{file} can't be read: {error.strerror}", path=file) from error
-    except (configparser.Error, KeyError, UnicodeDecodeError):  # their texts would show secrets
+    # don't chain: their texts show secrets
+    except (configparser.Error, KeyError, UnicodeDecodeError):
         raise ConfigurationError(
             f"{file} is not a credentials file; it must have a section [default] with "
             "aws_access_key_id and aws_secret_access_key",

@@ -1,7 +1,8 @@
-"""Requests to object stores, by presigned URLs. Blocking, with a short timeout for stalls.
+"""Requests to object stores, by presigned URLs. Blocking; a stalled transfer fails after a short
+timeout.
 
-Every call returns a verified file or raises an exception. Bytes beyond the announced size and error
-pages are not read, and redirections are not followed.
+A fetched file is verified, or the call raises an exception. Bytes beyond the announced size and
+error pages are not read, and redirections are not followed.
 """
 
 from __future__ import annotations
@@ -39,9 +40,8 @@ class StoreRequests:
     """Downloads and uploads files. Thread-safe."""
 
     def __init__(self, authority: Path | None) -> None:
-        """`authority`: file of the stores' TLS authority; None: the system's authorities.
-
-        Raises ConfigurationError if it can't be used.
+        """`authority`: file of the stores' TLS authority; None: the system's authorities. Raises
+        ConfigurationError if the file can't be used.
         """
         try:
             context = ssl.create_default_context(cafile=authority)
@@ -56,7 +56,8 @@ class StoreRequests:
         )
 
     def fetch(self, url: str, begin: Begin, *, offset: int, moved: Moved) -> None:
-        """Fetch a file from `offset` on, or all of it if the store can't send parts, and verify it.
+        """Fetch a file from `offset` on, and verify it. Fetches all of it if the store can't send
+        parts.
 
         Raises ObjectStoreError if the store does not answer, refuses or disconnects, and the errors
         of `FileReceiver.finish`.
@@ -98,7 +99,7 @@ class StoreRequests:
 
 
 def _take(response: urllib3.BaseHTTPResponse, receiver: FileReceiver, moved: Moved) -> None:
-    """Write the received bytes, up to the announced size; verification finds missing ones."""
+    """Write the received bytes, up to the announced size; verification finds missing bytes."""
     for chunk in response.stream(CHUNK_BYTES, decode_content=False):
         receiver.write(chunk[: receiver.size - receiver.received])
         moved(len(chunk))

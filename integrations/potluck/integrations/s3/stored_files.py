@@ -46,7 +46,7 @@ def model_key(blake3: str) -> str:
 
 
 class StoredModels:
-    """Model files with a copy in the store. Lives on the event loop."""
+    """Model files with a copy in the store. Runs on the event loop."""
 
     def __init__(self, store: ObjectStore, files: ModelFiles) -> None:
         self._store = store
@@ -71,7 +71,7 @@ class StoredModels:
     def _ended(self, blake3: str, task: asyncio.Task[None]) -> None:
         del self._under_way[blake3]
         if not task.cancelled():
-            task.exception()  # retrieve it, even if no caller waits any more
+            task.exception()  # retrieve it, or asyncio logs it if no caller waits any more
 
     async def _ensure(self, blake3: str, *, distrust: bool) -> None:
         key = model_key(blake3)
@@ -104,7 +104,7 @@ def update_key(header: transfer_pb2.UpdateHeader) -> str:
 
 
 class StoredUpdates:
-    """Updates that hosts upload to the store. Lives on the event loop."""
+    """Updates that hosts upload to the store. Runs on the event loop."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -129,7 +129,7 @@ class StoredUpdates:
         return await self._store.size_of(update_key(header)) == header.size
 
     async def settled(self, header: transfer_pb2.UpdateHeader) -> None:
-        """Wait for a running deletion of an update's object: it must not hit a later upload."""
+        """Wait for a running deletion of an update's object, which could delete a later upload."""
         key = update_key(header)
         if key in self._deleting:
             await asyncio.wait({self._deleting[key]})
@@ -178,7 +178,7 @@ class StoredUpdates:
                 coming.cancel()
 
     def _begin(self, key: str, begin: int, size: int) -> asyncio.Task[memoryview] | None:
-        """Start to fetch the next piece, while the previous one is written; None at the end."""
+        """Start to fetch the next piece, while the previous one is written; None at file end."""
         if begin >= size:
             return None
         piece = min(_PIECE_BYTES, size - begin)
@@ -216,7 +216,7 @@ _AT_ONCE: Final = 1000
 
 
 class StoredFiles(FileStore):
-    """Models and updates in the store of `[files]`. Lives on the event loop."""
+    """Models and updates in the store of `[files]`. Runs on the event loop."""
 
     def __init__(
         self, settings: FilesSettings, files: ModelFiles, instruments: Instruments
@@ -238,7 +238,7 @@ class StoredFiles(FileStore):
         return await self.store.probe()
 
     def require_direct(self, host_name: str) -> None:
-        """Raise ConfigurationError if files may go through the store only."""
+        """Raise ConfigurationError if hosts must use the store: this one can't."""
         if not self._direct:
             raise ConfigurationError(
                 f"this federation moves files only through {self.store.address}, which host "
@@ -264,7 +264,8 @@ class StoredFiles(FileStore):
     async def place(
         self, header: transfer_pb2.UpdateHeader, sha256: str
     ) -> tuple[transfer_pb2.StoredFile | None, bool]:
-        """Return the upload place of an announced update; True if it may already be stored there.
+        """Return the upload place of an announced update; and True if the update may be there
+        already.
 
         The place is None if the host must send the update to the coordinator. Raises ProtocolError,
         ObjectStoreError.
@@ -335,7 +336,7 @@ class StoredFiles(FileStore):
         return {model_key(path.stem) for path in self._files.folder.glob("*.safetensors")}
 
     def _is_kept(self, key: str) -> bool:
-        """Return True if the coordinator has this model, which may be newer than the listing."""
+        """Return True if the coordinator has this model now, even if it came after the listing."""
         folder, _, name = key.partition("/")
         return f"{folder}/" == MODELS and (self._files.folder / name).is_file()
 

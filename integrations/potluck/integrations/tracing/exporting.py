@@ -43,7 +43,7 @@ _PARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
 class _Ids(IdGenerator):
-    """Draws random ids without Python's global generator, on which results may depend."""
+    """Draws random ids without Python's global generator, since results may depend on that one."""
 
     def generate_span_id(self) -> int:
         """Return 64 random bits, not 0."""
@@ -73,7 +73,7 @@ class _Seldom(logging.Filter):
 
 otlp.logger.setLevel(logging.ERROR)  # log only lost spans, not each attempt
 otlp.logger.addFilter(_Seldom())
-# The exporter draws its retry pauses: these must not use Python's global generator either.
+# The exporter draws its retry pauses at random: not from Python's global generator either.
 otlp.__dict__["random"] = random.Random()
 
 
@@ -154,5 +154,5 @@ def _exporter(settings: TracingSettings) -> OTLPSpanExporter:
         insecure=not secure,
         credentials=ssl_channel_credentials(authority) if secure else None,
         timeout=_SECONDS,
-        channel_options=cast(Any, direct_at_home(urlsplit(settings.endpoint).netloc)),  # its hint
+        channel_options=cast(Any, direct_at_home(urlsplit(settings.endpoint).netloc)),  # wrong hint
     )

@@ -35,9 +35,9 @@ _FORBIDDEN: Final = re.compile(r"[^\w\-. /:]", re.ASCII)
 class Mlflow(Sink):
     """Records each run as one MLflow run: settings as parameters, one step per round.
 
-    A round's metrics are sent in one request, with `seconds` last and the commit's time. So a
-    repeated request changes nothing, and the steps of `seconds` show which rounds are recorded. A
-    run that was deleted in MLflow is not recorded again.
+    A round's metrics are sent in one request, with `seconds` last and the time of the round's
+    commit. So a repeated request changes nothing, and the steps of `seconds` show which rounds are
+    recorded. A run that was deleted in MLflow is not recorded again.
     """
 
     library = "mlflow"
@@ -57,7 +57,7 @@ class Mlflow(Sink):
         self._ahead: dict[str, set[tuple[str, int]]] = {}
 
     def open(self, run: TrackedRun) -> int | None:
-        """Find the run by its tag, or make it; return the last step of `seconds`.
+        """Find the run by its tag, or make it. Return its last recorded round, or 0.
 
         Returns None for a run that was deleted in MLflow."""
         from mlflow.entities import LifecycleStage, Param, ViewType
@@ -104,9 +104,8 @@ class Mlflow(Sink):
         client.set_terminated(of_mlflow, _STATES[run.state], _milliseconds(run.changed_at))
 
     def _last(self, run_id: str, names: Sequence[str]) -> int:
-        """Return the last complete step.
-
-        Metrics of later steps are remembered and not logged again.
+        """Return the last complete step, or 0. Remembers which metrics of later steps are recorded,
+        so that they are not logged again.
         """
         client, of_mlflow = self._client(), self._ids[run_id]
         steps = {

@@ -1,4 +1,4 @@
-"""Sinks that write a table for each run: CSV or Parquet, the columns of `potluck export`."""
+"""Sinks that write a table for each run: CSV or Parquet, with the columns of `potluck export`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from potluck.server.sink import Sink, TrackedRound, TrackedRun
 class CsvFiles(Sink):
     """Writes RUN.csv in a folder, one line per round.
 
-    Lines are appended; if a round brings a new column, the whole file is written again.
+    Lines are appended; if a round has a new column, the whole file is written again.
     """
 
     alone_in = "folder"
@@ -55,7 +55,7 @@ class CsvFiles(Sink):
             write_table(path, columns, [*before, *rows])
             self._columns[run.run_id] = columns
             return
-        with path.open("r+b") as file:  # fails if the file was removed; `open` makes a new one
+        with path.open("r+b") as file:  # fails if the file was removed: then `open` makes a new one
             file.seek(0, os.SEEK_END)
             file.write(csv_text(columns, rows).encode())
             file.flush()

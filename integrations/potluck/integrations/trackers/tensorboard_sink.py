@@ -20,7 +20,7 @@ _FORBIDDEN: Final = re.compile(r"[^\w.-]", re.ASCII)
 class TensorBoard(Sink):
     """Writes a folder with one event file per run, and one event per round.
 
-    An event has all numbers of its round. An event that was cut off when the process was killed is
+    An event has all numbers of its round. A killed process can leave an incomplete event; it is
     removed before the next one is appended.
     """
 
@@ -71,7 +71,7 @@ class TensorBoard(Sink):
 
 
 def _event(**fields: object) -> Any:
-    """Return a TensorBoard event message; its module has no types."""
+    """Return a TensorBoard event message. Typed as Any: its module has no type hints."""
     from tensorboard.compat.proto import event_pb2
 
     messages: Any = event_pb2
@@ -80,7 +80,7 @@ def _event(**fields: object) -> Any:
 
 def _append(path: Path, events: Sequence[Any]) -> None:
     framed = b"".join(_framed(event.SerializeToString()) for event in events)
-    with path.open("r+b") as file:  # fails if the file was removed; `open` makes a new one
+    with path.open("r+b") as file:  # fails if the file was removed: then `open` makes a new one
         file.seek(0, os.SEEK_END)
         file.write(framed)
         file.flush()

@@ -13,15 +13,15 @@ from potluck.common.tensors.digest import digest_of
 from potluck.server.sink import Sink, TrackedRound, TrackedRun
 
 _ABOUT: Final = "potluck.json"
-"""File in each folder that names its run and its first and last round."""
+"""File in each folder with the run and the first and last round that the folder contains."""
 
 
 class Wandb(Sink):
-    """Writes folders for each run, with one step per round.
+    """Writes W&B folders for each run, with one step per round.
 
     W&B writes a folder in the background and does not report its progress. So rounds are held back
-    until the run ends, or until there are enough of them. Then a folder is written, and gets its
-    name once it is complete.
+    until the run ends, or until there are `rounds` of them. Then they are written to a folder,
+    which gets its name once it is complete.
     """
 
     alone_in = "folder"
@@ -50,7 +50,7 @@ class Wandb(Sink):
         return max((each["last"] for each in found if each["run"] == run.run_id), default=0)
 
     def write(self, run: TrackedRun, rounds: Sequence[TrackedRound]) -> None:
-        """Hold rounds back; write them once there are enough."""
+        """Hold rounds back; write them to a folder once there are `rounds` of them."""
         held = self._held[run.run_id]
         held += rounds
         while self._rounds and len(held) >= self._rounds:
@@ -64,7 +64,10 @@ class Wandb(Sink):
             self._write(run, held)
 
     def close(self) -> None:
-        """End W&B's background process. Rounds held back are passed to the sink again later."""
+        """End W&B's background process.
+
+        Rounds held back are lost here; the sink gets them again later.
+        """
         import wandb
 
         wandb.teardown()
@@ -81,7 +84,7 @@ class Wandb(Sink):
             save_code=False,
             silent=True,
             x_disable_stats=True,
-            # The folder is sent to a server: exclude facts about the coordinator's machine.
+            # The folder will be uploaded: exclude facts about the coordinator's machine.
             host="potluck",
             x_disable_meta=True,
             x_disable_machine_info=True,
