@@ -69,7 +69,7 @@ class _Thread(Generic[Device]):
 
 class Worker(Generic[Device]):
     """Runs functions on devices in separate threads, so that the control stream stays alive. Each
-    device has one thread: trainings on it never overlap. Lives on the event loop.
+    device has one thread: trainings on it never overlap. Runs on the event loop.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ _CLOSE_SECONDS = 1.0
 
 
 class ControlStream:
-    """A control stream that is open. Lives on the event loop; raises what grpc.aio raises."""
+    """A control stream that is open. Runs on the event loop; raises what grpc.aio raises."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ The other process may be about to end.
 
 
 class Attending:
-    """The control streams of a host. Lives on the event loop."""
+    """The control streams of a host. Runs on the event loop."""
 
     def __init__(
         self,

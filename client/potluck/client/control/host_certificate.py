@@ -23,7 +23,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 class HostCertificate:
-    """The certificate that is presented to the coordinator. Lives on the event loop."""
+    """The certificate that is presented to the coordinator. Runs on the event loop."""
 
     def __init__(self, files: TlsFiles, role: Role = Role.HOST) -> None:
         self.files = files

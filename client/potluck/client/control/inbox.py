@@ -1,6 +1,6 @@
 """Carries out instructions: each id once, even if the coordinator sends it several times.
 
-Lives on the event loop. The log records which ids have arrived. Each instruction in progress is an
+Runs on the event loop. The log records which ids have arrived. Each instruction in progress is an
 asyncio task, and its computations run in a worker's thread.
 """
 

@@ -56,7 +56,7 @@ class Asker:
 
 @dataclass(kw_only=True)
 class Discloser:
-    """Answers requests for profiles, for all clients of a host. Lives on the event loop."""
+    """Answers requests for profiles, for all clients of a host. Runs on the event loop."""
 
     policy: DisclosurePolicy
     budget: PrivacyBudget

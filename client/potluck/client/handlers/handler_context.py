@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class HandlerContext:
-    """The parts of a host, for handlers. Lives on the event loop.
+    """The parts of a host, for handlers. Runs on the event loop.
 
     Trainings and evaluations run in the threads of `trainers`, other computations in those of
     `worker`; the two may be the same."""

@@ -65,7 +65,7 @@ class _SumGroup:
 
 
 class HostSums:
-    """Adds up the updates of a host's clients, and delivers the sums. Lives on the event loop."""
+    """Adds up the updates of a host's clients, and delivers the sums. Runs on the event loop."""
 
     def __init__(self, log_: InstructionLog, updates: KeptUpdates, link: Link) -> None:
         self._log = log_

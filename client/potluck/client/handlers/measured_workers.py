@@ -1,7 +1,7 @@
 """Workers of a host that share GPUs; the host's first training shows how many fit in memory.
 
 Until then each GPU has one worker. The number is stored, so that a later start divides a run's
-clients into the same groups. Lives on the event loop.
+clients into the same groups. Runs on the event loop.
 """
 
 from __future__ import annotations

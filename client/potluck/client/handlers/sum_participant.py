@@ -30,7 +30,7 @@ Count = Callable[[], Awaitable[list[int]]]
 
 
 class SumParticipant(Protocol):
-    """Takes part in secure sums for all clients of a host. Lives on the event loop.
+    """Takes part in secure sums for all clients of a host. Runs on the event loop.
 
     Methods raise DisclosureRefusedError if the owner's policy forbids a sum, ProtocolError,
     ConfigurationError, StorageError, and RoundClosedError if a sum has been given up.

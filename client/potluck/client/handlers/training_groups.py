@@ -3,7 +3,7 @@
 The coordinator lists the instructions that belong together (`Train.companions`). If a host trains
 several clients side by side, the companions are cut, in order, into as many groups. A group begins
 when all members that can join have joined, or after `JOIN_TIMEOUT_SECONDS` without the others. A
-member's result does not depend on which others are present. Lives on the event loop; the training
+member's result does not depend on which others are present. Runs on the event loop; the training
 itself runs in a worker's thread.
 """
 

@@ -27,7 +27,7 @@ LayoutSource = Callable[[], Awaitable[Layout]]
 
 
 class Downloads:
-    """Fetches models into the cache. Lives on the event loop; blocking work goes to threads."""
+    """Fetches models into the cache. Runs on the event loop; blocking work goes to threads."""
 
     def __init__(self, link: Link, cache: ModelCache, folder: Path, *, maximum_bytes: int) -> None:
         """`folder`: holds unfinished downloads; those of an earlier process are kept."""

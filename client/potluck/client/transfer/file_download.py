@@ -35,7 +35,7 @@ _STALE_SECONDS = 24 * 3600.0
 class FileDownloads:
     """Fetches files into a folder, resuming interrupted attempts.
 
-    Lives on the event loop; blocking work runs in threads. Only one download of a file may run at a
+    Runs on the event loop; blocking work runs in threads. Only one download of a file may run at a
     time.
     """
 

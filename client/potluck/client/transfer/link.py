@@ -118,7 +118,7 @@ def calling() -> Iterator[None]:
 
 
 class Link:
-    """The connection for uploads and downloads. Lives on the event loop.
+    """The connection for uploads and downloads. Runs on the event loop.
 
     It is separate from the control stream, so that heartbeats never wait behind a model.
     """

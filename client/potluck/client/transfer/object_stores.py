@@ -61,7 +61,7 @@ class FileRequests(Protocol):
 class ObjectStores:
     """The object stores from which this host may download and to which it may upload.
 
-    Lives on the event loop."""
+    Runs on the event loop."""
 
     def __init__(
         self,

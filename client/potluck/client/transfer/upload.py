@@ -39,7 +39,7 @@ _LEAST_HEADERS = 4
 
 
 class DirectUpload:
-    """The upload of one file. Lives on the event loop."""
+    """The upload of one file. Runs on the event loop."""
 
     def __init__(
         self,

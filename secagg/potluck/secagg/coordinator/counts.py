@@ -1,6 +1,6 @@
 """Secure sums over clients' label counts. The coordinator learns only sums, not a client's counts.
 
-Lives on the event loop. A sum is tried up to three times. Each attempt is a separate session
+Runs on the event loop. A sum is tried up to three times. Each attempt is a separate session
 (`sum_session.py`) with new keys and the same terms; its record is stored. A session exists in
 memory only: after a restart, the coordinator begins a new session.
 """

@@ -1,6 +1,6 @@
 """Rounds with masked updates: each attempt has one secure sum.
 
-Lives on the event loop. A sum starts and ends with its attempt. Clients exchange keys and shares
+Runs on the event loop. A sum starts and ends with its attempt. Clients exchange keys and shares
 while they train; the other stages run once the round has its updates. If the sum fails, the attempt
 is given up, and the next one has new keys. Nothing of a sum survives the coordinator process.
 """

@@ -16,7 +16,7 @@ from potluck.server.rounds.plan import RunPlan
 
 
 class RunSums(SecureSums):
-    """The `SumCollector` of a coordinator. Lives on the event loop."""
+    """The `SumCollector` of a coordinator. Runs on the event loop."""
 
     def of_run(self, run_id: str, plan: RunPlan, say: Say) -> LabelSums:
         """Return the label counts of a run: by cell, or the total over all its clients."""

@@ -1,6 +1,6 @@
 """One session of a secure sum: the protocol's coordinator, driven over the control stream.
 
-Lives on the event loop. A message to a client is an instruction, a message from a client is its
+Runs on the event loop. A message to a client is an instruction, a message from a client is its
 answer. A stage ends when all clients have answered, or when its time is up. A certificate is on
 disk before clients can act on it.
 """

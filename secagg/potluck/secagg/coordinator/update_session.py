@@ -2,7 +2,7 @@
 
 Keys and shares are exchanged while clients train. The session keeps uploads until the round decides
 which of them count. It leaves the upload stage only after that decision. So no client is asked to
-unmask a sum for a round that is given up. Lives on the event loop.
+unmask a sum for a round that is given up. Runs on the event loop.
 """
 
 from __future__ import annotations

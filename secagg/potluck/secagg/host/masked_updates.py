@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class Appointment:
-    """Connects one client's training with the sum of its update. Lives on the event loop.
+    """Connects one client's training with the sum of its update. Runs on the event loop.
 
     expected: the client's expectation of the sum, set once it has the round's model. agreed: set
     once the masks are agreed on. over: the last replies (empty, or a refusal); set once the update

@@ -1,6 +1,6 @@
 """A host's part in secure sums: drives the clients' state machines, keeps their ledgers.
 
-Lives on the event loop. The client's state machine in `potluck.secagg.protocol` enforces the
+Runs on the event loop. The client's state machine in `potluck.secagg.protocol` enforces the
 protocol's rules. This module gives it the owner's policy, keys, data, time and randomness, and
 stores its ledger. A session exists in memory only; after a restart, the host answers that it has
 lost the session.
