@@ -73,7 +73,7 @@ class _Seldom(logging.Filter):
 
 otlp.logger.setLevel(logging.ERROR)  # log only lost spans, not each attempt
 otlp.logger.addFilter(_Seldom())
-# The exporter draws its retry pauses at random: not from Python's global generator either.
+# The exporter draws its retry pauses: these must not use Python's global generator either.
 otlp.__dict__["random"] = random.Random()
 
 
@@ -154,5 +154,6 @@ def _exporter(settings: TracingSettings) -> OTLPSpanExporter:
         insecure=not secure,
         credentials=ssl_channel_credentials(authority) if secure else None,
         timeout=_SECONDS,
-        channel_options=cast(Any, direct_at_home(urlsplit(settings.endpoint).netloc)),  # wrong hint
+        # cast: wrong type hint
+        channel_options=cast(Any, direct_at_home(urlsplit(settings.endpoint).netloc)),
     )
