@@ -83,7 +83,7 @@ class FilesSettings(Settings):
 
     @property
     def prefix(self) -> str:
-        """Common prefix of all keys, with a slash at its end; empty for none."""
+        """Common prefix of all keys, with a slash at its end; empty if there is none."""
         found = _STORE.fullmatch(self.store)
         return f"{found['prefix'].strip('/')}/" if found and found["prefix"] else ""
 
@@ -219,7 +219,8 @@ class CoordinatorConfig(Settings):
     @field_validator("model_modules", mode="before")
     @classmethod
     def _one_text(cls, value: Any) -> Any:
-        """Split a text at commas, because flags and environment variables give lists as texts."""
+        """Split a text at commas, because flags and environment variables contain lists as
+        texts."""
         return tuple(value.split(",")) if isinstance(value, str) else value
 
     @field_validator("listen")

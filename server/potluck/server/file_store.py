@@ -1,5 +1,5 @@
-"""The extension point for object stores. From an object store, hosts fetch and put files without
-the coordinator."""
+"""The extension point for object stores. Hosts exchange files with an object store directly,
+without the coordinator."""
 
 from __future__ import annotations
 

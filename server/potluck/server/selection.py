@@ -42,8 +42,8 @@ class Signal(StrEnum):
 class UpdateFact(StrEnum):
     """A fact that the coordinator computes from a round's updates, if they are not masked.
 
-    An update here is its difference from the round's model, over all parameters, without running
-    statistics.
+    An update here means the difference of the client's parameters from the round's model, without
+    running statistics.
     """
 
     GRAM = "gram"
@@ -110,7 +110,7 @@ def by_field(columns: Mapping[str, Floats]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionContext:
-    """The facts from which a selector chooses one round's cohort.
+    """The facts that a selector receives to choose one round's cohort.
 
     round: number of the round, from 1. seed: the run's seed. count: number of clients to select;
     select all if fewer are available. available: rows of the available clients, sorted, without
@@ -139,8 +139,8 @@ class SelectionContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """A question to clients. The coordinator sends it, and sends the clients' answers into the
-    generator.
+    """A question to clients, which a selector's generator yields. The coordinator sends the
+    question to the clients, and their answers into the generator.
 
     rows: rows of the clients to ask, without repeats, all available. kind: name of the question,
     e.g. "loss"; it is a plug-in on the hosts (`potluck.questions`). parameters: options of the
@@ -163,7 +163,7 @@ class Ask:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """Answers of clients: one row of finite numbers each.
+    """Answers of clients to an `Ask`: one row of finite numbers per client.
 
     rows: rows of the clients that answered, in the order asked. values: for each requested name,
     one number per client; empty arrays if no client answered.
@@ -214,8 +214,8 @@ class Selection:
     number. Only if the selector declares `sets_epochs`.
 
     dropped: for each client, names of the tensors that its update omits, never all of them. None:
-    updates are whole. A tensor of the round's model is the mean over the clients that sent it, or
-    unchanged if none did. Only if the selector declares `drops_tensors`.
+    updates have all tensors. A tensor of the round's model is the mean over the clients that sent
+    it, or unchanged if none did. Only if the selector declares `drops_tensors`.
     """
 
     rows: Rows
@@ -237,8 +237,8 @@ class UpdateFacts:
     gram: updates × updates. sketches: updates × `SKETCH_SIZE`. output_moves: updates × classes.
     norms: one per update, ≥ 0. These four are float64, and empty unless the selector lists them in
     `needs_facts`; a tensor that an update omits counts as a difference of 0. shares: float64 in (0,
-    1], share of the model's floating-point elements that each update has; empty if every update has
-    all of them.
+    1], share of the model's floating-point elements that each update contains; empty if every
+    update contains all of them.
     """
 
     round: int
@@ -259,7 +259,7 @@ class UpdateFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureMean:
-    """Request to evaluate the mean of some updates as a model; the answer is a float.
+    """Request of a selector to evaluate the mean of some updates as a model; the answer is a float.
 
     The answer is the loss on the coordinator's own evaluation data; infinite if it is not finite.
     rows: rows of the clients whose updates are averaged, without repeats; empty for the model
@@ -332,8 +332,8 @@ class RoundOutcome:
     became part of the model. seconds: per selected client, time from instruction to update; NaN if
     no update arrived. reports: for "loss" and each name in the selector's `reports`, one number per
     selected client; NaN if no update arrived in time. answers: answers to the selector's questions
-    in this round, in the order asked. deadline_seconds: minimum time that a failed client is known
-    to have taken.
+    in this round, in the order asked. deadline_seconds: seconds after which a client counts as
+    failed, to estimate the durations of failed clients.
 
     facts: facts about the updates that arrived in time, including excluded ones; None if masked.
     judgement: the selector's judgement. spared: rows of the clients that skipped their upload, as
@@ -367,7 +367,7 @@ _RENAMED: Final = {
     "paces": "sets_epochs",
     "drops": "drops_tensors",
 }
-"""Attributes of selectors by their spelling before 0.1, which is accepted until 0.2."""
+"""Attributes of selectors by the names that they had before 0.1, which are accepted until 0.2."""
 
 
 class _OldSpelling:
@@ -416,7 +416,8 @@ class Selector(Plugin):
     wants_label_totals: bool = False
     """True if the selector uses `Population.label_totals`."""
     training: ClassVar[Mapping[str, object]] = {}
-    """Recommended settings of local training, as in the run file's `[training]`."""
+    """Settings of local training that the selector recommends, as in the run file's
+    `[training]`."""
     needs_facts: frozenset[UpdateFact] = frozenset()
     """Facts about each round's updates that `judge` and `observe` need. Masked updates have
     none."""
@@ -438,8 +439,8 @@ class Selector(Plugin):
     with a larger roster is refused before it starts. If more clients join later, selection
     fails."""
     added: int = 0
-    """Number of the cohort's clients that are chosen step by step, after the others were drawn
-    uniformly."""
+    """Number of the cohort's clients that are chosen step by step, after the other clients were
+    drawn uniformly."""
 
     def everybody(self, round_number: int) -> bool:  # noqa: ARG002  for subclasses
         """Return True if all available clients may train in a round, whatever the run's count.
@@ -449,8 +450,8 @@ class Selector(Plugin):
         return False
 
     def by_protocol(self) -> Selector | None:
-        """Return the selector that makes the same choice from secure sums and questions; None if
-        there is none.
+        """Return a variant of this selector that makes the same choice from secure sums and
+        questions; None if there is no such variant.
 
         Runs with `disclosure = "unsafe-stepwise"` use it.
         """
@@ -486,8 +487,8 @@ class Selector(Plugin):
         return None
 
     def spare(self, state: State, offers: Offers) -> Spared:  # noqa: ARG002  for subclasses
-        """Return the clients that skip their upload. Called when all clients have answered or are
-        lost."""
+        """Return the clients that skip their upload. Called when each client of the cohort has
+        answered or is lost."""
         return Spared(rows=np.zeros(0, dtype=np.int64), reasons=())
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:  # noqa: ARG002  for subclasses

@@ -39,7 +39,7 @@ from potluck.server.strategy import (
 
 @dataclass(frozen=True, kw_only=True)
 class RoundNumbers:
-    """Facts about a round that a strategy gets in addition to its updates.
+    """Facts about a round that a strategy receives together with the round's updates.
 
     round: number of the round, from 1. clients: K, number of clients that have joined the run.
     buffers: names of floating-point tensors of the model that are not parameters. limits: minimum
@@ -122,7 +122,7 @@ class OpenUpdates:
         return [self._files.auxiliary(file, name) for file in self._opened]
 
     def single(self) -> list[OneUpdate]:
-        """Return the updates one by one."""
+        """Return each update separately, for strategies that read single updates."""
         return [
             OneUpdate(client=client, files=self._files, file=file, encoded=encoded)
             for client, file, encoded in zip(self.clients, self._opened, self.encoded, strict=True)
@@ -160,9 +160,9 @@ def apply_round(
     """Return the next model and the strategy's next state.
 
     current: the whole model. draft: file in which the combined update is stored, in the layout of
-    the updates. The returned model may contain views of this file, the returned state must not.
-    Raises PluginError if the strategy returns an invalid request, NotFiniteError if the result
-    overflows.
+    the updates. The returned model may contain views of this file, the returned state must not
+    contain any. Raises PluginError if the strategy returns an invalid request, NotFiniteError if
+    the result overflows.
     """
     before = NamedTensors.some(current, updates.encoded[0].layout)
     statistics = _statistics(strategy.needs, updates, before, numbers, state)

@@ -22,8 +22,9 @@ from potluck.common.tensors.tensor_drafts import TensorDraft
 BLOCK_ELEMENTS: Final = 2**18
 """Number of elements processed at once, 28 bytes each.
 
-These don't fit a core's cache, so a single thread would be faster with fewer. But each step on a
-block ends with a wait for the interpreter's lock: with short steps, four threads would mostly wait.
+Such a block does not fit a core's cache, so a single thread would be faster with smaller blocks.
+But each step on a block ends with a wait for the interpreter's lock: with small blocks, four
+threads would mostly wait.
 """
 
 _MAXIMUM_THREADS: Final = 4
@@ -35,8 +36,11 @@ def for_each_block(
     combiner: Callable[[], Callable[[int, int], None]],
     threads: int | None,
 ) -> None:
-    """Call `combiner()` once in each thread, and the function it returns with (begin, end) of
-    blocks of [0, size). Each block is processed once."""
+    """Split [0, size) into blocks, and process each block once, in several threads.
+
+    Each thread calls `combiner()` once. It calls the returned function with (begin, end) of each of
+    its blocks.
+    """
     # `next` of a range's iterator is atomic: no block is processed twice.
     begins = iter(range(0, size, block))
     check = interruption()

@@ -1,9 +1,9 @@
 """Updates that missed their round and join a later one (REFL).
 
-A late update is rebased: its client's difference is added to the round's model, model + (update −
-the client's old model). Running statistics are used unchanged. Fresh updates have the weight 1. The
-weight of a late update falls with its age. It rises with its distance from the mean of the fresh
-updates, because a distant update may have information that they lack.
+A late update is rebased: the client's difference is added to the round's model, which gives model +
+(update − the client's old model). Running statistics are used unchanged. Fresh updates have the
+weight 1. The weight of a late update falls with its age. It rises with its distance from the mean
+of the fresh updates, because a distant update may have information that they lack.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def deviations_from_mean(
     *,
     threads: int | None = None,
 ) -> Floats:
-    """Return ‖u_s − ū‖² of each late update: its squared distance from the mean of fresh ones.
+    """Return ‖u_s − ū‖² of each late update: its squared distance from the mean of the fresh
+    updates.
 
     The mean is unweighted. Sums are over parameters, in float64, block by block. The rebased
     updates and the fresh ones have the same starting model, which cancels out.

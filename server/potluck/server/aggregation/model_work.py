@@ -68,7 +68,8 @@ _EVALUATION_DATA = "the coordinator's evaluation data"
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedRound:
-    """The open updates of a round, in client order, and the model that they began from.
+    """The open updates of a round, in client order, and the model from which their training
+    started.
 
     buffers: names of the floating-point tensors that are not parameters.
     """
@@ -160,8 +161,7 @@ class ModelWork:
             check_noised_evaluation(run_file, on_clients=self._own_samples() is None)
 
     def _check_measuring(self, selector: str) -> None:
-        """Raise ConfigurationError if the selector evaluates updates and the evaluation data are
-        missing."""
+        """Raise ConfigurationError if the selector evaluates updates, and the coordinator can't."""
         trainer, task = self._plan.trainer, self._plan.run_file.task.name
         why = ""
         if self._own_samples() is None:
@@ -210,8 +210,8 @@ class ModelWork:
     def _made_model(self) -> DividedModel:
         """Return a model of the task.
 
-        The object is reused in later evaluations, because allocating it takes longer than filling
-        it.
+        The returned object is reused in later evaluations, because allocating it takes longer than
+        filling it.
         """
         made = self._made or self._new_model()
         keeps = self._plan.run_file.evaluation.every or self._plan.selector.measures
@@ -249,8 +249,8 @@ class ModelWork:
         return UpdateFiles(returned, run_file.transport.up, strategy.auxiliary)
 
     def largest_upload(self) -> int:
-        """Maximum size of an update in bytes. The limit leaves room, so that errors can name what
-        is wrong with a slightly larger file."""
+        """Maximum size of an update in bytes. The limit is above the size of a valid update, so
+        that an error can name what is wrong with a file that is too large."""
         return self._updates.largest
 
     def check_update(
@@ -410,7 +410,7 @@ class ModelWork:
     ) -> tuple[ModelVersion, State, SomeTotal]:
         """Compute the next model from a sum over exactly these clients, in client order.
 
-        Returns the model, the strategy's next state, and the sum after it was closed.
+        Returns the model, the strategy's next state, and the sum, whose files are closed by then.
         """
         strategy = self._plan.strategy
         numbers = RoundNumbers(
@@ -437,7 +437,8 @@ class ModelWork:
     # Auxiliaries ------------------------------------------------------------------------------
 
     def write_auxiliaries(self, auxiliaries: Auxiliaries) -> ModelVersion:
-        """Write the auxiliaries that the strategy sends. Raises PluginError if one does not fit."""
+        """Write the auxiliaries that the strategy sends. Raises PluginError if one does not fit the
+        model."""
         arrays = joined(auxiliaries)
         wanted = auxiliaries_layout(self.layout, auxiliaries)
         try:
@@ -481,7 +482,7 @@ class ModelWork:
         model."""
         table = self._plan.run_file.model
         if table is not None and table.keep:
-            return None  # the coordinator has no whole model
+            return None  # the coordinator has only a part of the model, and can't evaluate it
         with blamed_on_task(self._plan.run_file.task.name, _EVALUATION_DATA):
             return self._plan.task.evaluation_data(self._data_directory)
 
@@ -529,8 +530,8 @@ class ModelWork:
     def _measure(
         self, trainer: Trainer, arrays: Mapping[str, NDArray[Any]], data: Any
     ) -> MeasureSums:
-        """Evaluate a model with the task's own trainer. If the trainer hangs, other runs don't wait
-        for it."""
+        """Evaluate a model with the task's own trainer. A trainer that hangs does not block other
+        runs."""
         name = self._plan.run_file.task.name
         if not self._measuring.acquire(blocking=False):
             raise TrainerError(

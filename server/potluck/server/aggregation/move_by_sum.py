@@ -1,7 +1,7 @@
 """Computes the next model from a sum: of masked updates, or of updates that hosts added up.
 
-Single updates are never read. The sum is read block by block; private memory is a few blocks for
-each thread.
+Single updates are never read. The sum is read block by block, so each thread needs only a few
+blocks of private memory.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from potluck.server.strategy import (
 )
 
 BLOCK_ELEMENTS: Final = 2**18
-"""Number of elements read at once; so large that starting the masks' keystreams takes little
-time."""
+"""Number of elements read at once. With smaller blocks, starting the masks' keystreams would take
+more time."""
 BlockReader = Callable[[int, int], NDArray[np.float64]]
 """Function that reads elements [begin, end) of a vector; begin is a multiple of `BLOCK_ELEMENTS`.
 Thread-safe."""

@@ -1,4 +1,4 @@
-"""The models of a run as files: initial weights are loaded, models are published. Blocking."""
+"""Loads a run's initial weights from files, and publishes its models as files. Blocking."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def load_weights(
     directory.
 
     name: path in the data directory. only: names of the tensors to load, which must exist; by
-    default all of the network. left_out: names of tensors that the file may have and that are not
-    loaded.
+    default all of the network. left_out: names of tensors that the file may contain, but that are
+    not loaded.
 
     Raises ConfigurationError if the file does not exist or is outside the directory, and
     LayoutError, naming the tensor, if the file is of another model.

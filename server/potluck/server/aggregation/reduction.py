@@ -3,8 +3,8 @@
 Each block of the floating-point vector (`potluck.common.tensors.flat`) is read from every update in
 client order and combined in float64, then rounded to float32 once. Blocks are independent, so the
 result has the same bits for any order of arrival and any assignment of blocks to threads. Results
-are written to a file block by block: private memory is a few blocks for each thread (for reductions
-that sort, one block of every update, at most 8 MiB in all).
+are written to a file block by block, so each thread needs only a few blocks of private memory. A
+reduction that sorts needs one block of every update per thread, usually at most 8 MiB together.
 
 Tensors that are not floating-point are taken from the first update in client order; they are never
 averaged.
@@ -285,8 +285,8 @@ def _middle(decoders: list[EncodedUpdate], trimmed: int, block: int) -> _Combine
 def _near_median(decoders: list[EncodedUpdate], nearest: int, block: int) -> _Combiner:
     """Return a combiner for the mean of the `nearest` values around each coordinate's median.
 
-    In ascending order, these values are neighbours: they begin where the value before them is
-    farther from the median than the last of them.
+    In ascending order, these values are neighbours: the value before the first of them is farther
+    from the median than the last of them.
     """
     count = len(decoders)
     sort = _Sorter(decoders, range(count), block)
@@ -313,14 +313,15 @@ class _Sorter:
     """Reads a block of each update, and sorts the values of each coordinate."""
 
     def __init__(self, decoders: list[EncodedUpdate], wanted: range, block: int) -> None:
-        """wanted: ranks whose values are needed, from 0, of the smallest."""
+        """wanted: ranks whose values are needed; the smallest value has rank 0."""
         self._decoders = decoders
         self._network = selection_network(len(decoders), wanted.start, wanted.stop)
         self._rows = [np.empty(block, np.float32) for _ in decoders]
         self._spare = np.empty(block, np.float32)
 
     def __call__(self, begin: int, end: int) -> list[NDArray[np.float32]]:
-        """Return one row for each rank; only the wanted ones hold the values of their rank."""
+        """Return one row for each rank; only the rows of wanted ranks hold the values of their
+        rank."""
         size = end - begin
         values, spare = [row[:size] for row in self._rows], self._spare[:size]
         for value, decoder in zip(values, self._decoders, strict=True):

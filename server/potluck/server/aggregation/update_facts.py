@@ -64,8 +64,8 @@ def read_facts(
 def gram(updates: Sequence[Update], model: Tensors, *, threads: int | None = None) -> Floats:
     """Return the inner products of all pairs of updates, over all floating-point tensors.
 
-    updates × updates, float64. Needs 64 such matrices in memory. Raises LayoutError if an update
-    does not fit the model.
+    updates × updates, float64. Needs memory for 64 such matrices, one per span of the vector.
+    Raises LayoutError if an update does not fit the model.
     """
     decoders = decoders_of(updates, model.layout)
     return _sums(decoders, model, (), 0, {UpdateFact.GRAM}, threads)[UpdateFact.GRAM]

@@ -46,7 +46,7 @@ class PartialUpdate(EncodedUpdate):
         """model: the round's model, with the tensors of complete updates. delta: True if the file
         contains differences from the model.
 
-        Raises LayoutError if the file's tensors aren't exactly those that are not dropped.
+        Raises LayoutError unless the file contains exactly the tensors outside `dropped`.
         """
         left = model.layout.without_names(dropped)
         base = NamedTensors.some(model, left) if delta else None
@@ -95,7 +95,7 @@ def renormalized(combine: Combine, dropped: Sequence[Collection[str]]) -> Combin
     """Return the reduction with each tensor averaged over only the updates that have it.
 
     dropped: for each update, the tensors that it omits. The weights of the remaining updates are
-    scaled to the same sum. A tensor that no weighted update has does not change.
+    scaled to the same sum. A tensor stays unchanged if no update with a weight contains it.
     """
     names = sorted(set[str]().union(*dropped))
     if not names:
@@ -127,7 +127,8 @@ class SpooledUpdate:
 
 
 class UpdateFiles:
-    """The form of a run's updates: layout of the tensors, settings of the upload, auxiliaries."""
+    """The expected form of a run's update files: layout of the tensors, settings of the upload,
+    auxiliaries."""
 
     def __init__(self, layout: Layout, up: DirectionSettings, auxiliaries: Iterable[str]) -> None:
         """Raises LayoutError if the tensors can't be sent in this form."""
@@ -145,8 +146,8 @@ class UpdateFiles:
 
     @property
     def largest(self) -> int:
-        """Maximum size of an update in bytes. The limit leaves room, so that errors can name what
-        is wrong with a slightly larger file."""
+        """Maximum size of an update in bytes. The limit is above the size of a valid update, so
+        that an error can name what is wrong with a file that is too large."""
         return 2 * self._expected.file_bytes + (1 << 20)
 
     @property
@@ -165,7 +166,7 @@ class UpdateFiles:
         plain = self._up.encoding is Encoding.FLOAT32 and not self._up.delta and not compressed
         with self.open(path, compressed=compressed) as file:
             if finite and plain and file.aligned:
-                return  # reading it again would find nothing new
+                return  # a `FiniteScreen` has checked all its numbers
             EncodedUpdate(weights_of(file), self.layout, self._up.encoding, base).check_numbers()
             check_auxiliary_numbers(file)
 
@@ -208,11 +209,11 @@ class OneUpdate:
     encoded: EncodedUpdate
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """Return all tensors of the client's model: a copy in memory."""
+        """Return all tensors of the client's model, copied into memory."""
         return self.encoded.decode_to_arrays()
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """Return one of the floating-point tensors: a copy in memory."""
+        """Return one of the floating-point tensors, copied into memory."""
         begin = 0
         for tensor in self.encoded.layout.tensors:
             if tensor.floating:
@@ -224,7 +225,7 @@ class OneUpdate:
         raise KeyError(name)
 
     def auxiliary(self, name: str) -> dict[str, NDArray[Any]]:
-        """Return one of the update's auxiliaries: a copy in memory."""
+        """Return one of the update's auxiliaries, copied into memory."""
         return self.files.auxiliary(self.file, name).decode_to_arrays()
 
 

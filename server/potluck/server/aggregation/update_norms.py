@@ -19,8 +19,8 @@ def update_norms(
 ) -> NDArray[np.float64]:
     """Return the L2 norm of update − model for each update, summed in float64.
 
-    Over all floating-point tensors; one value for each update, in client order. Raises
-    LayoutError if an update does not fit the model.
+    The norm is over all floating-point tensors. Returns one value for each update, in client order.
+    Raises LayoutError if an update does not fit the model.
     """
     decoders = decoders_of(updates, model.layout)
     base = FlatVector(model.arrays, model.layout)

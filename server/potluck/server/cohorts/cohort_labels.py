@@ -21,8 +21,8 @@ each client."""
 
 @dataclass(frozen=True, kw_only=True)
 class CohortLabels:
-    """Metrics of each cohort's summed labels, one value per cohort; NaN if no client of it
-    disclosed any.
+    """Metrics of each cohort's summed labels, one value per cohort; NaN if none of its clients
+    disclosed labels.
 
     entropy: in bits. to_balanced: cosine distance (1 − cosine) to equal numbers of each class.
     to_federation: cosine distance to the sum of all clients' labels.
@@ -52,11 +52,11 @@ def _distances(sums: Floats, target: Floats) -> Floats:
 
 
 def heterogeneity(population: Population) -> dict[str, float]:
-    """Return the federation's heterogeneity, by the names of `HETEROGENEITIES`, each in [0, 1].
+    """Return the measures of the federation's heterogeneity, each in [0, 1], by name.
 
-    All six values are computed if clients have disclosed interaction matrices. If they have
-    disclosed triplets, the means over clients are returned. Empty if fewer than `LEAST_CLIENTS`
-    clients have disclosed one of the two.
+    All six of `HETEROGENEITIES` are computed if clients have disclosed interaction matrices. If
+    they have disclosed triplets instead, their means over clients are returned. Empty if fewer than
+    `LEAST_CLIENTS` clients have disclosed theirs.
     """
     matrices, triplets = population.interaction_matrices, population.triplets
     if matrices is not None:

@@ -19,7 +19,7 @@ Samples = NDArray[np.int64]
 
 def counted(samples: Samples, limits: SampleLimits) -> Samples:
     """Return the numbers of samples, limited by `maximum` and by `maximum_multiple` × the median of
-    the others.
+    the other clients' numbers.
 
     Each result is at least 1. The median is over all other clients: a client's own report must not
     raise its limit, even with few clients.
@@ -59,9 +59,8 @@ def narrowed(
     If too many chosen clients have a value, only the first of them and clients with other values
     remain in the rows. Returns None if the cohort is within all limits.
 
-    Repeated choices end: each time, fewer clients with the value remain. Once their number is
-    within the limit, no cohort can exceed it. So this works with any selector, and its first
-    choices are kept.
+    The repetition ends: each time, fewer clients with the value remain, until their number is
+    within the limit. So this works with any selector, and its first choices are kept.
 
     chosen: rows in the order chosen. limits: for each limited tag, the value of every row of the
     run's clients, and the maximum number of clients with the same value.

@@ -88,8 +88,8 @@ def _fits(row: int, cohort: Sequence[int], limits: TagLimits) -> bool:
 # Companions ---------------------------------------------------------------------------------------
 
 LARGEST_GROUP = 64
-"""Maximum size of a group. Each client's instruction names the whole group, so traffic grows with
-the square of the size."""
+"""Maximum number of clients in a group. Each client's instruction names the whole group, so traffic
+grows with the square of this number."""
 
 
 def companions(

@@ -33,8 +33,8 @@ NO_SUMS = "this coordinator lacks the package potluck.secagg; install all of pot
 
 
 class LabelSums:
-    """The label counts of one run that come from secure sums. This class is for runs without any.
-    Used on the event loop.
+    """The label counts of one run that come from secure sums. This base class is for runs without
+    such sums. Used on the event loop.
 
     totals: label counts summed over all clients. cell_counts: for each client, the mean label
     counts of its cell; None if label counts are not summed by cell.
@@ -68,7 +68,7 @@ class SumCollector(Protocol):
     ) -> tuple[Sequence[str], NDArray[np.int64]] | None:
         """Return a secure sum of label counts over these clients, with the clients that are in it.
 
-        Returns None, after a notice, if the sum failed.
+        If the sum failed, publishes a notice and returns None.
         """
         ...
 

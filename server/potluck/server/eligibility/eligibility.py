@@ -1,9 +1,9 @@
 """The rules on which clients may be selected in a run, in one place.
 
 A client is excluded if it is in quarantine, if its host can't train it, or if it was picked too
-often. It is also excluded if it has not disclosed a profile that the selector needs, or is in no
-cell although label counts are summed by cell. Used on the event loop, between the state machine,
-which knows the connected clients, and the selector.
+often. It is also excluded if it has not disclosed a profile that the selector needs. If label
+counts are summed over groups (cells), clients without a group are excluded too. Used on the event
+loop, between the state machine, which knows the connected clients, and the selector.
 """
 
 from __future__ import annotations

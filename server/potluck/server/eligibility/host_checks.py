@@ -1,7 +1,7 @@
 """Asks hosts whether they can train in a run, before their clients are selected.
 
 So missing software and refusals of owners are found before round 1, or when a host joins. Otherwise
-each affected client would be found only by failing after it was selected. Used on the event loop.
+each affected client would be selected first, and then fail. Used on the event loop.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from potluck.server.rounds.events import Select
 from potluck.server.rounds.plan import RunPlan
 
 _CHECK_SECONDS: Final = 30.0
-"""Seconds to wait for an answer. If a host is busy for longer, its clients can be selected
-unchecked."""
+"""Seconds to wait for an answer. If a host is busy for longer, its clients can be selected without
+a check."""
 
 _LARGEST_LAYOUT: Final = 1 << 20
 """Maximum size in bytes of a layout to send; for a larger model, hosts check the layout only when

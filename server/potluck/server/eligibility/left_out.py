@@ -15,7 +15,7 @@ from potluck.server.store.store_thread import InStore
 
 
 class LeftOutRegister:
-    """The clients excluded from one run. Each change is posted to the state machine."""
+    """The clients excluded from one run. Sends each change to the state machine."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class LeftOutRegister:
         self._rows |= {row.client_id: row for row in rows}
 
     def add(self, troubles: Mapping[str, str]) -> None:
-        """Exclude clients. Store them before the state machine selects again."""
+        """Exclude clients. The caller must store them before the state machine selects again."""
         new = {client: why for client, why in troubles.items() if client not in self._rows}
         for client, why in new.items():
             session = self._attendance.session_of(client)
@@ -63,7 +63,7 @@ class LeftOutRegister:
             self._post(rounds.LeftOut(tuple(new.items())))
 
     async def add_and_store(self, troubles: Mapping[str, str]) -> None:
-        """Exclude clients, and return once they are stored."""
+        """Exclude clients, and wait until the store has recorded it."""
         self.add(troubles)
         await self.store(tuple(troubles))
 
@@ -95,10 +95,10 @@ class LeftOutRegister:
         self.add({client: why for client, why in unfit.items() if why})
 
     async def store(self, clients: Sequence[str]) -> None:
-        """Store that these clients are excluded."""
+        """Record in the store that these clients are excluded."""
         rows = [self._rows[client] for client in clients if client in self._rows]
         await self._in_store(lambda store: store.leave_out(self._run_id, rows))
 
     async def remove_from_store(self, clients: Sequence[str]) -> None:
-        """Store that clients may take part again."""
+        """Record in the store that these clients may take part again."""
         await self._in_store(lambda store: store.let_in(self._run_id, clients))

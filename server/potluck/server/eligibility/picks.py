@@ -28,7 +28,7 @@ class SelectionImbalance:
     a few clients have all picks. busiest: row of the client with most picks. times_fair: number of
     picks of that client over the mean number. unlikely: rows of clients with an improbable number
     of picks: under uniform selection, the probability that any client reaches this number is at
-    most the given one.
+    most `chance` of `selection_imbalance`.
     """
 
     gini: float

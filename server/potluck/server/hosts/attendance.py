@@ -300,8 +300,8 @@ class Attendance:
             pending.progress = progress
 
     def answer(self, session: HostSession, answer: coordinator_pb2.Answer) -> None:
-        """Pass a host's result of an instruction to its `on_answer`; ignore an instruction that is
-        not pending."""
+        """Pass a host's answer to the `on_answer` of its instruction; ignore the answer if the
+        instruction is not pending."""
         pending = self._of(session, answer.instruction_id)
         if pending is not None and pending.on_answer is not None:
             pending.on_answer(answer)

@@ -1,4 +1,5 @@
-"""Messages to many hosts at once: instructions whose answers are awaited, and announcements."""
+"""Sends messages to many hosts at once: instructions, whose answers it awaits, and
+announcements."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ async def gather(
 # Announcements ------------------------------------------------------------------------------------
 
 SETTLE_SECONDS: Final = 3600.0
-"""Seconds for which the message is kept for a client whose host is disconnected."""
+"""Seconds for which `announce_closed`'s message is kept for a client whose host is disconnected."""
 
 
 def announce_closed(attendance: Attendance, row: RoundRow, awaited: Collection[str] = ()) -> None:

@@ -1,6 +1,6 @@
 """Evaluates models on the clients' held-out samples.
 
-This is done if the coordinator has no evaluation data, or to show the spread over clients.
+Used if the coordinator has no evaluation data, or to show the spread of metrics over clients.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MOST_GROUPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class MissingEvaluation:
-    """A client that was asked to evaluate a model, and did not.
+    """A client that was asked to evaluate a model, but sent no usable result.
 
     why: a short text, the same for all clients with the same problem. message: the client's own
     error; empty if it sent none.

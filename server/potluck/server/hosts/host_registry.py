@@ -30,7 +30,7 @@ _MOST_SECONDS = 20.0
 
 
 class DuplicateHostGuard:
-    """Decides which of two processes of a host stays connected. Lives on the event loop.
+    """Decides which of two processes of a host stays connected. Used on the event loop.
 
     A process that connects by another path, through a relay or directly, is treated as another
     process: a relay that claims a host's name must not disconnect the real host.
@@ -69,7 +69,7 @@ class DuplicateHostGuard:
 
     def _other(self, session: HostSession) -> HostSession | None:
         """Return the other connected process of the same host; None if there is none. Two processes
-        on the same path are taken for one if an id is missing."""
+        on the same path are treated as one if an id is missing."""
         other = self._attendance.host(session.host_id)
         if other is None:
             return None
@@ -158,7 +158,7 @@ class HostRegistry:
     async def _note(self, session: HostSession) -> None:
         try:
             await self._see(session)
-        except PotluckError as error:  # not essential
+        except PotluckError as error:  # the times are only for display
             log.warning("last contact not stored", host=session.host_id, why=error.message)
 
     async def _see(self, session: HostSession) -> None:

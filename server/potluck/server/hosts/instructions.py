@@ -182,8 +182,7 @@ def question_instruction(
 def question_before_upload(
     asked: BeforeUpload, training: coordinator_pb2.Instruction
 ) -> coordinator_pb2.Question:
-    """Return the question about the model that a training results in, to be answered before its
-    upload."""
+    """Return the question that a client answers about its trained model, before the upload."""
     return coordinator_pb2.Question(
         kind=asked.kind,
         parameters_json=canonical_json(asked.parameters),
@@ -228,8 +227,8 @@ def evaluate_instruction(
 def _train(
     plan: RunPlan, round_number: int, client: str, model: transfer_pb2.ModelReference
 ) -> coordinator_pb2.Train:
-    """Return a client's training, without the work that the selector set for it and without
-    auxiliary files."""
+    """Return the message for a client's training, without the work that the selector set for it,
+    and without auxiliary files."""
     run_file = plan.run_file
     up, masked = run_file.transport.up, run_file.secure_aggregation
     summed = run_file.host_sums.enabled
@@ -248,7 +247,7 @@ def _train(
     if run_file.privacy is not None and not run_file.privacy.at_coordinator:
         train.privacy.CopyFrom(privacy_terms(run_file.privacy, plan))
         if run_file.privacy.unit == "client":
-            train.weighting = WEIGHTINGS[Weighting.EQUAL]  # the noise is for equal weights
+            train.weighting = WEIGHTINGS[Weighting.EQUAL]  # the noise assumes equal weights
     if summed:
         terms = lane_terms(run_file, plan.strategy)
         train.summing.CopyFrom(coordinator_pb2.Summing(**dataclasses.asdict(terms)))
@@ -303,8 +302,8 @@ def _add_personal(train: coordinator_pb2.Train, plan: RunPlan) -> None:
 
 
 def _training_json(plan: RunPlan, epochs: int | None) -> str:
-    """Return the run's local training as JSON. epochs: number of passes that replaces the run's;
-    None: the run's."""
+    """Return the run's local training as JSON. epochs: number of passes, instead of the run's; None
+    for the run's."""
     changes = {} if epochs is None else {"epochs": epochs, "steps": None}
     return plan.training.model_copy(update=changes).as_json()
 

@@ -65,9 +65,9 @@ class Admission:
 class TransferSlots:
     """Limits the number of files that are transferred at full speed at once.
 
-    Transferring many files at once takes the same total time, but each holds messages in memory and
-    in the processor's caches. A slow file must not delay the others: its turn ends, and its
-    transfer continues without a turn.
+    Transferring many files at once takes the same total time, but each transfer holds messages in
+    memory and in the processor's caches. A slow file must not delay the others: its turn ends, and
+    its transfer continues without a turn.
     """
 
     def __init__(self, at_once: int, *, seconds: float, least_bytes: int) -> None:

@@ -54,7 +54,7 @@ _ASKED_BY_NAME = 500
 
 @dataclass(kw_only=True)
 class Collected:
-    """The outcome of a request for profiles.
+    """The clients without a profile after a request for profiles, grouped by cause.
 
     unable: clients that can't take part in the run, each with the reason. refused: clients that
     declined, each with the reason. silent: clients that did not answer in time.
@@ -237,7 +237,7 @@ class Profiling:
             self.largest_epsilon = max(self.largest_epsilon or 0.0, spent)
 
     def changed_since_last_asked(self) -> bool:
-        """Return True if a profile came into use since the last call."""
+        """Return True if profiles in use have changed since the last call."""
         changed, self._changed = self._changed, False
         return changed
 

@@ -113,7 +113,8 @@ class ClientPool:
         self.wake: float | None = None
         """Time of the next check if nothing happens."""
         self.given_up = ""
-        """Reason why a run that never selected a cohort has stopped waiting; empty before."""
+        """Reason why a run that never selected a cohort has stopped waiting; empty while it waits.
+        """
         self._last = _LONG_AGO  # when a run that never selected a cohort stops waiting
         self._returning_until = _LONG_AGO  # until when disconnected clients are waited for
         self._pause = _LONG_AGO
@@ -143,8 +144,8 @@ class ClientPool:
             self.presence.expect(self.roster, self._returning_until)
 
     def away(self) -> list[str]:
-        """Return disconnected clients in roster order; with their hosts, if the run needs several
-        hosts."""
+        """Return the disconnected clients in roster order. If the run needs several hosts, the text
+        of each client includes its host."""
         away = [client for client in self.roster if not self.presence.attends(client)]
         if not self.rules.hosts:
             return away
@@ -229,7 +230,7 @@ class ClientPool:
         return not self.under_way and now >= self._last
 
     def suffices(self, clients: Sequence[str], needed: int) -> bool:
-        """Return True if these clients are as many as needed, on enough hosts."""
+        """Return True if these are at least `needed` clients, on enough hosts."""
         return self._quorum(clients, needed).suffices
 
     def lost_its_hosts(self, cohort: RoundCohort) -> bool:
@@ -250,8 +251,8 @@ class ClientPool:
     def _candidates(self, selectable: Sequence[str]) -> tuple[str, ...]:
         """Return the connected clients that a selection may use.
 
-        Clients that failed in this round, or that still train for another, are omitted if the
-        others suffice.
+        Clients that failed in this round, or that still train for an earlier round, are omitted if
+        the other clients suffice.
         """
         attending = [client for client in selectable if self.presence.attends(client)]
         free = [client for client in attending if client not in self.still_training]

@@ -172,8 +172,8 @@ class RoundCohort:
 
     @property
     def missed(self) -> list[str]:
-        """Members that the round no longer waits for, and that may join a later round, in the order
-        chosen."""
+        """Members that the round no longer waits for, but whose update may join a later round, in
+        the order chosen."""
         if not self._rules.policy.late_updates.rounds:
             return []
         states = (MemberState.LATE, MemberState.SPARED)

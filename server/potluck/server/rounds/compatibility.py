@@ -144,8 +144,8 @@ def check_noised_evaluation(run_file: RunFile, *, on_clients: bool) -> None:
 
 
 def check_answer_noise(run_file: RunFile, selector: Selector, *, source: str) -> None:
-    """Raise ConfigurationError if the run's selector asks about data, and the run does not say how
-    much noise the answers have."""
+    """Raise ConfigurationError if the run's selector asks about data, and the run file sets no
+    noise for the answers."""
     privacy, asked = run_file.privacy, sorted(set(selector.asks_questions) - {AVAILABILITY})
     if privacy is None or not asked or privacy.answer_noise_multiplier or privacy.epsilon:
         return
@@ -172,7 +172,8 @@ def _keeps(run_file: RunFile) -> bool:
 
 
 def _on_keeping(run_file: RunFile) -> Sequence[str]:
-    """Return a remark that clients evaluate the model, if they keep some of its tensors."""
+    """If clients keep some of the model's tensors, return a remark that only clients evaluate the
+    model."""
     if not run_file.evaluation.every or not _keeps(run_file):
         return ()
     text = "clients measure the model, with what they keep; the coordinator's data are not used"
@@ -180,9 +181,11 @@ def _on_keeping(run_file: RunFile) -> Sequence[str]:
 
 
 def by_protocol(selector: Selector, run_file: RunFile, *, source: str) -> Selector:
-    """Return the selector that makes the same choice from secure sums and questions.
+    """Return the variant of this selector that makes the same choice from secure sums and
+    questions.
 
-    Raises ConfigurationError if there is none, or if its first sum is over too few clients.
+    Raises ConfigurationError if there is no such variant, or if its first sum is over too few
+    clients.
     """
     found = selector.by_protocol()
     if found is None:
@@ -220,7 +223,7 @@ def check_objective(table: PluginTable, *, source: str) -> None:
     try:
         plugins.check(plugins.OBJECTIVES, table.name, table.options)
     except ConfigurationError as error:
-        if not isinstance(error.__cause__, ImportError):  # only hosts need it
+        if not isinstance(error.__cause__, ImportError):  # only hosts need the missing package
             raise type(error)(f"{source}: {error.message}", **error.metadata) from None
 
 

@@ -176,7 +176,7 @@ class StopRequested:
 
 @dataclass(frozen=True)
 class TimerFired:
-    """The time of `next_wakeup` has come."""
+    """The time that `next_wakeup` returned has come."""
 
 
 Event = (

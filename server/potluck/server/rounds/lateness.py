@@ -1,9 +1,9 @@
 """Tracks updates that missed their round and may join a later one. Pure.
 
-A client has at most one such training. After the commit of its round, the run waits for the update,
-for as many further rounds as the run file allows. On a real clock, an update joins the round that
-is under way when the update arrives. On a virtual clock, it joins the round in whose simulated time
-it would have arrived.
+A client has at most one late training at a time. After the commit of its round, the run waits for
+the update, for as many further rounds as the run file allows. On a real clock, an update joins the
+round that is under way when the update arrives. On a virtual clock, it joins the round in whose
+simulated time it would have arrived.
 """
 
 from __future__ import annotations

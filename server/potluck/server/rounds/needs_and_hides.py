@@ -32,25 +32,25 @@ class Trait(Enum):
 
     # of strategies
     SINGLE_UPDATES = auto()
-    """Needs each update by itself, not their mean."""
+    """Needs every single update, not only the updates' mean."""
     OWN_TENSORS = auto()
     """Changes some tensors of the model only on the coordinator."""
     AUXILIARIES = auto()
     """Sends tensors in addition to the weights."""
     CORRECTION = auto()
-    """Has hosts correct what clients send, or how they train."""
+    """Makes hosts correct what clients send, or how clients train."""
     DATA_CORRECTION = auto()
-    """Has hosts compute what clients send from data, not only from the gradients of steps."""
+    """Makes hosts compute what clients send from data, not only from the gradients of steps."""
     KEPT_CORRECTION = auto()
-    """Has clients keep a state from one training for the next."""
+    """Makes clients keep a state from one training for the next."""
     SINGLE_STEPS = auto()
     """Corrects or counts the single steps of a training."""
     OTHER_WEIGHTS = auto()
     """Does not weight updates by samples."""
     SERVER_TRAINING = auto()
-    """Trains on the coordinator, with single updates."""
+    """Trains on the coordinator, and uses single updates for that."""
     GROUPS = auto()
-    """Has clients train different parts of the model, or uses their profiles."""
+    """Makes clients train different parts of the model, or uses their profiles."""
     # of selectors
     REPORTS = auto()
     """Needs numbers that clients report with their updates."""
@@ -67,11 +67,11 @@ class Trait(Enum):
     PASSES = auto()
     """Chooses each client's number of passes."""
     PARTIAL_UPDATES = auto()
-    """Has clients omit tensors from their updates."""
+    """Makes clients omit tensors from their updates."""
     OFFERS = auto()
     """Asks clients after their training, before the upload."""
     EVERYBODY = auto()
-    """Has all clients train in a round."""
+    """Makes all clients train in a round."""
     ESTIMATES = auto()
     """Needs signals that clients estimate by training the whole model."""
     NOT_GIVEN = auto()
@@ -265,7 +265,7 @@ def has_noisy_form(kind: str) -> bool:
 
 
 AVAILABILITY: Final = "availability"
-"""Question that is about the owner's plan, not about data."""
+"""Question about the times at which an owner plans to be available, not about data."""
 OF_MODELS: Final = (Trait.DIVIDED_MODEL, Trait.KEPT_TENSORS)
 """Traits of a run whose clients receive or send only a part of the model."""
 OF_STRATEGIES: Final = (

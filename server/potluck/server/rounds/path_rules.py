@@ -2,7 +2,7 @@
 
 A path is how the updates of a run become a model: as single updates, with noise in their sum, as
 sums from hosts, or masked. It is a plug-in of the group `potluck.update_paths`. `runs.update_path`
-has the part that works while the run is under way; a plan asks only the methods below.
+has the part that works while the run is under way; a plan uses only the methods below.
 """
 
 from __future__ import annotations

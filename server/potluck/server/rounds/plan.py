@@ -60,7 +60,7 @@ class RunPlan:
     trainer: Trainer | None = None
     """The task's own trainer; None for a classification task."""
     stop_rule: StopRule | None = None
-    """Rule for the run's best model and its early end; None if it has none."""
+    """Rule for the run's best model and its early end; None if the run has no such rule."""
     remarks: Sequence[str] = ()
     """Remarks for the operator who starts the run."""
 

@@ -13,7 +13,7 @@ class RoundRules:
     """The settings of a run file that the state machine uses.
 
     hosts: minimum number of hosts that a round's clients must be on; 0 for no minimum. simulated:
-    True if a virtual clock times the rounds. The round then waits for all clients; a client is in
+    True if the rounds run on a virtual clock. The round then waits for all clients; a client is in
     time if it took at most `simulated_deadline` simulated seconds. offers: True if clients wait
     with their upload until the selector has decided which updates are wanted.
     """

@@ -1,8 +1,9 @@
 """Decides how a run with noise treats a selector: free, charged to clients' ledgers, or refused.
 
-The result follows from what a selector declares and from `HIDES`, by which runs are refused too. A
-run with `[privacy]` protects single records or single clients. A selector's choices cost no privacy
-loss if they follow from what is released anyway.
+The decision follows from what a selector declares and from `HIDES`, the table that also decides
+which runs are refused. A run with `[privacy]` protects single records or single clients. A
+selector's choices cost no additional privacy loss if they follow only from data that the run
+releases in any case.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ HIDERS: Final[Mapping[Protection, Trait]] = {
 def verdict_on(selector: Selector, name: str, protection: Protection) -> SelectionVerdict:
     """Return the treatment of a selector with its options. name: as in run files.
 
-    Masks are not considered; they hide more from selectors."""
+    Ignores secure aggregation, which hides more data from selectors.
+    """
     traits = {trait: str(detail) for trait, detail in selector_traits(selector).items() if detail}
     for hidden, refusal in HIDES[HIDERS[protection]].items():
         if hidden in traits:
@@ -76,8 +78,8 @@ def _cause(refusal: str, name: str) -> str:
 
 
 def _reasons(traits: Mapping[Trait, str], protection: Protection) -> list[str]:
-    """Return the released data that a selector uses, and that cost no further privacy; empty if it
-    uses no data of clients."""
+    """Return descriptions of the data that a selector uses and that cost no additional privacy
+    loss; empty if it uses no data of clients."""
     reasons = []
     if Trait.PROFILES in traits:
         by_unit = {

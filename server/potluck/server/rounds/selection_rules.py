@@ -1,4 +1,4 @@
-"""Checks before a run starts that its selections can be verified as it requests."""
+"""Checks before a run starts that its selections can be verified, if its run file requests that."""
 
 from __future__ import annotations
 

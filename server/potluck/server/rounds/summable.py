@@ -1,4 +1,4 @@
-"""Settings with which clients convert updates to integers and hosts add them up."""
+"""Settings by which clients convert updates to integers, so that hosts can add them up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from potluck.server.strategy import Strategy, Summation
 
 
 def lane_terms(run_file: RunFile, strategy: Strategy) -> LaneTerms:
-    """Return how clients convert updates to integers and weight them. It is the same in all
+    """Return how clients convert updates to integers and weight them, which is the same in all
     rounds."""
     alike = run_file.weighting is Weighting.EQUAL or strategy.summation is Summation.EQUAL
     cap = 1 if alike else run_file.sample_limits.maximum or LARGEST_WEIGHT

@@ -66,7 +66,7 @@ class TraceClock:
 
 
 def trace_clock(settings: VirtualClock, data: Path | None) -> TraceClock | None:
-    """Return the clock of a run that begins; None if its clients follow no trace.
+    """Return the clock for the start of a run; None if its clients follow no trace.
 
     data: the coordinator's data directory. Raises ConfigurationError if the trace is not valid.
     """

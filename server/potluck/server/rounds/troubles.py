@@ -43,7 +43,7 @@ class LeftOutClients:
         return each_once(self.troubles, "left out")
 
     def why_too_few(self, roster: Sequence[str], needed: int) -> str:
-        """Return the reason why a run can't continue with its other clients; empty if it can."""
+        """Return why a run can't continue without its excluded clients; empty if it can."""
         left = sum(client not in self.troubles for client in roster)
         if not self.troubles or left >= needed:
             return ""

@@ -1,8 +1,9 @@
-"""The noise on clients' whole updates, and the bound on their norms: the same for all clients.
+"""The noise on clients' whole updates, and the bound on the updates' norms; both are the same for
+all clients.
 
 The bound may follow a quantile of the norms (adaptive clipping, Andrew et al. 2021). It is then a
 scalar in the strategy's state, so a resumed run continues with the bound of its last committed
-round. It follows from noisy counts only, so it may be shown.
+round. The bound follows from noisy counts only, so publishing it costs no additional privacy loss.
 """
 
 from __future__ import annotations

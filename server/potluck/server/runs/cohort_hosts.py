@@ -47,7 +47,8 @@ def check_hosts(selecting: Placement, plan: RunPlan, round_number: int, availabl
 def complete(
     selecting: Placement, plan: RunPlan, selection: Selection, context: SelectionContext
 ) -> Selection:
-    """Return the selection; add clients on further hosts if the path of its updates needs them.
+    """Return the selection, with clients on further hosts added if the path of its updates needs
+    more hosts.
 
     The reason of an added client is "needed for N hosts". Hosts are added until the path can make a
     model of the cohort's updates, or until no further hosts are left.

@@ -71,8 +71,8 @@ async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
 
 
 async def evaluate(run: Run) -> None:
-    """Evaluate the round's model on the coordinator's data, or on the clients' data if it has
-    none."""
+    """Evaluate the round's model on the coordinator's data, or on the clients' data if the
+    coordinator has none."""
     model, own_failed = run.models.result.model, False
     counts: EvaluationCounts | MeasureSums | None = None
     try:
@@ -234,7 +234,8 @@ def _close_late(run: Run, action: rounds.Commit) -> Sequence[LateRow]:
 
 
 def _set_aside(result: RoundModel, roster: RunRoster) -> Mapping[str, str]:
-    """Return the clients whose updates the selector excluded, each with the reason."""
+    """Return the clients whose updates the selector excluded from the model, each with the
+    reason."""
     aside = result.judgement.set_aside
     rows = np.array(sorted(aside), dtype=np.int64)
     return dict(zip(roster.clients(rows), [aside[row] for row in rows.tolist()], strict=True))
@@ -243,7 +244,7 @@ def _set_aside(result: RoundModel, roster: RunRoster) -> Mapping[str, str]:
 def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
     cohort = list(run.attempt.cohort)
     updates = run.updates.received
-    # Updates that arrived but were not included don't count: after a kill, their arrival is
+    # Updates that arrived but were not included are ignored: after a kill, their arrival is
     # unknown.
     rows = [updates[c].row if c in action.included else None for c in cohort]
     late = run.updates.joining

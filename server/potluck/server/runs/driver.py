@@ -35,7 +35,7 @@ _STATE_AFTER = {
 
 
 class RunDriver:
-    """Prepares a run, drives it and ends it. Has the run's status at any time."""
+    """Prepares a run, drives it and ends it. Can report the run's status at any time."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class RunDriver:
 
     def files_in_use(self) -> set[str]:
         """Return the digests of files that must not be deleted now; empty once the run has ended,
-        when retention decides."""
+        because the retention settings then decide."""
         return set() if self._over or self._loop is None else self._loop.files_in_use()
 
     def count_down(self, blake3: str, sent: int) -> None:
@@ -169,7 +169,7 @@ class RunDriver:
                 await self._loop.settle()
                 self._services.files.let_go(self.files_in_use())
             self._over = True
-            await self._services.tidy(self.row.committed_rounds)  # if a kill prevented it
+            await self._services.tidy(self.row.committed_rounds)  # in case a kill prevented it
         except (PotluckError, OSError) as error:
             self._record.warn(f"the last round's files were not tidied up: {error}")
         run_id, in_store = self.row.run_id, self._services.in_store

@@ -1,8 +1,9 @@
 """Asks clients a selector's questions before a selection, and passes the answers to the selector.
 
 A question is stored before it is sent, and its answers are stored before the selector gets them.
-After a restart, the coordinator sends the stored answers into a new generator and continues from
-there. Hosts send an answer again if they are asked the same question again.
+After a restart, the coordinator calls the selector again, sends the stored answers into its new
+generator, and continues from there. Hosts send an answer again if they are asked the same question
+again.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ async def choose(
     """Run the selector, with its questions; return its choice and the answers of clients.
 
     If a cohort has too many clients with the same tag, the selector is called again with fewer
-    available clients. The answers are those of the last call that asked. A cohort on too few hosts
-    for a masked round is completed.
+    available clients. The answers are those of the last call in which the selector asked. A cohort
+    that is on too few hosts for its update path is completed.
 
     Raises RunError if the selector fails or its choice is invalid; ReplayError if, after a restart,
     its question differs from the stored one.
@@ -298,7 +299,8 @@ def _record(answers: Answers) -> JsonObject:
 
 
 def answers_of(exchanges: Sequence[Exchange], key: AttemptKey) -> list[Answers]:
-    """Return the clients' answers to the selector's last call that asked, without sums."""
+    """Return the clients' answers to the selector's last call that asked questions, without secure
+    sums."""
     answered = [
         each
         for each in exchanges

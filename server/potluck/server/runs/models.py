@@ -1,6 +1,5 @@
-"""The models of a run: the model that clients train from, that of the current round, the states of
-selector and strategy, and the files of auxiliaries.
-"""
+"""The models of a run: the model that clients train from, the current round's model, the states of
+selector and strategy, and the files of auxiliaries."""
 
 from __future__ import annotations
 
@@ -40,7 +39,8 @@ class States:
 
 
 def write_states(files: ModelFiles, states: States) -> str | None:
-    """Write the arrays of both states. Return the file's digest; None without arrays."""
+    """Write the arrays of the selector's and the strategy's state. Return the file's digest; None
+    if there are no arrays."""
     arrays = {
         f"{owner}/{name}": np.ascontiguousarray(array)
         for owner, state in (("selector", states.selector), ("strategy", states.strategy))
@@ -55,7 +55,7 @@ def read_states(
     selector_scalars: Mapping[str, Any],
     strategy_scalars: Mapping[str, Any],
 ) -> States:
-    """Return both states as they were written."""
+    """Return the states that `write_states` wrote."""
     arrays: dict[str, dict[str, NDArray[Any]]] = {"selector": {}, "strategy": {}}
     if blake3 is not None:
         files.verify(blake3)
@@ -124,8 +124,8 @@ class Models:
 
     @contextmanager
     def training(self) -> Iterator[Callable[[float], None]]:
-        """Show a training on the coordinator while the block runs. Yields a function that takes the
-        completed share."""
+        """Show the progress of a training on the coordinator while the block runs. Yields a
+        function to call with the completed share."""
 
         def note(share: float) -> None:
             self.trained = share
@@ -142,7 +142,7 @@ class Models:
         return {digest for model in models if model is not None for digest in model.digests}
 
     def whole(self, blake3: str) -> ModelVersion:
-        """Return a model by its digest, with only its whole file. Raises NotFoundError."""
+        """Return a model by its digest, to be sent as one complete file. Raises NotFoundError."""
         size = self._files.existing(blake3).stat().st_size
         rendition = Rendition(blake3=blake3, size=size, encoding=Encoding.FLOAT32)
         return ModelVersion(blake3=blake3, size=size, renditions=(rendition,))

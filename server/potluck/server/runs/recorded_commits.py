@@ -43,8 +43,8 @@ class Commits:
 
     @property
     def spared(self) -> set[str]:
-        """Digests of files of rounds that the database has lost. A backup or a record may refer to
-        these files."""
+        """Digests of files of rounds that the database has lost. They are not deleted, because a
+        backup or a record may refer to them."""
         return set[str]().union(*self._lost_files.values())
 
     async def compare(self) -> Mapping[str, LostRounds]:

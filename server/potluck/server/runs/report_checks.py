@@ -1,6 +1,5 @@
-"""The reports that clients send about the trainings behind their updates: checks, and means over
-them as metrics of a round.
-"""
+"""Checks the reports that clients send about their trainings, and computes means over them as
+metrics of a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Prepares a run: creates its first model, or restores the state in which the coordinator ended."""
+"""Prepares a run: creates its first model, or restores the state that it had when the coordinator
+ended."""
 
 from __future__ import annotations
 
@@ -157,7 +158,8 @@ def _anybody(_: str) -> bool:
 async def _from_files(
     record: RunRecord, files: ModelFiles, read: Callable[..., T], *arguments: object
 ) -> T:
-    """Call `read` in a thread, to load files whose digests the store has. Raises StorageError."""
+    """Call `read` in a thread, to load files whose digests are in the store. Raises
+    StorageError."""
     try:
         return await in_thread(read, *arguments)
     except NotFoundError as error:
@@ -285,7 +287,7 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
     key = run.stored_attempt = attempt.key
     run.attempt = Attempt()
     available = tuple(run.roster.ids[row] for row in attempt.available)
-    if run.trace_clock is not None:  # all were available then, and are now
+    if run.trace_clock is not None:  # all these clients were available when the attempt began
         failed = max(0, key.attempt - 1 - attempt.spent)
         run.trace_clock.begin(available, len(available), failed=failed)
     run.choose_cohort(

@@ -1,4 +1,5 @@
-"""The loop of a prepared run: passes events to the state machine, carries out its actions."""
+"""The loop of a prepared run: passes events to the state machine, and carries out the machine's
+actions."""
 
 from __future__ import annotations
 

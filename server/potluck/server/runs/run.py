@@ -66,7 +66,7 @@ class Attempt:
 
 @dataclass(kw_only=True)
 class Run:
-    """A prepared run: its data, and the objects that contain its changing state."""
+    """A prepared run: its fixed data, and the objects that contain its changing state."""
 
     record: RunRecord
     plan: RunPlan

@@ -152,8 +152,8 @@ class Updates:
             await self.give_up(client)
 
     def join(self, round_seconds: float, allowed: Callable[[Iterable[str]], Iterable[str]]) -> None:
-        """Choose the late trainings whose updates become part of the round's model, in client
-        order.
+        """Choose the late trainings whose updates become part of the current round's model, in
+        client order.
 
         round_seconds: simulated duration of the round. allowed: function that returns which of the
         given clients may take part.

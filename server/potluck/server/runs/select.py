@@ -25,7 +25,7 @@ from potluck.server.store.records import AttemptKey, AttemptRow, MemberWork, Pro
 
 
 async def admit(run: Run, clients: tuple[str, ...]) -> None:
-    """Store that clients joined the roster, in this order."""
+    """Add clients to the roster, in this order, and record it in the store."""
     await run.selecting.admit(clients)
     if len(clients) == len(run.roster):  # the first clients
         await set_state(run, RunState.RUNNING)
@@ -80,7 +80,8 @@ async def _select(
 
 
 def _provenance(attendance: Attendance, client: str) -> Provenance:
-    """Return what a client's host last reported about itself; empty if the host is disconnected."""
+    """Return the facts that a client's host last reported about itself; empty if the host is
+    disconnected."""
     session = attendance.session_of(client)
     if session is None:
         return Provenance()
@@ -116,8 +117,8 @@ def _check_unmasked_work(plan: RunPlan, selection: Selection) -> None:
 
 
 def _check_unmasked(plan: RunPlan, does: str) -> None:
-    """Raise RunError if the round is masked: masked rounds need equal work from `count` clients.
-    does: what the selector does, for the message."""
+    """Raise RunError if the round is masked, because all clients of a masked round must do equal
+    work. does: what the selector does, for the message."""
     run_file = plan.run_file
     if run_file.secure_aggregation:
         raise RunError(

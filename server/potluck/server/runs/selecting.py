@@ -72,7 +72,8 @@ class Selecting:
         return [self.eligibility.host_of(client) for client in self.roster]
 
     async def admit(self, clients: Sequence[str]) -> None:
-        """Store that clients joined the roster, in this order, and read their stored profiles."""
+        """Record in the store that clients joined the roster, in this order, and read their stored
+        profiles."""
         run_id = self._run_id
         await self._in_store(lambda store: store.append_to_roster(run_id, clients))
         await self.profiling.admit(clients)

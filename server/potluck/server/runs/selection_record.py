@@ -25,8 +25,8 @@ class SelectionRecord:
     async def begin(self, context: SelectionContext, key: AttemptKey) -> SelectionContext:  # noqa: ARG002  for subclasses
         """Commit to the inputs of a selection; return the context to select with.
 
-        Its seed may be another one, and its available clients fewer. Raises ScarceError if too few
-        clients take part, ReplayError if the inputs differ from those before a restart.
+        The returned context may have another seed and fewer available clients. Raises ScarceError
+        if too few clients take part, ReplayError if the inputs differ from those before a restart.
         """
         return context
 

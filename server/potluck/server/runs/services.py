@@ -43,4 +43,4 @@ class RunServices:
     observer: RunObserver
     """Receives events of runs, for the metrics."""
     spans: RunSpans | None
-    """Receives events for traces; None if tracing is off."""
+    """Receives events for execution traces; None if tracing is off."""

@@ -46,8 +46,8 @@ class Spool:
         return folder / f"{client}@{blake3[:16]}.safetensors"
 
     def find(self, round_number: int, attempt: int, blake3: str) -> Path | None:
-        """Return a file of an attempt by its digest; None if not found. Use it for a sum of many
-        clients, whose file has the name of one."""
+        """Return a file of an attempt by its digest; None if not found. Needed for a sum of many
+        clients, because its file has the name of only one of them."""
         folder = self._folder / f"{round_number}.{attempt}"
         return next(iter(sorted(folder.glob(f"*@{blake3[:16]}.safetensors"))), None)
 
@@ -76,8 +76,8 @@ class Spool:
 
         keep: clients whose updates are kept.
 
-        Other files may still be open, for a check of a late update, so they are deleted and not
-        overwritten.
+        Files outside `spent` are deleted, not overwritten: they may still be open while a late
+        update is checked.
         """
         self._spare.clear()
         with contextlib.suppress(FileNotFoundError):

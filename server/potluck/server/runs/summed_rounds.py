@@ -193,9 +193,10 @@ class SummedRounds(UpdatePath):
         )
 
     def _too_heavy(self, updates: Sequence[SpooledUpdate]) -> Mapping[str, str]:
-        """Return the clients with more samples than the run's limits allow, with error messages.
+        """Return the clients with more samples than the run's limits allow, each with an error
+        message.
 
-        The weight of a single update could be lowered, but not the weight of a part of a sum.
+        The coordinator can lower the weight of a single update, but not of an update within a sum.
         """
         weights = np.array([self._terms.weight(each.row.samples) for each in updates], np.int64)
         limits = self._run.plan.run_file.sample_limits

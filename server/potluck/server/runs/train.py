@@ -156,7 +156,7 @@ class Training:
         )
 
     async def give_up(self, action: rounds.GiveUpAttempt) -> None:
-        """Delete the spooled updates of an attempt."""
+        """Delete the spooled updates of an attempt that has been given up."""
         run, key = self._run, AttemptKey(self._run.id, action.round, action.attempt)
         await self._path.give_up()
         await run.services.in_store(lambda store: store.abandon_attempt(key, action.reason))

@@ -34,7 +34,8 @@ from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import AttemptKey, LateRow, MemberChange, MemberState, UpdateRow
 
 MOST_NAMED = 50
-"""Maximum number of a sum's clients named in an error message, which must fit a call's metadata."""
+"""Maximum number of a sum's clients that an error message names. The message must fit into a call's
+metadata."""
 
 
 def members_of(header: transfer_pb2.UpdateHeader) -> Sequence[transfer_pb2.SumMember]:
@@ -50,7 +51,7 @@ def members_of(header: transfer_pb2.UpdateHeader) -> Sequence[transfer_pb2.SumMe
 
 @dataclass(frozen=True)
 class _Arrival:
-    """An update that is being recorded, or all updates of one sum."""
+    """An update that is being recorded in the store, or all updates of one sum."""
 
     key: AttemptKey
     changes: Sequence[MemberChange]
@@ -224,8 +225,8 @@ class UpdateInbox:
         await self.accept({each.update_id: self._spooled(header, each, path) for each in members})
 
     async def accept(self, updates: Mapping[str, SpooledUpdate]) -> None:
-        """Store a verified update, or those of one sum, by their ids; then post them to the state
-        machine.
+        """Record a verified update, or all updates of one sum, in the store; then post them to the
+        state machine. updates: by update id.
 
         Raises RoundClosedError if some updates of a sum are no longer awaited.
         """
@@ -335,8 +336,8 @@ class UpdateInbox:
             await asyncio.wait({self._recording})
 
     async def _record(self, key: AttemptKey, changes: Sequence[MemberChange]) -> None:
-        """Store that updates arrived. Updates that arrive during a write are stored together in the
-        next write."""
+        """Record in the store that updates arrived. Updates that arrive during a write are recorded
+        together in the next write."""
         arrival = _Arrival(key, changes, asyncio.get_running_loop().create_future())
         self._arrivals.append(arrival)
         if self._recording is None or self._recording.done():

@@ -70,7 +70,7 @@ class UpdatePath(PathRules):
 
     @abstractmethod
     def report(self, member: transfer_pb2.SumMember, /) -> UpdateReport:
-        """Return the report about an update, with the numbers that the run uses."""
+        """Return a member's report about its training, with only the numbers that the run uses."""
 
     async def unable(self, clients: Sequence[str]) -> Mapping[str, str]:  # noqa: ARG002  for subclasses
         """Return the clients that must not be selected any more, with the reasons.
@@ -80,7 +80,7 @@ class UpdatePath(PathRules):
         return {}
 
     def lose(self, client: str) -> None:
-        """Stop waiting for this client's update. Other updates may depend on it."""
+        """Stop waiting for this client's update. With masks, other updates may depend on it."""
 
     @abstractmethod
     async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel | None:

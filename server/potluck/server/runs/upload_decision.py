@@ -1,7 +1,7 @@
 """Decides which clients skip their upload: clients offer updates, the selector chooses.
 
-A client that has trained answers a question about its model and waits with its upload. When all
-clients have answered or are lost, the answers are stored, and then the selector decides. A
+A client that has trained answers a question about its model and waits with its upload. When each
+client has answered or is lost, the coordinator stores the answers, and then the selector decides. A
 restarted coordinator therefore makes the same decision from the stored answers.
 """
 

@@ -199,7 +199,8 @@ class DcRandom(Selector):
 
 
 class _Steering:
-    """Distances of a sum of label counts from a target if one of K clients is added to the sum.
+    """A sum of label counts, and its distances from a target after adding each of K clients to the
+    sum.
 
     counts: K × classes, label counts of the clients.
     """

@@ -91,7 +91,7 @@ def nearest_subset(
 
 
 class _Search:
-    """Enumerates the subsets of one size: each is a head plus a tail from a table.
+    """Enumerates the subsets of a given size. Each subset is a head plus a tail from a table.
 
     Tails are in lexicographic order. So the tails that may follow a head are consecutive rows at
     the end of the table, and one matrix product scores them all.

@@ -89,7 +89,7 @@ class FedCBS(Selector):
 def first_chances(imbalances: Floats, power: float, bonus: Floats) -> Floats:
     """Return the weight of each client for the first draw; 0 if its imbalance is infinite.
 
-    bonus: what exploration adds, ≥ 0.
+    bonus: exploration term added to each weight, ≥ 0.
     """
     found: Floats = np.maximum(imbalances, _LEAST) ** -power + bonus
     found[np.isinf(imbalances)] = 0.0

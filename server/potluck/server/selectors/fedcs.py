@@ -79,7 +79,7 @@ class FedCS(Selector):
         seconds = _grown(state.arrays["seconds"], length)
         failed = np.setdiff1d(outcome.selected, outcome.included)
         after = noted(seconds, outcome)
-        # without a deadline, a failed client has no duration, and must not go first again
+        # without a deadline, a failed client has no duration; it must not go first again
         after[failed[np.isnan(after[failed])]] = self.deadline_seconds
         return State(arrays={"seconds": after})
 

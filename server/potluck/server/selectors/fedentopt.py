@@ -158,8 +158,8 @@ class _Pool:
                 self._reopen(fallen)
 
     def is_open(self) -> bool:
-        """Return True if a client can be chosen. If none can, first release the buffer's oldest
-        client."""
+        """Return True if a client can be chosen. If no client can, first release the oldest client
+        of the buffer."""
         if self._open:
             return True
         waiting = self._rows[~np.isin(self._rows, np.fromiter(self._chosen, dtype=np.int64))]
@@ -181,9 +181,9 @@ class _Pool:
 
 
 def _reachable(rows: Rows, buffer: Buffer, picks: int) -> Rows:
-    """Return those of `rows` (sorted) that may be chosen in the next `picks` picks.
+    """Return those of `rows` (sorted) that can become selectable within the next `picks` picks.
 
-    Each pick releases at most one row of the buffer, the oldest first. So the later rows of the
+    Each pick releases at most one row of the buffer, the oldest first. So the newer rows of the
     buffer need no scores.
     """
     resting = buffer.array()

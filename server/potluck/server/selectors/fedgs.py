@@ -113,7 +113,7 @@ def farthest(distances: Floats, often: Floats, size: int) -> Rows:
     """
     pair = 2 / (size * (size - 1)) if size > 1 else 0.0
     inside = np.zeros(len(often), dtype=bool)
-    near = np.zeros(len(often))  # pair · Σ of the distances to the chosen ones
+    near = np.zeros(len(often))  # pair · Σ of the distances to the chosen positions
     for _ in range(size):
         gains = np.where(inside, -np.inf, near - often)
         best = int(gains.argmax())
@@ -135,8 +135,8 @@ def farthest(distances: Floats, often: Floats, size: int) -> Rows:
 
 
 def graph(population: Population, threshold: float, width: float) -> tuple[Rows, Floats]:
-    """Return the rows of clients with labels, and their shortest path lengths relative to the
-    longest."""
+    """Return the rows of clients with labels, and the lengths of the shortest paths between them,
+    divided by the largest."""
     table = population.label_counts
     rows = disclosed(table, np.arange(len(population)))
     if table is None or not len(rows):

@@ -134,8 +134,8 @@ class Flash(Selector):
         return cohort.selection()
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Credit the previous round; store this round's durations, and which clients will get a
-        reward."""
+        """Credit the rewards of the previous round; store this round's durations, and which clients
+        will get a reward."""
         rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
         highest = max(int(each.max(initial=-1)) for each in rows)
         memory = Memory.of(state, highest + 1)

@@ -34,7 +34,7 @@ _MOST_POINTS = 1_000
 """Maximum number of clients from which cluster centres are computed. If there are more, an evenly
 spaced sample of them is used."""
 _MOST_CLUSTERS = 20
-"""Maximum number of clusters that is tried if the run file gives none."""
+"""Maximum number of clusters that is tried if the run file sets no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,8 @@ class Turns:
 
 
 def _fill(cohort: Cohort, turns: Turns, spares: int, troubled: NDArray[np.int64]) -> None:
-    """Fill the cohort in turns. spares: number of last places for clusters with failed clients."""
+    """Fill the cohort with clients of the clusters in turn. spares: number of last places for
+    clusters with failed clients."""
     for place in range(cohort.size):
         for_failed = place >= cohort.size - spares and len(troubled) > 0
         found = turns.next(troubled) if for_failed else None

@@ -62,7 +62,7 @@ class Accepted:
     """An accepted client.
 
     position: row of the counts. wanted: class for which the client was accepted. counted: number of
-    its samples that count, per class.
+    its samples that the method counts, per class.
     """
 
     position: int
@@ -112,8 +112,8 @@ class Walk:
         return Accepted(position=position, wanted=scarcest, counted=taken)
 
     def _after(self, scarcest: int) -> int | None:
-        """Return the position in the order of the next client that has the class and was not taken;
-        None if there is none.
+        """Return the position, in the order of the walk, of the next client that has the class and
+        was not taken; None if no client is left.
 
         The search is cyclic.
         """

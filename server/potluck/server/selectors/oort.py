@@ -38,8 +38,8 @@ samples B."""
 _FACTOR = 100.0
 _NARROW = 1e-9
 _FLAT, _SHARP = 0.1, 5.0
-"""Relative changes of the utility, for the pacer: up to the first one the utility is flat, from the
-second one on its change is large."""
+"""Relative changes of the utility, for the pacer: up to the first value, the utility counts as
+flat; from the second value on, its change counts as large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ class Scoring:
         return self.exploited(utilities) + staleness(rounds, round_number)
 
     def exploited(self, utilities: Floats) -> Floats:
-        """Return utilities scaled to [0, 1]; 0 if all are equal. utilities: at least one, not
-        NaN."""
+        """Return utilities scaled to [0, 1]; 0 if all are equal. utilities: at least one number,
+        none of them NaN."""
         clipped = np.minimum(utilities, np.quantile(utilities, self.clip))
         spread = clipped.max() - clipped.min()
         if spread <= _NARROW * clipped.max():

@@ -106,7 +106,7 @@ class PyramidFL(Oort):
         seconds = _known(within_reason(state.arrays["seconds"]), chosen)
         last = len(chosen.rows) - context.spares
         until = round_seconds(seconds, last)
-        # Only the sum of training and transfer time is measured, and used as the training time. #
+        # Only the sum of training and transfer time is measured. It is used as the training time. #
         # If a client made more passes, this sum was divided by the factor of the passes: with more
         # # passes, transfer has a smaller share of it.
         return passes(seconds, seconds, until, context.epochs, longest=self.longest)
@@ -140,7 +140,7 @@ def passes(
 
 
 def round_seconds(seconds: Floats, last: int) -> float:
-    """Return the seconds of a round that waits for the `last` quickest clients; −∞ if no duration
+    """Return the seconds of a round that waits for its `last` quickest clients; −∞ if no duration
     is known."""
     known = np.sort(seconds[~np.isnan(seconds)])
     return float(known[min(max(last, 1), len(known)) - 1]) if len(known) else -math.inf

@@ -1,4 +1,4 @@
-"""The audit of claimed label counts for a run: stores its input and runs it.
+"""Audits the label counts that a run's clients claim, and stores the input of the audit.
 
 Module `label_audit` has the statistics. The input is how each update changes the output bias: a few
 numbers per client and round. They are recorded while updates are combined, because the updates are
@@ -180,11 +180,11 @@ def audit_run(
     rounds: Sequence[RoundRow],
     records: BiasRecords,
 ) -> list[ClientAudit]:
-    """Return an audit of each client of the population, in its order. Blocking.
+    """Return an audit of each client, in the order of the population. Blocking.
 
     noise_rates: ε / Δ₁ of each client's claimed counts; clients that are missing made no claim. The
     maximum change of a bias is known exactly if clients report their exact number of steps;
-    otherwise a lower bound is used. Raises StorageError.
+    otherwise a lower bound of this maximum is used. Raises StorageError.
     """
     seen = _seen(plan, rounds, records)
     claims = population.label_counts
@@ -227,7 +227,7 @@ def _seen(
                 BiasUpdates(
                     changes=row,
                     fewest=steps.fewest_samples(row) if known else None,
-                    # Clipped gradients change a bias by less, by an unknown amount.
+                    # Clipped gradients change a bias less, and how much less is not known.
                     spans=np.array([0.0 if training.gradient_clip else steps.span]),
                 )
             )

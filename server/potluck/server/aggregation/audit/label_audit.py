@@ -33,7 +33,8 @@ Floats = NDArray[np.float64]
 class LocalSteps:
     """The local steps of one client in one round: SGD with momentum on batches of its samples.
 
-    samples, steps: at least 1. batch_size: size of all batches except the last of a pass.
+    samples, steps: number of samples and of steps, each at least 1. batch_size: size of all batches
+    except the last of a pass.
     """
 
     samples: int
@@ -59,7 +60,7 @@ class LocalSteps:
         last = self.samples - (batches - 1) * self.batch_size
         passes = -(-self.steps // batches)
         length = self.learning_rate / (1 - self.momentum)
-        # A lower bound on the sum of the class's shares in the batches of a pass.
+        # A lower bound: the class's share in each batch of a pass, summed over the batches.
         shares = changes.clip(min=0.0) / (length * passes)
         beyond = (shares - 1).clip(min=0.0)
         fewest: Floats = shares.clip(max=1.0) * last + beyond * self.batch_size
@@ -73,7 +74,8 @@ class BiasUpdates:
     changes: K × C, float64, output bias after local training minus before; a row of NaN for a
     client that took no part. fewest: K × C, float64, minimum number of samples of the class that
     explains the client's change; None if unknown: a rise then proves at least one sample. spans: K,
-    float64, `LocalSteps.span` of each client; None if all are long enough.
+    float64, `LocalSteps.span` of each client; None if every span is at least
+    `AuditSettings.least_span`.
     """
 
     changes: Floats
@@ -87,9 +89,9 @@ class AuditSettings:
 
     significance: probability of suspecting an honest client, per audit. least_rounds: number of
     rounds without a rise after which few samples of the class are assumed. least_span: minimum span
-    of a round that counts among them. unseen_samples, unseen_share: maximum number of samples that
-    a client may hold if its bias never rose, absolute or as a share of its claim; the larger
-    applies.
+    of a round; shorter rounds are not counted in `least_rounds`. unseen_samples, unseen_share:
+    maximum number of samples that a client may hold if its bias never rose, absolute or as a share
+    of its claim; the larger applies.
     """
 
     significance: float = 0.01

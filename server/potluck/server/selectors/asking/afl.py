@@ -59,7 +59,7 @@ class Afl(Selector):
         generator = context.generator("afl")
         cohort = Cohort(context, generator)
         values = self._valuations(state, context)
-        # the largest valuations come first; equal ones are in random order
+        # the largest valuations come first; equal valuations are in random order
         order = np.lexsort((generator.random(len(values)), -values))
         kept = order[: len(values) - int(self.alpha1 * len(values))]
         exponents = self.alpha2 * values[kept]

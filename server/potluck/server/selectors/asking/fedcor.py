@@ -110,8 +110,8 @@ class FedCor(Selector):
         return number <= self.warm_up or (number - self.warm_up) % self.refresh == 0
 
     def _learns(self, number: int) -> bool:
-        """Return True if the previous round was uniform: its effect on losses can be learned
-        now."""
+        """Return True if the previous round was uniform, so that its effect on losses can be
+        learned now."""
         return number > self.warm_up and (number - self.warm_up - 1) % self.refresh == 0
 
     def _choose(
@@ -176,10 +176,10 @@ class FedCor(Selector):
 class _Known:
     """The state of the selector.
 
-    points: K × dimension, the clients' points. changes: rounds × K, changes of losses, NaN if
-    unknown. rounds: the rounds in which these changes were reported. losses: K, last loss of each
-    client. heard_in: round in which `losses` was reported; 0 before the first answers. discounts:
-    K, factors on the expected gains.
+    points: K × dimension, the clients' points. changes: rounds × K, changes of the clients' losses,
+    NaN if unknown. rounds: the rounds in which these changes were reported. losses: K, last loss of
+    each client. heard_in: round in which `losses` was reported; 0 before the first answers.
+    discounts: K, factors on the expected gains.
     """
 
     points: Floats

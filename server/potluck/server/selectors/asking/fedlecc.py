@@ -34,8 +34,8 @@ from potluck.server.state import State
 _FACTOR = 100.0
 """Maximum plausible loss, as a multiple of the median; larger losses are limited to it."""
 _MOST = 2_000
-"""Maximum number of clients that are linked pairwise. If there are more, an evenly spaced sample of
-them is linked."""
+"""Maximum number of clients that are clustered by pairwise linkage. If there are more, only an
+evenly spaced sample of them is linked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,8 @@ def square_roots(label_counts: Floats) -> Floats:
 
 
 def linkage_clusters(roots: Floats, clusters: int) -> NDArray[np.int64]:
-    """Return the cluster of each row, from 0. Average linkage gives at most `clusters` clusters."""
+    """Return the cluster of each row, numbered from 0. Average linkage gives at most `clusters`
+    clusters."""
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import pdist
 
@@ -127,7 +128,7 @@ def turns(
     losses: Floats, cluster: NDArray[np.int64], count: int, generator: np.random.Generator
 ) -> Rows:
     """Return up to `count` positions. Clusters take turns by falling mean loss; each adds its
-    largest remaining loss.
+    position with the largest remaining loss.
 
     losses: finite. cluster: number of each position's cluster, ≥ 0. Ties are broken by the
     generator.

@@ -182,7 +182,7 @@ def _within(seats: NDArray[np.int64], sizes: NDArray[np.int64], count: int) -> l
 
 @dataclass(frozen=True, kw_only=True)
 class _Map:
-    """The clusters of K clients.
+    """The clusters of K clients, as stored in the selector's state.
 
     cluster: K, int64, number of each client's cluster; −1 if unknown. length: K, norm of the
     client's sketch. away: K, distance of the sketch from its cluster's centre. centres: H ×

@@ -117,8 +117,8 @@ class OptimalSampling(Selector):
 def optimal(importance: Floats, size: int) -> Floats:
     """Return p with Σp = size, 0 ≤ p ≤ 1, that makes Σ importance² / p least (the paper's Eq. 7).
 
-    importance: ≥ 0, finite. size: at most its length. If fewer than `size` are above 0, the others
-    share what these leave.
+    importance: ≥ 0, finite. size: at most its length. If at most `size` values are above 0, these
+    get p = 1, and the other positions share the rest of Σp equally.
     """
     count = len(importance)
     chances = np.ones(count)
@@ -135,7 +135,7 @@ def optimal(importance: Floats, size: int) -> Floats:
     smaller = np.arange(1, count + 1)
     free = (
         size + smaller - count
-    )  # places that the clients with the `smaller` smallest values share
+    )  # sum of the p that the `smaller` clients with the smallest values share
     last = int(np.flatnonzero((free > 0) & (free * ascending <= sums))[-1])
     part = order[: last + 1]
     chances[part] = np.minimum(free[last] * ascending[: last + 1] / sums[last], 1.0)
@@ -164,8 +164,8 @@ def approximate(importance: Floats, size: int, steps: int) -> Floats:
 
 
 def systematic(chances: Floats, generator: np.random.Generator) -> Rows:
-    """Draw positions, each with its probability; their number is the sum of these, rounded up or
-    down.
+    """Draw positions, each with its probability; their number is the sum of the probabilities,
+    rounded up or down.
 
     Uses one random number on shuffled positions (Madow 1949).
     """

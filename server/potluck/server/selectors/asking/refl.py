@@ -140,8 +140,8 @@ def next_mean(mean: float, seconds: float, memory: float) -> float:
 
 
 def _least(values: Floats, size: int, generator: np.random.Generator) -> list[int]:
-    """Return the positions of the `size` smallest values, in ascending order. NaN comes last; ties
-    are broken at random."""
+    """Return the positions of the `size` smallest values, in ascending order of the values. NaN
+    comes last; ties are broken at random."""
     keys = np.where(np.isnan(values), np.inf, values.round(TIE_DECIMALS))
     size = min(size, len(keys))
     if size < 1:

@@ -1,7 +1,7 @@
 """TiFL: groups clients into tiers by speed, and draws each cohort from one tier.
 
 Chai et al., "TiFL: A Tier-based Federated Learning System", 2020, Alg. 2. Details that the paper
-leaves open follow public programs of others.
+leaves open follow public implementations by other authors.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class TiFL(Selector):
     def init(self, population: Population) -> State:
         """Return the initial state.
 
-        For each row, it has the sum of its seconds, the number of its times and how often it was
-        selected. For each tier, it has its probability, the number of rounds that used it and its
-        last mean loss (NaN: unknown). The scalar `last` is the last used tier, or -1.
+        For each row, it has the sum of its seconds, the number of durations in this sum, and how
+        often it was selected. For each tier, it has its probability, the number of rounds that used
+        it and its last mean loss (NaN: unknown). The scalar `last` is the last used tier, or -1.
         """
         clients = len(population)
         return State(
@@ -158,8 +158,8 @@ class TiFL(Selector):
         here: Sequence[Rows],
         generator: np.random.Generator,
     ) -> int:
-        """Draw a tier with available clients; with credits left too, unless all such tiers have
-        none."""
+        """Draw a tier with available clients. Tiers without credits are drawn only if no tier with
+        available clients has any."""
         present = np.array([len(rows) > 0 for rows in here])
         most = self.credits or (math.ceil(context.rounds / self.tiers) if context.rounds else 0)
         credit = present & (state.arrays["used"] < most) if most else present

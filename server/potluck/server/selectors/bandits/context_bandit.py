@@ -32,7 +32,7 @@ about 1."""
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """Rewards that became known with the answers to a question.
+    """Rewards of the previous round, which became known with the answers to a question.
 
     rows: n, rows of the clients whose updates were included in the previous round. contexts: n × 4,
     the contexts by which these clients were selected. rewards: n.

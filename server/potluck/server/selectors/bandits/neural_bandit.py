@@ -20,8 +20,8 @@ _SEED = 0
 _MOST = 10_000
 """Maximum number of rewards on which the network is trained; the latest ones are used."""
 _PATTERN_BITS, _PATTERNS = 64, 256
-"""Largest number of hidden units for which sets of active units are distinguished; number of such
-sets that are processed at once."""
+"""Maximum number of hidden units for which the sets of active units are distinguished, and number
+of such sets that are processed at once."""
 _FIRST, _SECOND, _EPSILON = 0.9, 0.999, 1e-8
 
 

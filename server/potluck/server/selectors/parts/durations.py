@@ -8,7 +8,7 @@ from potluck.server.selection import Floats, RoundOutcome
 from potluck.server.selectors.parts.reported import plausible
 
 _FACTOR = 10.0
-"""Maximum plausible duration, as a multiple of the median; longer durations are limited to it."""
+"""Maximum plausible duration, as a multiple of the median; longer durations are reduced to it."""
 _LEAST = 1e-6
 
 
@@ -27,7 +27,8 @@ def noted(seconds: Floats, outcome: RoundOutcome) -> Floats:
 
 
 def within_reason(seconds: Floats) -> Floats:
-    """Limit durations to the range from 10⁻⁶ s to ten times the median; unknown ones stay NaN."""
+    """Limit durations to the range from 10⁻⁶ s to ten times the median; unknown durations stay
+    NaN."""
     return np.maximum(plausible(seconds, factor=_FACTOR), _LEAST)
 
 

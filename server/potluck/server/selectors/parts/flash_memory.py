@@ -79,7 +79,7 @@ def exploration_width(
 
 Feature = Literal["robust", "validation", "seconds", "reward"]
 FEATURES: Final[tuple[Feature, ...]] = get_args(Feature)
-"""Names of the numbers in a context, in order."""
+"""Names of the numbers in a context, in the order of its columns."""
 
 _FACTOR = 10.0
 """Maximum plausible ratio, duration and reward, as a multiple of the median; larger ones are
@@ -109,12 +109,13 @@ class Memory:
     """One row for each of K clients, and the totals of the rewards.
 
     first: K × 2, first reported robust and validation loss; NaN before. losses: K × 2, last
-    reported losses. seconds: K, duration of the last training; NaN if unknown. rewards: K, raw
-    rewards of the last change; 0 before. earlier: K, the rewards before those. last_heard: K,
-    int64, round in which `losses` was reported; 0 if never. fresh: K, bool, True if the last
-    question gave a reward. awaiting: K, bool, True if the client's reward of the previous round has
-    not been credited yet. credited: K × 4, the contexts to which these rewards will be credited.
-    totals: Σ seconds and their number, Σ |reward| and their number, for the running means.
+    reported losses. seconds: K, duration of the last training; NaN if unknown. rewards: K, last raw
+    reward of each client; 0 before the first. earlier: K, the raw reward before that one.
+    last_heard: K, int64, round in which `losses` was reported; 0 if never. fresh: K, bool, True if
+    the last question gave a reward. awaiting: K, bool, True if the client's reward of the previous
+    round has not been credited yet. credited: K × 4, the contexts to which these rewards will be
+    credited. totals: Σ seconds, number of these seconds, Σ |reward|, and number of these rewards,
+    for the running means.
     """
 
     first: Floats

@@ -17,8 +17,7 @@ from potluck.server.selection import Floats
 from potluck.server.selectors.parts.parallel import Pass
 
 _TINY = 1e-300
-"""Number added to every count, so that the logarithm of zero is avoided; too small to change a
-sum."""
+"""Number added to every count, to avoid the logarithm of zero; it is too small to change a sum."""
 
 _BITS = 1 / math.log(2)
 

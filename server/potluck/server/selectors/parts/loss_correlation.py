@@ -1,7 +1,7 @@
 """A Gaussian process of how clients' losses change together (FedCor).
 
-Each client is a point in a space of few dimensions. The covariance of two clients' loss changes in
-a round is given by the points' inner product: Σ = X Xᵀ + noise² I.
+Each client is a point in a space of few dimensions. The inner product of two clients' points is the
+covariance of their loss changes in a round: Σ = X Xᵀ + noise² I.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Limits for the numbers that clients report about themselves, which may be false or invalid.
 
 Losses and durations can't be checked. A value that is not a number counts as missing. A value far
-above the others is limited, so that one client can't dominate the rest of a federation.
+above those of other clients is limited, so that one client can't dominate the federation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def plausible(values: Floats, *, factor: float) -> Floats:
     result = np.where(np.isfinite(values) & (values >= 0), values, np.nan)
     np.minimum(
         result, LARGEST, out=result
-    )  # before computing the median, which may add two numbers
+    )  # limit first: the median may add two numbers, which must not overflow
     positive = result[result > 0]
     if len(positive):
         np.minimum(result, factor * float(np.median(positive)), out=result)

@@ -119,8 +119,8 @@ class FedEntropy(Selector):
 
 
 def _shares(told: Floats) -> Floats:
-    """Return soft labels as shares, clients × classes. Every row sums to 1, also for invalid
-    reports."""
+    """Return the reported soft labels as shares, clients × classes. Every row sums to 1, even if
+    the report was invalid."""
     clipped = np.clip(told, 0, 1)
     sums = clipped.sum(axis=1, keepdims=True)
     even = np.full_like(clipped, 1 / clipped.shape[1])

@@ -131,8 +131,8 @@ def by_size(masses: Floats, places: int) -> list[Distribution]:
 
 
 def by_similarity(distances: Floats, masses: Floats, places: int) -> list[Distribution]:
-    """Return Algorithm 2's distributions: the largest clusters get a place each, the other clusters
-    fill these places up.
+    """Return Algorithm 2's distributions: each of the largest clusters gets a place, and the other
+    clusters fill these places up.
 
     distances: n × n, between all pairs of clients. masses: each client's expected number of draws.
     A cluster has at most the mass of one place. A client with a larger mass first gets whole places
@@ -174,8 +174,9 @@ def fill(
 ) -> None:
     """Draw each place among its clients that are not chosen yet.
 
-    If a place has none, draw it among all other clients, with probability ∝ samples. rows, samples:
-    row and number of samples of each client; the positions in `places` refer to these.
+    If a place has no such client, draw it among all clients not chosen yet, with probability ∝
+    samples. rows, samples: row and number of samples of each client; the positions in `places`
+    refer to these.
     """
     chosen = np.zeros(len(rows), dtype=bool)
     for number, place in enumerate(places, 1):

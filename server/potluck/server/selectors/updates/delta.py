@@ -73,13 +73,14 @@ class Delta(Selector):
         return replace(selection, weights=samples / chances[drawn])
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Share the probability of the clients whose updates arrived among them."""
+        """Redistribute the probabilities of the clients whose updates arrived, among these
+        clients."""
         clients = int(outcome.selected.max(initial=-1)) + 1
         chances = _grown(state.arrays["chances"], clients)
         facts = outcome.facts
         if facts is not None and len(facts.rows):
             before = chances[facts.rows]
-            # a selector that sets the weights finds these in place of the samples
+            # if the selector sets the weights, `facts.samples` has these weights instead
             samples = facts.samples * before if self.sets_weights else facts.samples
             chances[facts.rows] = shared(before, samples, facts, self.diversity)
         return State(arrays={"chances": chances})

@@ -123,8 +123,8 @@ def greedy(
     """Return up to `count` positions among `able`, and G after each choice. apart: distances, n ×
     n.
 
-    Evaluated lazily: a client's gain only falls when others are chosen, so it is computed again
-    only if it is the largest.
+    Gains are computed lazily: a client's gain can only fall when other clients are chosen, so it is
+    computed again only if it is the largest.
     """
     nearest = np.full(len(apart), np.inf)
     chosen: list[int] = []

@@ -154,8 +154,8 @@ def lost_share(rates: Floats, *, alpha: float, beta: float) -> Floats:
 
 
 def moved(probabilities: Floats, flagged: Rows, lost: Floats) -> Floats:
-    """Return the probabilities after each flagged row lost a share of its probability to all
-    others."""
+    """Return the probabilities after each flagged row has lost a share of its probability to all
+    other rows."""
     result = probabilities.copy()
     if not 0 < len(flagged) < len(result):
         return result

@@ -137,7 +137,7 @@ class GreedyFed(Selector):
         state: State,
         facts: UpdateFacts,
     ) -> Generator[MeasureMean, float, Judgement]:
-        """Request the losses of means of some updates, to compute Shapley values; exclude no
+        """Compute Shapley values, by requesting the losses of means of some updates; exclude no
         update."""
         reckoning = shapley_values(
             len(facts.rows),

@@ -178,7 +178,7 @@ class HiCSFL(Selector):
         for _ in range(cohort.missing):
             sizes = np.bincount(labels[~chosen], minlength=len(means))
             cluster = weighted(np.where(sizes > 0, shares, 0.0), generator)
-            if cluster is None:  # all shares have underflowed to 0
+            if cluster is None:  # all shares have underflowed to 0, so no cluster can be drawn
                 cluster = int(sizes.argmax())
             members = np.flatnonzero((labels == cluster) & ~chosen)
             position = int(members[generator.integers(len(members))])
@@ -188,8 +188,8 @@ class HiCSFL(Selector):
 
 
 def _heard(state: State, heard: Sequence[Answers], clients: int) -> Floats:
-    """Return each client's last answer, also for clients that have joined since the last round; NaN
-    if there is none."""
+    """Return each client's last answer, NaN if it sent none. Includes clients that have joined
+    since the last round."""
     before = state.arrays[_TOLD]
     told = np.append(before, np.full(max(0, clients - len(before)), np.nan))
     for answers in heard:

@@ -137,8 +137,8 @@ class KVib(Selector):
 def least_variance(lengths: Floats, count: int) -> Floats:
     """Return the probabilities p in [0, 1] that sum to `count` and minimise Σ lengths²/p.
 
-    p ∝ length, except that lengths that are too large have p = 1. lengths: ≥ 0, at least `count`;
-    if too few are above 0, the rest of `count` is shared equally by the others.
+    p ∝ length, except that p is limited to 1. lengths: ≥ 0, at least `count`; if fewer than `count`
+    are above 0, these have p = 1, and the other clients share the rest of `count` equally.
     """
     clients = len(lengths)
     order = np.argsort(lengths, kind="stable")
@@ -170,7 +170,7 @@ def systematic(chances: Floats, count: int, generator: np.random.Generator) -> R
     places = np.arange(count) + generator.random()
     drawn = np.minimum(np.searchsorted(borders, places, side="right"), len(chances) - 1)
     positions: Rows = np.unique(drawn)
-    if len(positions) < count:  # rounding can put two places on one client
+    if len(positions) < count:  # rounding can give two places to the same client
         others = np.setdiff1d(np.arange(len(chances)), positions)
         more = others[np.argsort(-chances[others], kind="stable")][: count - len(positions)]
         positions = np.append(positions, more)

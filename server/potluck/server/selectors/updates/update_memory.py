@@ -36,7 +36,7 @@ def check_size(name: str, context: SelectionContext, limit: int = LIMIT) -> None
 
 
 def nothing(clients: int, numbers: int = 0) -> dict[str, NDArray[Any]]:
-    """Return the state before round 1. numbers: the length of a client's row."""
+    """Return the state before round 1. numbers: number of entries in a client's row."""
     return {
         "picks": np.zeros(clients, dtype=np.int64),
         "seen": np.zeros(0, dtype=np.int64),
@@ -45,8 +45,8 @@ def nothing(clients: int, numbers: int = 0) -> dict[str, NDArray[Any]]:
 
 
 def remembered(arrays: Arrays, outcome: RoundOutcome, found: Floats) -> dict[str, NDArray[Any]]:
-    """Return the state after a round. found: one row of numbers for each update in the round's
-    facts."""
+    """Return the state after a round. found: one row of numbers to remember for each update in the
+    round's facts."""
     picks = arrays["picks"]
     more = max(0, int(outcome.selected.max(initial=-1)) + 1 - len(picks))
     picks = np.append(picks, np.zeros(more, dtype=np.int64))
