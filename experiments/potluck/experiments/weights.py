@@ -42,7 +42,7 @@ def read_weights(path: Path) -> dict[str, NDArray[Any]]:
             ) from None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on pickle protocols that are refused anyway
+            warnings.simplefilter("ignore")  # about pickle protocols that are refused anyway
             state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ConfigurationError(f"can't read {path}: {error.strerror}", path=path) from None
@@ -89,7 +89,7 @@ _COUNTED = ("running_mean", "running_var", "num_batches_tracked")
 class Fitted:
     """A model's tensors by name.
 
-    fresh: names of tensors that keep their initial values, since the weights have none of that
+    fresh: names of tensors that keep their initial values, since the weights have no tensor of that
     shape (usually the last layer, because of other classes). dropped: names of weights that the
     model does not use.
     """

@@ -42,7 +42,7 @@ ENDED = -1
 class CellActor:
     """A Ray actor with several threads: one runs a cell, others report its rounds and can end it.
 
-    It has no coroutine, since Ray would then call all its methods in one event loop.
+    No method is a coroutine, since Ray would then call all methods in one event loop.
     """
 
     def __init__(self, environment: Mapping[str, str | None]) -> None:

@@ -22,7 +22,8 @@ class CellNeed:
 
     bundles: resources that must be on the same machine: the coordinator's bundle, then one per
     host; a single bundle if all processes of the cell run together. spread: True if bundles go to
-    different machines, as far as there are enough; otherwise all go to one machine.
+    different machines, as long as there are enough machines; otherwise all bundles go to one
+    machine.
     """
 
     bundles: Sequence[Resources]
@@ -55,10 +56,10 @@ def need_of(hosts: int, *, gpus: float, apart: bool) -> CellNeed:
 
 
 def places_for(need: CellNeed, nodes: Iterable[Resources]) -> int:
-    """Return the number of cells that the machines can run at a time with all their resources.
+    """Return the number of cells that these machines can run at the same time.
 
-    Exact if each cell runs on one machine. A cell that is spread over machines may have to wait,
-    since free resources can be fragmented.
+    The number is exact if each cell runs on one machine. A cell that is spread over machines may
+    have to wait, since free resources can be fragmented.
     """
     if not need.spread:
         return sum(_times(need.total, node) for node in nodes)
@@ -70,7 +71,7 @@ def places_for(need: CellNeed, nodes: Iterable[Resources]) -> int:
 
 
 def shortage(need: CellNeed, nodes: Iterable[Resources]) -> str | None:
-    """Return what the machines lack for a single cell; None if they can run one.
+    """Return the resources that the machines lack for one cell, as text; None if they can run it.
 
     Example: "needs 1 GPU, the cluster has 0".
     """
@@ -93,7 +94,7 @@ def _times(part: Resources, node: Resources) -> int:
 
 
 def _units(present: float, amount: float) -> int:
-    return math.floor(present / amount + 1e-9)  # three times 0.1 is a little more than 0.3
+    return math.floor(present / amount + 1e-9)  # 0.3 / 0.1 is a little less than 3
 
 
 def _amount(name: str, amount: float, *, unit: bool = True) -> str:

@@ -35,8 +35,8 @@ class SentFile:
 class CellWork:
     """A cell to run.
 
-    counts: label counts of its `LabelMix`. host_actors: actors that run its hosts; none if hosts
-    run on the coordinator's machine. number: running number of the cells given to the actor.
+    counts: label counts of the cell's `LabelMix`. host_actors: actors that run its hosts; empty if
+    hosts run on the coordinator's machine. number: running number of the cells given to the actor.
     """
 
     number: int
@@ -79,7 +79,7 @@ def check_software(wanted: Mapping[str, str], found: Mapping[str, str], *, machi
 
 
 def result_of(text: str, cell: Cell) -> tuple[CellResult | None, RunError | None, CellReport]:
-    """Read a report on a cell. Return its result, or the error to raise, and the report.
+    """Read a report on a cell. Return the cell's result, or the error to raise, and the report.
 
     Raises ProtocolError if the text is not a valid report, ConfigurationError if every machine
     would refuse the cell.

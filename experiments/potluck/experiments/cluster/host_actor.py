@@ -33,10 +33,10 @@ _Result = TypeVar("_Result")
 
 
 class LoopThread:
-    """Runs coroutines from any thread in one loop; ends with the process.
+    """Runs coroutines from any thread in one event loop, in a thread that ends with the process.
 
-    A Ray actor with coroutines as methods has its own loop, but that may be unable to start
-    processes.
+    A Ray actor with coroutines as methods has its own event loop, but that loop may be unable to
+    start processes.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ LOG_BYTES = 1 << 16
 
 
 def use_environment(environment: Mapping[str, str | None]) -> None:
-    """Set variables that Ray changes for its workers, such as the number of threads."""
+    """Set the environment variables that Ray changes for its workers, such as OMP_NUM_THREADS."""
     for name, value in environment.items():
         if value is None:
             os.environ.pop(name, None)
@@ -69,7 +69,7 @@ def node_address() -> str:
 
 
 def data_directory(folder: NodeFolder, place: Path, sent: Sequence[SentFile] | None) -> Path | None:
-    """Make a data directory of the sent files; None if nothing was sent."""
+    """Make a data directory of the sent files and return its path; None if no files were sent."""
     if sent is None:
         return None
     pieces = {each.file.blake3: each.pieces for each in sent}
@@ -92,7 +92,7 @@ def last_of_logs(folder: Path) -> dict[str, str]:
 
 
 class HostActor:
-    """Runs one host's process after another. A Ray actor of several threads, without coroutines."""
+    """Runs hosts' processes, one after another. A Ray actor with threads, without coroutines."""
 
     def __init__(self, environment: Mapping[str, str | None]) -> None:
         use_environment(environment)
@@ -105,7 +105,7 @@ class HostActor:
     def begin(
         self, name: str, files: Mapping[str, bytes], sent: Sequence[SentFile] | None
     ) -> tuple[int, str]:
-        """Start the host with these files. Return its process group, and the error or ""."""
+        """Start the host with these files. Return its process group, and an error message or ""."""
         self.end()
         try:
             place = self._around.enter_context(self._node.workplace())
@@ -125,7 +125,7 @@ class HostActor:
         return code, process.exit_reason().message
 
     def end(self) -> None:
-        """End the process and remove its folder. May be called more than once."""
+        """End the host's process and remove its folder. May be called more than once."""
         process, self._process = self._process, None
         if process is not None:
             self._loop.do(process.stop())
@@ -194,7 +194,7 @@ class RemoteHost(LocalProcess):
 
 
 def lost(what: str, error: Exception) -> CellLostError:
-    """Return the error for an actor that is lost, perhaps with its machine."""
+    """Return the error to raise for an actor that is lost, perhaps with its machine."""
     return CellLostError(f"the machine of {what} is gone ({type(error).__name__})")
 
 

@@ -54,9 +54,9 @@ class NodeFolder:
 
     @contextlib.contextmanager
     def workplace(self) -> Iterator[Path]:
-        """Yield a new folder, which is removed at the end.
+        """Yield a new folder, which is removed at the end of the block.
 
-        Also remove the folders of killed processes.
+        Also remove such folders that killed processes have left.
         """
         with self._alone(self._cells):
             self._sweep()
@@ -70,10 +70,10 @@ class NodeFolder:
             shutil.rmtree(folder, ignore_errors=True)
 
     def data_folder(self, folder: Path, files: Sequence[DataFile], pieces: Pieces) -> Path:
-        """Make `folder` a data directory with these files, fetching those that are not here yet.
+        """Make `folder` a data directory of these files; fetch those that this machine lacks.
 
-        Each file is verified by its digest, fetched or not. Raises DigestMismatchError or
-        StorageError.
+        Each file is verified by its digest, also if it was not fetched. Raises DigestMismatchError
+        or StorageError.
         """
         try:
             folder.mkdir()

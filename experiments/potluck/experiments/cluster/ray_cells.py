@@ -66,7 +66,7 @@ class _Seat:
     given: int = field(default=0)
 
     def leave(self) -> None:
-        """Release the resources; the processes end with their actors."""
+        """Release the resources. This ends the actors and their processes."""
         with contextlib.suppress(RayError):
             for actor in (*self.host_actors, self.actor):
                 ray.kill(actor)
@@ -76,7 +76,7 @@ class _Seat:
 class RayCells(CellRunner):
     """Runs cells on the machines of the cluster that this process is connected to.
 
-    A cell always runs from its start, since the state of a lost machine is lost. So its records
+    A cell always runs from its start, since the state of a lost machine is lost. So its results
     equal those of a cell that was never interrupted.
     """
 
@@ -165,9 +165,9 @@ class RayCells(CellRunner):
         return need_of(hosts, gpus=self._options.gpus, apart=self._options.apart)
 
     def _seat(self, hosts: int) -> _Seat:
-        """Return a seat for a cell: a free one or a new one. Raises RunError without resources.
+        """Return a seat for a cell, free or new. Raises RunError if resources are missing.
 
-        Free seats of another size are released: a new seat may need their resources.
+        Free seats for other numbers of hosts are released: a new seat may need their resources.
         """
         for seat in self._free:
             if seat.hosts == hosts:
@@ -215,7 +215,7 @@ class RayCells(CellRunner):
 
 
 def _reserved(hosts: int, need: CellNeed) -> _Seat:
-    """Reserve all resources that a cell needs, or none, and create the actors that use them."""
+    """Reserve all resources that a cell needs, and create the actors that use them."""
     group = placement_group([dict(each) for each in need.bundles], strategy=need.strategy)
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}
 
@@ -259,7 +259,7 @@ async def _tell(seat: _Seat, number: int, progress: Progress) -> None:
 
 
 async def _end(seat: _Seat) -> None:
-    """Make actors end their processes; actors that do not answer are killed afterwards."""
+    """Make actors end their processes; actors that take too long are killed afterwards."""
     actors = (seat.actor, *seat.host_actors)
     with contextlib.suppress(RayError, TimeoutError):
         async with asyncio.timeout(END_SECONDS):

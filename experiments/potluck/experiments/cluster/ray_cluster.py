@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster, with its problems as one-line errors."""
+"""The connection to a Ray cluster; its problems become one-line errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REMEDY = "start one with `ray start --head`, or name the HOST:PORT of another"
 
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Connect this process to a cluster that this machine belongs to.
+    """Connect this process to a cluster that includes this machine, while the block runs.
 
     Call it in the main thread and before signals are handled: Ray sets its own handlers. Raises
     UnreachableError if the cluster doesn't exist, ConfigurationError if it can't be used.
@@ -86,7 +86,7 @@ def _silence() -> None:
 def _knock(address: str) -> None:
     """Raise UnreachableError if no program listens at `address`.
 
-    Ray would try for a long time and then end the process.
+    Otherwise Ray would try to connect for a long time and then end the process.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():

@@ -33,8 +33,8 @@ class DataFiles:
     def of(self, cell: Cell) -> list[DataFile]:
         """Return the existing files that a cell's task and models read.
 
-        All files of the directory if the task does not declare which it reads. Raises StorageError
-        if one can't be read.
+        If the task does not declare its files, return all files of the directory. Raises
+        StorageError if a file can't be read.
         """
         if self._data is None:
             return []
@@ -42,7 +42,7 @@ class DataFiles:
         return [self._file(self._data, path) for path in sorted(found)]
 
     def location(self, file: DataFile) -> Path:
-        """Return the file's path on this machine. Raises StorageError without a data directory."""
+        """Return a file's path on this machine. Raises StorageError if no data directory is set."""
         if self._data is None:
             raise StorageError(
                 f"{file.path} can't be found: no data directory is set", path=file.path

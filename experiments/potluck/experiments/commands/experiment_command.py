@@ -107,10 +107,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 class ExperimentCommand(TyperCommand):
-    """A command whose option `--ray` may have an address or none."""
+    """A command whose option `--ray` may be given without an address."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments, after adding the cluster's address if `--ray` has none."""
+        """Parse the arguments; insert "auto" as the cluster's address if `--ray` has none."""
         return super().parse_args(ctx, with_address(args))
 
 
@@ -228,7 +228,7 @@ class _Work:
 
 
 class _Cluster:
-    """Options of the Ray cluster; no address: no cluster is used.
+    """Options of the Ray cluster; without an address, no cluster is used.
 
     Raises ConfigurationError if other options are set without an address.
     """

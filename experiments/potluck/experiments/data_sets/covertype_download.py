@@ -13,7 +13,7 @@ from potluck.experiments.data_sets.search import Found, one_of, unpacked
 
 
 def covertype(folder: Path) -> Found:
-    """Return seven classes, 0 to 6, from the first 15,120 rows: the published subsets.
+    """Return the seven-class data, labels 0 to 6: the first 15,120 rows, the published subsets.
 
     Raises ConfigurationError.
     """
@@ -33,7 +33,7 @@ def covertype(folder: Path) -> Found:
 
 
 def covertype_binary(folder: Path) -> Found:
-    """Return two classes: labels 1 and 2 become 0 and 1.
+    """Return the two-class data, whose labels 1 and 2 become 0 and 1.
 
     Random 80 % are for training, the rest for test.
 

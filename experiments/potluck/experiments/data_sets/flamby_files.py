@@ -53,7 +53,7 @@ def tcga_brca(folder: Path) -> Found:
 def isic2019(folder: Path, side: int) -> Found:
     """Return Fed-ISIC2019's images, scaled and cropped to squares, by centre and split.
 
-    side: of the images, in pixels. Raises ConfigurationError.
+    side: side of the images, in pixels. Raises ConfigurationError.
     """
     table = one_of(folder, "train_test_split", "train_test_split.csv")
     places = {path.stem: path for path in sorted(folder.rglob("*.jpg"))}

@@ -52,7 +52,7 @@ def from_idx(folder: Path, train: str, test: str, *, turned: bool = False) -> Fo
 
 
 def _file(folder: Path, name: str, rank: int) -> Path:
-    """Return the path of a file; some copies have a dot in the name where others have a dash."""
+    """Return the path of a file, whose name may have a dot in place of the dash."""
     names = [f"{name}{mark}idx{rank}-ubyte{end}" for end in ("", ".gz") for mark in "-."]
     return one_of(folder, *names)
 

@@ -22,9 +22,9 @@ Samples = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 def femnist(folder: Path) -> Found:
     """Return FEMNIST by writer, in the order of the writers' ids.
 
-    LEAF's images have values from 0 (ink) to 1 (paper); they are inverted, as those of MNIST are,
-    and stored as bytes. Raises ConfigurationError if a file is not as LEAF writes it, or a user of
-    the test files has no training samples.
+    LEAF's images have values from 0 (ink) to 1 (paper). They are inverted, since ink is bright in
+    MNIST, and stored as bytes. Raises ConfigurationError if a file is not as LEAF writes it, or a
+    user of the test files has no training samples.
     """
     train, test = (_users(folder, split) for split in ("train", "test"))
     strangers = sorted(test.keys() - train.keys())

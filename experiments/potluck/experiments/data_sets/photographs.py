@@ -60,7 +60,7 @@ _PLACES: Final = ("beach", "snow")
 
 
 def spawrious(folder: Path, side: int) -> Found:
-    """Return Spawrious; the same number of images per cell, about a tenth, is kept for the test.
+    """Return Spawrious. About a tenth, as many of each breed and place, is for the test.
 
     Raises ConfigurationError.
     """

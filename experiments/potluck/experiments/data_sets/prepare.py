@@ -28,8 +28,9 @@ from potluck.experiments.tasks.spurious import Spawrious, Waterbirds
 class DataSet:
     """A data set that can be prepared.
 
-    read: returns the arrays in a download's folder. read_sized: the same, with the side of images
-    in pixels. sums: known SHA-256 digests of the arrays' bytes in C order.
+    read: function that returns the arrays in a download's folder. read_sized: such a function that
+    also takes the side of images, in pixels. sums: known SHA-256 digests of the arrays' bytes in C
+    order.
     """
 
     form: DataFormat
@@ -40,7 +41,7 @@ class DataSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A written file. sums: SHA-256 by array. known: True if they were checked."""
+    """A written file. sums: SHA-256 by array. known: True if they equal known digests."""
 
     path: Path
     shapes: Mapping[str, tuple[int, ...]]

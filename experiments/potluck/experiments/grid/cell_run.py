@@ -44,7 +44,7 @@ from potluck.server.store.records import Exchange, RoundRow
 from potluck.server.strategy import Strategy, Weights
 
 # Costs --------------------------------------------------------------------------------------------
-# They are computed from the coordinator's records. The clients of an experiment share a few hosts,
+# Costs are computed from the coordinator's records. The clients of an experiment share a few hosts,
 # and a host fetches a model once for all of them. So the bytes that were actually sent don't show
 # the costs of a federation whose clients are on separate machines.
 
@@ -149,8 +149,8 @@ class CellPlace:
     """Settings of the place in which a cell runs: folder, device, processes, address.
 
     workplace: the cell's folder. device, data: training device and data folder of the hosts.
-    federation: makes the federation's processes from its files. address: the address on which the
-    coordinator listens. choices: folder for the hosts' measured training settings
+    federation: function that makes the federation's processes from its files. address: the address
+    on which the coordinator listens. choices: folder for the hosts' measured training settings
     (`choices_directory`).
     """
 
@@ -167,8 +167,8 @@ async def run_cell(
 ) -> CellResult:
     """Run a cell in its folder and return its result. The caller removes the folder.
 
-    If the folder already has the cell, the cell is resumed: its coordinator knows the committed
-    rounds. Raises RunError if the run or one of its processes fails.
+    If the folder holds an interrupted cell, the cell is resumed after its last committed round.
+    Raises RunError if the run or one of its processes fails.
     """
     started = time.monotonic()
     machines = Machines(
@@ -199,7 +199,7 @@ async def run_cell(
 
 
 def remove_workplace(workplace: Path) -> None:
-    """Remove the folder of a cell after its result was stored."""
+    """Remove the folder of a cell whose result is stored."""
     shutil.rmtree(workplace, ignore_errors=True)
 
 
@@ -229,7 +229,7 @@ async def _run_id(operator: OperatorClient, files: DemoFiles) -> str:
 
 
 class _Counter:
-    """A display that only counts rounds."""
+    """A display of a run that only reports the number of rounds."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -22,7 +22,7 @@ from potluck.experiments.presets import Assumption, Preset, preset_named
 # Lists of seeds -----------------------------------------------------------------------------------
 
 MOST_SEEDS = 10_000
-"""Maximum number of seeds; a longer list is taken for a typing error, such as a date."""
+"""Maximum number of seeds; a longer list is refused as a typing error, such as a date."""
 
 _PART = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", re.ASCII)
 
@@ -218,7 +218,7 @@ class ExperimentFile(Settings):
         return None if self.preset is None else preset_named(self.preset)
 
     def assumptions(self) -> list[Assumption]:
-        """Return the preset's values that are not from the paper, and that this file keeps."""
+        """Return the preset's values that are not from the paper and that this file keeps."""
         if self.paper is None:
             return []
         base = self._base()
@@ -301,7 +301,7 @@ def _renamed_axes(reading: Mapping[str, Any], names: Mapping[str, str]) -> dict[
 
 
 def label(value: Any) -> str:
-    """Return the name of an axis value in tables."""
+    """Return an axis value as text, for tables."""
     return (
         value
         if isinstance(value, str)
@@ -367,7 +367,7 @@ def _choices(
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested tables as dotted keys.
 
-    Names come first, since a new name drops the options of the old one.
+    Keys `name` come first: setting a plug-in's name drops options set before.
     """
     flat: dict[str, Any] = {}
     for key, value in settings.items():
@@ -379,7 +379,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _always_set(values: list[Any] | dict[str, dict[str, Any]]) -> set[str]:
-    """Return the keys that every value of an axis sets; the base run's values are not used."""
+    """Return the keys that every value of an axis sets, in place of the base run's values."""
     if not isinstance(values, dict):
         return set()
     return set.intersection(*(set(_flat(settings)) for settings in values.values()))

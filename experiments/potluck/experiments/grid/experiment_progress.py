@@ -69,7 +69,7 @@ class Board:
 
     @contextmanager
     def cell(self, cell: Cell) -> Iterator[Callable[[int], None]]:
-        """Show a cell while it runs; yields a function that takes its committed rounds."""
+        """Show a cell while it runs; yield a function that takes its number of committed rounds."""
         bar = self._bars.add_task(cell.title, total=cell.rounds, start_at=0)
         started = time.monotonic()
 
@@ -92,7 +92,7 @@ class Board:
     def _end(self, cell: Cell, seconds: float) -> None:
         self._finished += 1
         committed = self._rounds.get(cell.digest, 0)
-        self._total -= cell.rounds - committed  # rounds that a run saved by stopping early
+        self._total -= cell.rounds - committed  # rounds saved by stopping early
         if self._whole is not None:
             self._bars.update(self._whole, total=self._total)
         text = f"{self._finished}/{self._cells}  {cell.title}  {readable_seconds(seconds)}"
@@ -106,7 +106,7 @@ class Board:
         return self._before + sum(self._rounds.values())
 
     def remaining(self) -> float | None:
-        """Return the estimated remaining seconds at the pace so far; None if unknown."""
+        """Return the remaining seconds, estimated from the pace so far; None if unknown."""
         done = self._done - self._before
         if done <= 0:
             return None
@@ -118,7 +118,7 @@ class Board:
 
 
 class _Remaining(ProgressColumn):
-    """Remaining time, from the pace since the command started, without cells finished earlier."""
+    """Remaining time, from the command's own pace: cells finished earlier don't count."""
 
     max_refresh = 0.5
 

@@ -25,8 +25,8 @@ from potluck.server.rounds.plan import draw_up
 LONGEST_WAIT_SECONDS = 86_400.0
 """Default, in seconds, of limits on waiting for clients that the experiment does not set.
 
-It is long, since a busy or sleeping machine must not change results. The end of a host is noticed
-at once.
+It is long, since a busy or sleeping machine must not change results. If a host's process ends, that
+is noticed at once.
 """
 
 _WAITS = (
@@ -42,8 +42,9 @@ _WAITS = (
 class Cell:
     """A run of the grid.
 
-    labels: by axis, including the seed. rounds: number of rounds to commit. digest: SHA-256 of all
-    settings that affect the result, by which a finished cell is found.
+    labels: name of the cell's value by axis, including the seed. rounds: number of rounds to
+    commit. digest: SHA-256 of all settings that affect the result, by which a finished cell is
+    found.
     """
 
     labels: Mapping[str, str]
@@ -69,7 +70,7 @@ class Cell:
     def availability(self) -> dict[str, float]:
         """Availability by client, as client owners declare it: 1 minus the drop-out chance.
 
-        Clients that never drop out are not in it. Selectors can ask for it.
+        It lacks clients that never drop out. Selectors can read it.
         """
         clock = self.clock
         clients = [f"client-{number}" for number in range(self.clients)]
@@ -78,7 +79,7 @@ class Cell:
 
     @property
     def task_text(self) -> str:
-        """The task's table as text; equal for equal tasks."""
+        """The task's table as text; the text is equal if the name and options are."""
         table = parse_run_file(self.run_file, source="a cell").task
         return json.dumps({"name": table.name, "options": table.options}, sort_keys=True)
 
@@ -89,7 +90,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """All labels in one line."""
+        """All of the cell's labels in one line."""
         return " · ".join(
             f"seed {value}" if axis == SEED else value for axis, value in self.labels.items()
         )

@@ -1,6 +1,6 @@
 """Facts about clients that an experiment knows and a coordinator may not know.
 
-They are the true labels, even if a task falsifies some on purpose, and other traits.
+These facts are the true labels, even if a task falsifies some on purpose, and other traits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RARE_CLASSES = "rare classes"
 RARE_GROUPS = "rare groups"
 SECONDS = "seconds per sample"
 DROP_OUTS = "chance to drop out"
-"""Names of clients' traits. The two on rare kinds are shares of a client's samples."""
+"""Names of clients' traits. The two traits about rare kinds are shares of a client's samples."""
 
 
 class LabelMix:

@@ -31,7 +31,8 @@ cohort.
 def jobs_for(hosts: int, cells: int, *, processors: int, memory: int) -> int:
     """Return the number of cells to run in parallel.
 
-    Busy hosts use all processors, and all processes fit in memory. memory: bytes that may be used.
+    The number is such that busy hosts use all processors and all processes fit in memory. memory:
+    bytes that may be used.
     """
     by_processors = round(processors / (hosts * BUSY_HOSTS))
     by_memory = memory // ((hosts + 1) * BYTES_PER_PROCESS)
@@ -39,7 +40,7 @@ def jobs_for(hosts: int, cells: int, *, processors: int, memory: int) -> int:
 
 
 class OneForkServer:
-    """A fork server for one federation after the other, since each import of torch takes seconds.
+    """One fork server for all federations, since each new import of torch would take seconds.
 
     It is started when it is first needed, and restarted if it has ended.
     """
@@ -94,7 +95,7 @@ class LocalCells(CellRunner):
 
     @override
     async def keep_for(self, cells: int) -> None:
-        """Do nothing: only the fork server is kept for later cells."""
+        """Do nothing: only the fork server is kept between cells, and it may be needed again."""
 
     @override
     async def close(self) -> None:

@@ -17,7 +17,7 @@ from potluck.experiments.grid.grid_cells import Cell
 
 
 class RoundResult(BaseModel):
-    """A committed round. Metrics: shares in [0, 1], None where not evaluated.
+    """A committed round. Metrics are shares in [0, 1]; None if not evaluated.
 
     entropy: in bits, of the combined true labels of the included clients. downloads: number of
     clients that received the model, to answer a question or to train. simulated_seconds: duration
@@ -52,9 +52,9 @@ class RoundResult(BaseModel):
 class Before(BaseModel):
     """Costs of a run before its first round.
 
-    Costs are those of pre-training and of the model that clients estimate triplets with. bytes:
-    bytes sent if each client were on its own machine. seconds: simulated seconds of pre-training; 0
-    on a real clock.
+    They are the costs of pre-training and of sending the model with which clients estimate
+    triplets. bytes: bytes that would be sent if each client were on its own machine. seconds:
+    simulated seconds of pre-training; 0 on a real clock.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -75,11 +75,12 @@ class Timings(BaseModel):
 class CellResult(BaseModel):
     """A finished cell.
 
-    model_blake3: digest of the last model; two runs agree if it is equal. version: the version of
-    Potluck that ran the cell; empty in results of earlier versions. model_bytes: size of the
-    tensors sent to a client; 0 if it was not recorded. strategy_bytes: size of the tensors that the
-    strategy sends in addition to each client that trains, as SCAFFOLD does. traits: one number per
-    client, client-0 first, by name; the experiment knows them and the coordinator does not.
+    model_blake3: digest of the last model; runs with equal digests have the same model. version:
+    the version of Potluck that ran the cell; empty in results of earlier versions. model_bytes:
+    size of the tensors sent to a client; 0 if it was not recorded. strategy_bytes: size of the
+    tensors that the strategy sends in addition to each client that trains, as SCAFFOLD does.
+    traits: one number per client, client-0 first, by name; the experiment knows these numbers, and
+    the coordinator does not.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -107,7 +108,7 @@ class CellResult(BaseModel):
 
 
 class ResultsFolder:
-    """The folder of an experiment: finished cells in `cells`, others in `running`."""
+    """The folder of an experiment: finished cells are in `cells`, running ones in `running`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -24,15 +24,15 @@ ATTEMPTS = 2
 LOSSES = 10
 """Number of times that a cell may lose its machine.
 
-More losses are not chance: a cell that uses all memory ends every machine that runs it.
+More losses are hardly chance: the cell may use all memory and so end every machine that runs it.
 """
 
 
 class CellSchedule:
     """The waiting and the running cells of an experiment.
 
-    Cells start in their order, but a retry comes first, since its resources are free. Cells with
-    the same digest are one cell.
+    Cells start in order, except that a cell to retry comes first, since its resources are free.
+    Cells with the same digest are one cell.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class CellRunner(ABC):
 
     @abstractmethod
     async def run(self, cell: Cell, label_mix: LabelMix, progress: Progress) -> CellResult:
-        """Run a cell to its end. When cancelled, it leaves no process behind.
+        """Run a cell to its end. When cancelled, end all of the cell's processes.
 
         Raises RunError if the cell fails, CellLostError if its machine fails.
         """
@@ -107,7 +107,7 @@ class CellRunner(ABC):
     async def keep_for(self, cells: int) -> None:
         """Release resources that `cells` running cells don't need.
 
-        Called when no other cell waits. One of the running cells may still have to start again.
+        Called when no cell waits any more. A running cell may still have to start again.
         """
 
     @abstractmethod
@@ -153,7 +153,7 @@ async def run_missing(
 
 
 class _Grid:
-    """Runs cells, as many in parallel as the runner has places for."""
+    """Runs a grid's cells in parallel, as many at a time as the runner has places for."""
 
     def __init__(
         self,

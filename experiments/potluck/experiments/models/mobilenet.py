@@ -58,7 +58,7 @@ class MobileNetV2(nn.Module):
 
 
 class _InvertedResidual(nn.Module):
-    """Expands channels, convolves each one, reduces them; adds the input if shapes are equal."""
+    """Adds channels, convolves each, reduces their number; adds the input if shapes match."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, groups: int) -> None:
         super().__init__()

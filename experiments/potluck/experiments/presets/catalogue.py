@@ -29,9 +29,9 @@ class Assumption(BaseModel):
 class Preset(BaseModel):
     """A preset, read from a file of this folder.
 
-    paper: the paper and its data set. run: a run file, without seed and name. disclosure: settings
-    that hosts need in their [disclosure] table in addition to its defaults. assumptions: a table of
-    reasons by key in the file.
+    paper: the paper and its data set. run: contents of the run file, without seed and name.
+    disclosure: settings that hosts need in their [disclosure] table in addition to its defaults.
+    assumptions: reasons by key of the run file.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -99,7 +99,7 @@ def preset_run_file(preset: Preset) -> str:
 
 def _add(table: Any, key: str, value: Any, reason: str | None) -> None:
     item = tomlkit.item(value)
-    if reason is not None and isinstance(item, AoT):  # an array of tables has no line of its own
+    if reason is not None and isinstance(item, AoT):  # an array of tables has no line for it
         table.add(tomlkit.comment(f"{key}: assumed: {reason}"))
     elif reason is not None:
         item.comment(f"assumed: {reason}")

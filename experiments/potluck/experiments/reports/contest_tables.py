@@ -56,7 +56,7 @@ def contest_table(summary: Summary, contest: Contest) -> list[str]:
 
 
 def picks_table(summary: Summary, contest: Contest) -> list[str]:
-    """Return a table with one row per arm: evenness of its picks, and correlations with traits.
+    """Return a table with one row per arm: evenness of its picks, and their correlations.
 
     Correlations are between picks and the clients' traits.
     """
@@ -80,7 +80,7 @@ def picks_table(summary: Summary, contest: Contest) -> list[str]:
 
 
 def rank_table(ranked_by: Sequence[RankedReading], axis: str, *, by_contest: bool) -> list[str]:
-    """Return a table with one row per arm, sorted by the first reading, and rows of the tests.
+    """Return a table with one row per arm, sorted by the first reading, and final rows of tests.
 
     The last rows are the critical differences and Friedman's tests.
     """

@@ -39,9 +39,9 @@ class Competitor:
     """An arm of a contest.
 
     readings: numbers by metric and reading. best_round: number of the best round, mean over seeds.
-    picks: one record per seed. leanings: for each trait, its relation to the picks in the seeds in
-    which it differs between clients. partial: the readings with a partial evaluation in at least
-    one seed.
+    picks: one record per seed. leanings: for each trait, its relation to the picks; one record per
+    seed in which clients differ in the trait. partial: the readings with a partial evaluation in at
+    least one seed.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Contest:
 
     @property
     def column(self) -> str:
-        """A shorter title, for the column of the contest in a table of contests."""
+        """A shorter title: head of the contest's column in a table of contests."""
         return ", ".join(self.where.values()) or "all"
 
 
@@ -95,7 +95,7 @@ def together(contests: Sequence[Contest]) -> Contest | None:
     """Return all contests combined into one; None for fewer than two.
 
     Each reading of an arm is, by seed, its mean over the contests. Only arms and seeds that all
-    contests have are included. Picks are not included.
+    contests have are included. Picks are omitted.
     """
     if len(contests) < 2:
         return None
@@ -201,9 +201,9 @@ def _competitor(
 class RankedReading:
     """Mean ranks by one reading of one metric.
 
-    by_cell: every seed of every contest is a comparison. Seeds of one contest are not independent
-    data sets, so the critical difference is smaller than it should be. by_contest: every contest is
-    a comparison of means over seeds.
+    by_cell: ranks if every seed of every contest is a comparison. Seeds of one contest are not
+    independent data sets, so the critical difference is smaller than it should be. by_contest:
+    ranks if every contest is a comparison, of means over seeds.
     """
 
     measure: str
@@ -215,8 +215,8 @@ class RankedReading:
 def ranked_readings(summary: Summary, contests: Sequence[Contest]) -> list[RankedReading]:
     """Return mean ranks of the arms that all contests have, by metric and reading.
 
-    Readings are the last, the best, and those at equal budgets if these are known. Contests without
-    any evaluation are skipped, and so are seeds that an arm of a contest still lacks.
+    Readings are the last, the best, and those at equal budgets if the budgets are known. Contests
+    without any evaluation are skipped, and so are seeds that an arm of a contest still lacks.
     """
     found: list[RankedReading] = []
     for measure in measures_of(summary.experiment.reading):
@@ -254,6 +254,6 @@ def _means(contests: Sequence[Contest], measure: str, reading: str) -> Iterator[
 
 
 def _shared_seeds(contest: Contest, measure: str, reading: str) -> list[str]:
-    """Return the seeds that all arms have, so that arms of an unfinished grid are comparable."""
+    """Return the seeds for which all arms have a value, so that unfinished grids are comparable."""
     first, *others = (arm.readings.get((measure, reading), {}) for arm in contest.arms)
     return [seed for seed in first if all(seed in each for each in others)]

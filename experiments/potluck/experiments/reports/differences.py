@@ -23,7 +23,7 @@ _NONE = "–"
 class Difference:
     """The difference between an arm and the baseline, by seed.
 
-    p: with Holm's correction for all arms of the contest; None if there is nothing to test.
+    p: p value, with Holm's correction for all arms of the contest; None if no test is possible.
     partial: True if the difference includes a partial evaluation.
     """
 
@@ -38,7 +38,7 @@ class Difference:
 
 
 def baseline_of(reading: Reading) -> str | None:
-    """Return the arm with which the others of a contest are compared; None if there is none."""
+    """Return the arm with which a contest's other arms are compared; None if none is named."""
     if reading.compared is None or set(reading.baseline) != {reading.compared}:
         return None
     return reading.baseline[reading.compared]
@@ -47,7 +47,7 @@ def baseline_of(reading: Reading) -> str | None:
 def differences(
     contest: Contest, baseline: str | None, measure: str, reading: str
 ) -> dict[str, Difference]:
-    """Return the differences of all arms except the baseline; empty if the contest lacks it."""
+    """Return each arm's difference to the baseline; empty if the contest lacks the baseline."""
     values = {arm.name: arm.readings.get((measure, reading), {}) for arm in contest.arms}
     if baseline is None or baseline not in values:
         return {}

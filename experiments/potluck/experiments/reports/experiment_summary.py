@@ -22,9 +22,9 @@ Point = tuple[tuple[str, str], ...]
 class PairedTest:
     """The difference between an arm and the baseline, paired by seed.
 
-    p: p value of a two-sided paired t test; None if it can't be made (fewer than two pairs, or all
-    differences are equal). low, high: the 95 % confidence interval of the mean difference; None in
-    the same cases.
+    p: p value of a two-sided paired t test; None if the test is impossible (fewer than two pairs,
+    or all differences are equal). low, high: the 95 % confidence interval of the mean difference;
+    None in the same cases.
     """
 
     pairs: int
@@ -38,8 +38,8 @@ class PairedTest:
 class Costs:
     """Costs until a target is reached, means over the seeds that reach it.
 
-    reached: number of these seeds. round: the first round whose evaluation reaches it. bytes: bytes
-    sent in both directions up to this round.
+    reached: number of seeds that reach the target. round: the first round whose evaluation reaches
+    it. bytes: bytes sent in both directions up to this round.
     """
 
     target: float
@@ -150,7 +150,7 @@ def _arm(
 
 
 def paired_test(values: Mapping[str, float], baseline: Mapping[str, float]) -> PairedTest | None:
-    """Compare two arms over their common seeds; None if there are none."""
+    """Compare two arms over their common seeds; None if they have no common seed."""
     seeds = [seed for seed in values if seed in baseline]
     if not seeds:
         return None

@@ -25,13 +25,13 @@ from potluck.experiments.reports.readings import BUDGETS, mean
 
 _INK = "#333333"
 _FAR = 0.3
-"""Difference between two shares that is drawn in the full colour."""
+"""Difference between two shares from which the colour is the strongest."""
 _COLUMN, _ROW, _NAMES, _HEAD = 0.46, 0.2, 1.4, 1.5
 """Width of a column, height of a row, width of the arms' names, height of the heads; in inches."""
 _LEAST = 3.0
 """Minimum width of a panel in columns, so that its title fits."""
 _DARK = 0.9
-"""Absolute colour value from which text is white."""
+"""Absolute value of a colour from which text on it is white."""
 
 Values = Mapping[tuple[str, str], float]
 """Numbers by arm and column."""
@@ -39,7 +39,7 @@ Values = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """A grid of numbers.
+    """A picture of a grid of numbers, one per arm and column.
 
     colours: in [-1, 1]; blue is above 0. texts: text of each cell. told: cells with bold text:
     they differ significantly from the baseline.
@@ -80,9 +80,9 @@ def measure_panel(
 ) -> Panel:
     """Return the panel of a metric in percent (a loss as it is).
 
-    The colour is the difference to the baseline: blue is better, and 0.3 has the full colour.
+    The colour is the difference to the baseline: blue is better, and it is strongest from 0.3 on.
     Values that differ significantly from the baseline are bold. The last column is for all contests
-    together.
+    combined.
     """
     contests = with_all(contests)
     sign = -1.0 if measure == "loss" else 1.0
@@ -112,7 +112,7 @@ def measure_panel(
 
 
 def evenness_panel(contests: Sequence[Contest]) -> Panel:
-    """Return the panel of the evenness of each arm's picks; 0 has the full colour, 1 has none."""
+    """Return the panel of the evenness of each arm's picks; colour is strongest at 0, none at 1."""
     even = {
         (arm.name, contest.column): mean([each.evenness for each in arm.picks])
         for contest in contests
@@ -129,7 +129,7 @@ def evenness_panel(contests: Sequence[Contest]) -> Panel:
 def leaning_panels(contests: Sequence[Contest]) -> list[Panel]:
     """Return a panel per trait of clients: its correlation with picks, mean over seeds.
 
-    A panel has the contests in which the trait is known. Red: the arm avoids clients with a high
+    A panel shows the contests in which the trait is known. Red: the arm avoids clients with a high
     value.
     """
     traits = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""A picture of a partition: the samples of each class at every client."""
+"""A picture of a partition: the number of each client's samples, by class."""
 
 from __future__ import annotations
 

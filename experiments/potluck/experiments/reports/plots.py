@@ -1,4 +1,4 @@
-"""Pictures of an experiment: the metric and the cohorts' label entropy by round, the selections."""
+"""Pictures of an experiment: its metric, the cohorts' label entropy, the selections, by round."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ With more, only a few are coloured: the baseline, the best three and the worst t
 """
 _MOST_RASTERS = 12
 _FEW_ROUNDS = 30
-"""Maximum number of rounds drawn as dots on a line; without dots, a single round is invisible."""
+"""Maximum number of rounds that are also drawn as dots: a line of a single round is invisible."""
 
 
 def panels(summary: Summary) -> list[tuple[str, list[Arm]]]:
@@ -77,7 +77,7 @@ def metric_figure(summary: Summary) -> Figure:
 
 
 def plot_entropy(summary: Summary) -> bytes:
-    """Return a PNG of the entropy of the cohorts' true labels by round, with means and bands."""
+    """Return a PNG of the cohorts' label entropy by round: means over seeds, bands."""
 
     def entropies(cell: CellResult) -> list[tuple[int, float]]:
         return [(each.round, each.entropy) for each in cell.rounds]
@@ -143,7 +143,8 @@ def _lines(
 ) -> Figure:
     """Draw a value by round, in one panel per column of arms.
 
-    hold: True to repeat the last value of a cell that stopped early, up to the others' last round.
+    hold: True to repeat the last value of a cell that stopped early, up to the other cells' last
+    round.
     """
     shown = panels(summary)
     columns = min(2, len(shown))
@@ -172,7 +173,7 @@ def _lines(
 
 
 def in_colour(arms: Sequence[Arm], reading: Reading) -> list[Arm]:
-    """Return the arms that get a colour and a legend entry: all, or a few of very many."""
+    """Return the arms with a colour and a legend entry: all, or a few if there are too many."""
     if len(arms) <= _MOST_COLOURED:
         return list(arms)
     sign = 1.0 if reading.metric == "loss" else -1.0
@@ -189,7 +190,7 @@ def in_colour(arms: Sequence[Arm], reading: Reading) -> list[Arm]:
 
 
 def held(cells: Sequence[list[tuple[int, float]]]) -> list[list[tuple[int, float]]]:
-    """Return (round, value) of each cell; its last value is repeated in later rounds of others."""
+    """Return (round, value) of each cell; repeat the last value in later rounds of other cells."""
     rounds = sorted({number for values in cells for number, _ in values})
     return [
         [*values, *((number, values[-1][1]) for number in rounds if number > values[-1][0])]
@@ -256,8 +257,8 @@ def plot_ranks(ranked_by: Sequence[RankedReading]) -> bytes | None:
     """Return a PNG of mean ranks, one panel per reading; None if nothing is ranked.
 
     Shows the first six readings. Readings at the best rounds are excluded, since no run knows its
-    best round in advance. Ranks are over settings, or over cells if there is only one setting. The
-    bar is the critical difference, from the best arm on; arms within it are blue.
+    best round in advance. Ranks are over settings, or over cells if there is only one setting. A
+    bar shows the critical difference, starting at the best arm; arms within it are blue.
     """
     shown = [
         (each, first_ranks(each))

@@ -25,10 +25,10 @@ Name = TypeVar("Name", bound=Hashable)
 class Ranks:
     """Arms by their mean rank, the best first; 1 is the best in every block.
 
-    blocks: number of comparisons. p: p value of Friedman's test that all arms are equal; None if it
-    can't be made (fewer than three arms or two blocks, or all ranks tied). difference: the critical
-    difference (Nemenyi). Mean ranks that differ by less are not significantly different at the 5 %
-    level. The difference is None for fewer than two arms or blocks.
+    blocks: number of comparisons. p: p value of Friedman's test that all arms are equal; None if
+    the test is impossible (fewer than three arms or two blocks, or all ranks tied). difference: the
+    critical difference (Nemenyi). Mean ranks that differ by less are not significantly different at
+    the 5 % level. The difference is None for fewer than two arms or blocks.
     """
 
     means: Mapping[str, float]
@@ -51,7 +51,7 @@ class Ranks:
 
 
 def mean_ranks(blocks: Sequence[Mapping[str, float]], *, lower: bool = False) -> Ranks | None:
-    """Return the ranks of the arms that have a value in every block; None without such arms.
+    """Return ranks of the arms that have a value in every block; None if no arm has.
 
     blocks: one mapping per comparison, with values by arm; NaN is the worst. lower: True if less is
     better. Equal values share the mean of their ranks.
@@ -93,7 +93,7 @@ def _friedman(ranks: np.ndarray) -> float | None:
 
 
 def holm(values: Mapping[Name, float]) -> dict[Name, float]:
-    """Return the p values of several tests with Holm's correction, by name."""
+    """Return the p values of several tests after Holm's correction, by the tests' names."""
     corrected: dict[Name, float] = {}
     largest = 0.0
     for place, name in enumerate(sorted(values, key=lambda name: values[name])):

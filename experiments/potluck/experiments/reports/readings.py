@@ -26,7 +26,8 @@ def evaluations(
 ) -> list[tuple[int, float]]:
     """Return (round, value) of each evaluation of the model.
 
-    metric: a metric or `WORST_TENTH`. partial: True to include evaluations that lack some clients.
+    metric: a metric or `WORST_TENTH`. partial: True to include evaluations over fewer clients than
+    the run requires.
     """
     return [
         (each.round, float(value))
@@ -36,7 +37,7 @@ def evaluations(
 
 
 def reading_of(rounds: Sequence[RoundResult], metric: str, last: int) -> float:
-    """Return the mean of a metric over the last `last` evaluations; NaN without any."""
+    """Return the mean of a metric over the last `last` evaluations; NaN if there are none."""
     return mean([value for _, value in evaluations(rounds, metric)][-last:])
 
 
@@ -47,10 +48,10 @@ def is_partial(rounds: Sequence[RoundResult], metric: str, last: int) -> bool:
 
 
 def best_of(rounds: Sequence[RoundResult], metric: str) -> tuple[int, float] | None:
-    """Return (round, value) of the best evaluation, the first of equal ones; None without any.
+    """Return (round, value) of the best evaluation, the first if several are; None if none is.
 
-    Partial evaluations are skipped. The choice uses the test samples, so the value is higher than
-    that of a run which must choose without them.
+    Partial evaluations are skipped. The best round is chosen on the test samples, so the value is
+    better than that of a run that has to choose its model without them.
     """
     sign = -1.0 if metric == "loss" else 1.0
     whole = evaluations(rounds, metric, partial=False)
@@ -120,9 +121,9 @@ BUDGETS: Mapping[str, Spent] = {
 def common_budget(cells: Sequence[CellResult], spent: Spent, metric: str) -> float | None:
     """Return the budget at which all cells are compared; None if a cell's costs are unknown.
 
-    It is the larger of two amounts: what the cheapest cell spent, and what was spent until every
-    cell had been evaluated once. The cheapest cell may finish before others have their first
-    evaluation; it keeps its result then.
+    It is the larger of two amounts: the total cost of the cheapest cell, and the cost at which
+    every cell has been evaluated once. If the cheapest cell finishes before the others' first
+    evaluation, it keeps its last result.
     """
     totals = [spent(cell) for cell in cells]
     known = [total for total in totals if total]
@@ -143,7 +144,7 @@ def common_budget(cells: Sequence[CellResult], spent: Spent, metric: str) -> flo
 
 
 def within(cell: CellResult, spent: Spent, budget: float, metric: str, last: int) -> float:
-    """Return a cell's reading as if it had stopped within a budget; NaN without evaluations."""
+    """Return a cell's reading up to a budget; NaN if it has no evaluation within the budget."""
     return reading_of(rounds_within(cell, spent, budget), metric, last)
 
 
@@ -201,8 +202,8 @@ def picks_of(cell: CellResult) -> Picks:
 class Leaning:
     """The relation between a cell's picks and a trait of the clients.
 
-    correlation: Spearman's, between picks and the trait; 0 if all clients have equally many picks.
-    picked: the trait's mean over picks. all: the trait's mean over clients.
+    correlation: Spearman's, between picks and the trait; 0 if all clients have the same number of
+    picks. picked: the trait's mean over picks. all: the trait's mean over clients.
     """
 
     correlation: float
@@ -211,7 +212,7 @@ class Leaning:
 
 
 def leaning(cell: CellResult, trait: str) -> Leaning | None:
-    """Return the relation between a cell's picks and a trait; None if unknown or constant."""
+    """Return the relation between picks and a trait; None if the trait is unknown or constant."""
     values = np.array(cell.traits.get(trait, ()), dtype=np.float64)
     counts = pick_counts(cell)
     if len(values) != len(counts) or np.ptp(values) == 0 or not counts.sum():
@@ -227,7 +228,7 @@ def leaning(cell: CellResult, trait: str) -> Leaning | None:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean; NaN without values."""
+    """Return the mean of numbers; NaN if there are none."""
     return float(np.mean(values)) if values else math.nan
 
 

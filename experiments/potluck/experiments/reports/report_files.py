@@ -1,4 +1,4 @@
-"""Writes the report files of an experiment: an HTML page, its text, and tables."""
+"""Writes the report files of an experiment: an HTML page, the same as text, and tables."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def write_report_files(
 ) -> str:
     """Write the files. Return the report as text, with the page's path as its last line.
 
-    results: by the digests of their cells. quick: True if the plan is the quick one. Raises
+    results: by digest of the cell. quick: True if the plan has its [quick] table applied. Raises
     ConfigurationError without results.
     """
     done = [

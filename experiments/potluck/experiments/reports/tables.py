@@ -106,7 +106,7 @@ def tidy_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
 
 
 def _behind(result: RoundResult, metric: str) -> dict[str, int | bool | None]:
-    """Return the clients and samples behind a metric, by column; None if unknown."""
+    """Return the numbers of clients and samples behind a metric, by column; None if unknown."""
     if metric not in result.coverage:
         return dict.fromkeys(("clients", "asked", "samples", "partial"))
     return result.coverage[metric].model_dump()
@@ -303,7 +303,7 @@ def _range(values: Sequence[int]) -> str:
 
 
 def timing_line(summary: Summary) -> str:
-    """Return the time that all cells took; it is not in the tables, since it varies."""
+    """Return the time of all cells as text; it is not in the tables, since it varies."""
     total = sum(cell.timings.total for arm in summary.arms for cell in arm.cells)
     return f"{readable_seconds(total)} of federations, one after another"
 
@@ -323,7 +323,7 @@ def _tested(test: PairedTest | None) -> tuple[str, str]:
 
 
 def _corrected(summary: Summary) -> dict[int, str]:
-    """Return Holm's corrected p by arm index; tests against one baseline are a family."""
+    """Return p by arm index, after Holm's correction over the tests against the same baseline."""
     named = summary.experiment.reading.baseline
     families: dict[tuple[str, ...], dict[int, float]] = {}
     for number, arm in enumerate(summary.arms):
@@ -347,5 +347,5 @@ def line(entries: Sequence[str]) -> str:
 
 
 def rule(labels: int, numbers: int) -> str:
-    """Return the line below a table's head: columns of text, then columns of numbers."""
+    """Return the line below a table's head: first columns of text, then columns of numbers."""
     return line(["---"] * labels + ["---:"] * numbers)

@@ -27,11 +27,11 @@ class WorkloadCard:
     """Facts about a task's partition and about the model.
 
     description: each client's counts and the six metrics. names: the clients' names in the data.
-    samples: training samples per client. held_classes: number of classes that a client holds.
-    distances: total variation distance in [0, 1] between a client's label mix and that of all
-    samples. inputs: shape of one sample. parameters: number of the model's parameters. majority:
-    share of training samples with the most frequent label of all; own_majority: mean over clients
-    of the share with the client's own most frequent label.
+    samples: number of training samples per client. held_classes: number of classes of a client's
+    samples. distances: total variation distance in [0, 1] between a client's label mix and that of
+    all samples. inputs: shape of one sample. parameters: number of the model's parameters.
+    majority: share of training samples with the most frequent label of all; own_majority: mean over
+    clients of the share with the client's own most frequent label.
     """
 
     description: Description
@@ -78,7 +78,7 @@ def _range(values: NDArray[Any]) -> Range:
 
 
 def card_markdown(card: WorkloadCard, *, heading: str = "##") -> str:
-    """Return the card as Markdown, ending with a line end. heading: marks of its title."""
+    """Return the card as Markdown, ending with a line end. heading: Markdown marks of its title."""
     about, metrics = card.description, card.description.metrics
     options = ", ".join(f"`{key} = {_value(value)}`" for key, value in card.options.items())
     total = sum(client.samples for client in about.clients)

@@ -33,12 +33,12 @@ REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 class DataFormat:
     """Required content of a data set's file.
 
-    shape: of one sample; None if any shape is valid (images of a size chosen when preparing).
-    dtype: type of the samples. classes: labels are in [0, classes). attributes: True if the file
-    also has `a_train` and `a_test` with a binary attribute of each sample. source: the origin of
-    the data, in a sentence for a person who does not have them. natural: True if the file also has
-    `c_train` and `c_test`, the number of the client that each sample belongs to, and `names`, the
-    clients' names.
+    shape: shape of one sample; None if any shape is valid (the size of images is chosen in
+    preparation). dtype: type of the samples. classes: labels are in [0, classes). attributes: True
+    if the file also has `a_train` and `a_test` with a binary attribute of each sample. source: the
+    origin of the data, in a sentence for a person who does not have them. natural: True if the file
+    also has `c_train` and `c_test`, the number of the client that each sample belongs to, and
+    `names`, the clients' names.
     """
 
     name: str
@@ -113,13 +113,13 @@ def _recipe(form: DataFormat) -> str:
 
 @lru_cache(maxsize=8)
 def _open(form: DataFormat, path: Path, _size: int, _modified: int) -> Arrays:
-    """Open a file once per size and modification time: all clients of a host share the mapping."""
+    """Open a file, cached by size and modification time: a host's clients share the mapping."""
     arrays = mapped_arrays(path)
     return checked(form, arrays, source=str(path))
 
 
 def checked(form: DataFormat, arrays: Mapping[str, NDArray[Any]], *, source: str) -> Arrays:
-    """Return arrays that fit a format. Raises ConfigurationError with array, value, expectation."""
+    """Return arrays that fit a format. Raises ConfigurationError with the mismatch."""
     names = form.required
     missing = [name for name in names if name not in arrays]
     if missing:

@@ -34,7 +34,8 @@ BINARY = DataFormat(
 
 @dataclass(frozen=True, kw_only=True)
 class Covertype(LabelSkewTask):
-    """Seven kinds of forest, from the 15,120 rows of the published balanced subset; or two.
+    """Seven (or two) kinds of forest; the seven are from a published, balanced subset of 15,120
+    rows.
 
     binary: the two-class task, lodgepole pine against the rest, from its own file of all 581,012
     rows. network: perceptron (layers of 45, 30 and 15, dropout 0.2). Columns are standardised by
@@ -63,6 +64,6 @@ class Covertype(LabelSkewTask):
 def _standardised(arrays: Arrays) -> Columns:
     samples = arrays.x_train
     deviations = samples.std(axis=0, dtype=np.float64)
-    deviations[deviations == 0] = 1.0  # a constant column
+    deviations[deviations == 0] = 1.0  # a constant column becomes 0
     means = samples.mean(axis=0, dtype=np.float64)
     return Columns(means=tuple(means.tolist()), deviations=tuple(deviations.tolist()))

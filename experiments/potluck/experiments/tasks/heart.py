@@ -45,7 +45,7 @@ CATEGORIES: dict[str, tuple[float, ...]] = {
     "slope": (1.0, 2.0, 3.0),
     "thal": (3.0, 6.0, 7.0),
 }
-"""The values of each category."""
+"""The values of each categorical feature."""
 
 _COLUMNS = (
     *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang"),
@@ -64,10 +64,10 @@ class Heart(Task):
     held_out: share of its patients that each hospital evaluates on. The worst group is the
     hospital with the lowest accuracy. seed: seed of the split into training and held-out patients.
 
-    All hospitals transform a patient alike, by constants only: a number becomes
-    (value − centre) / scale, a missing number becomes 0 and sets a column of its own to 1.
-    A category becomes a column per value, all 0 if it is missing. A blood pressure or cholesterol
-    of 0 counts as missing.
+    All hospitals transform patients' data in the same way, by constants only: a number becomes
+    (value − centre) / scale, a missing number becomes 0 and sets a column of its own to 1. A
+    category becomes a column per value, all 0 if it is missing. A blood pressure or cholesterol of
+    0 counts as missing.
     """
 
     network: Literal["logistic", "perceptron"] = "logistic"
@@ -105,7 +105,7 @@ class Heart(Task):
         return HOSPITALS
 
     def data_files(self) -> tuple[str, ...]:
-        """Return no files: the patients come with Potluck."""
+        """Return no file names: the patients' data come with Potluck."""
         return ()
 
     def evaluation_data(self, data: Path | None) -> Examples | None:  # noqa: ARG002

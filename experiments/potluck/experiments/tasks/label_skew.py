@@ -40,10 +40,10 @@ def few_labels(
 ) -> list[Indices]:
     """Return a partition in which every client holds `per_client` classes.
 
-    As in NIID-Bench, client i holds class i mod C and others at random; a class's samples are
-    shared out evenly among the clients that hold it. Classes that no client drew are omitted; this
-    can happen if there are fewer clients than classes. Disjoint; the indices of each client are
-    sorted. Raises ConfigurationError if there are fewer than `per_client` classes.
+    As in NIID-Bench, client i holds class i mod C and other random classes; a class's samples are
+    divided evenly among the clients that hold it. Classes that no client drew are omitted; this can
+    happen if there are fewer clients than classes. The parts are disjoint; the indices of each
+    client are sorted. Raises ConfigurationError if there are fewer than `per_client` classes.
     """
     classes = np.unique(labels)
     if not 1 <= per_client <= len(classes):
@@ -79,13 +79,13 @@ def mostly_one_class(
 ) -> list[Indices]:
     """Return a partition in which a share of the clients hold mostly one class (FLASH).
 
-    All hold n // clients samples; the remainder is omitted. ⌊skewed · clients + ½⌋ random clients
-    are skewed: a share `main` of their samples is of one class. Their classes follow each other in
-    a random order. The rest of their samples is from other classes at random, or from their own
-    class if no other is left. The other clients hold the remaining samples, shuffled. So these are
-    uniform if the classes have equal sizes, except for the samples that the skewed clients hold.
-    Disjoint; the indices of each client are sorted. Raises ConfigurationError if a class has too
-    few samples.
+    All clients hold n // clients samples; the remainder is omitted. ⌊skewed · clients + ½⌋ random
+    clients are skewed: a share `main` of their samples is of one class. Their classes follow each
+    other in a random order. The rest of their samples is from other classes at random, or from
+    their own class if no other is left. The other clients hold the remaining samples, shuffled. So
+    these are uniform if the classes have equal sizes, except for the samples that the skewed
+    clients hold. The parts are disjoint; the indices of each client are sorted. Raises
+    ConfigurationError if a class has too few samples.
     """
     size = len(labels) // clients
     classes = generator.permutation(np.unique(labels))
@@ -130,9 +130,9 @@ def uneven_sizes(
 ) -> list[Indices]:
     """Return a partition with quantity skew: sizes by a Dirichlet(alpha) draw, samples at random.
 
-    Every client gets `minimum` samples first, and the draw splits the others, so no draw needs
-    repeating. Disjoint, complete; the indices are sorted. Raises ConfigurationError if there are
-    too few samples.
+    Every client gets `minimum` samples first, and the draw splits the other samples, so no draw
+    needs repeating. The parts are disjoint and complete; their indices are sorted. Raises
+    ConfigurationError if there are too few samples.
     """
     if clients * minimum > samples:
         raise ConfigurationError(
@@ -149,7 +149,7 @@ def uneven_sizes(
 def without_drop(
     labels: NDArray[np.int64], alpha: float, generator: np.random.Generator
 ) -> Indices:
-    """Return the samples that remain after a global imbalance: each class loses a share.
+    """Return the samples that remain if each class loses a share, as a global imbalance.
 
     The shares are one Dirichlet(alpha) draw over classes, so they sum to 1 (distribution-controlled
     selection §4); small alpha makes one class rare or absent. The indices are sorted.
@@ -267,7 +267,7 @@ _TEST_SEED = 1
 class LabelSkewTask(Splitting, LabelNoise, Task):
     """Base class of tasks split by label; subclasses set the format, networks and preparation.
 
-    network: the model, by name. Other options are `Splitting`'s and `LabelNoise`'s.
+    network: the model, by name. Other options are described at `Splitting` and `LabelNoise`.
     """
 
     network: str = ""

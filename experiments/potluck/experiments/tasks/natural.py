@@ -36,8 +36,8 @@ class NaturalTask(Task):
     """Base class of tasks with natural clients; subclasses set the format, networks, preparation.
 
     clients: number of clients, the first ones of the file. network: the model, by name. evaluation:
-    place of the test samples: at the clients that they belong to, or all of them at the
-    coordinator, which is faster and only possible in a simulation.
+    place of the test samples: each client's at the client, or all at the coordinator, which is
+    faster but only possible in a simulation.
     """
 
     clients: NonNegativeInt = 0
@@ -121,7 +121,7 @@ def _split_arrays(arrays: Arrays, split: Literal["train", "test"]) -> Split:
     else:
         found = (arrays.x_test, arrays.y_test, arrays.c_test)
     samples, labels, clients = found
-    if clients is None:  # never in a file of a natural format
+    if clients is None:  # can't happen: the format requires them
         raise ConfigurationError(f"the {split} samples have no client numbers")
     return samples, labels, clients
 

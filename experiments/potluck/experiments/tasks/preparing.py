@@ -12,7 +12,7 @@ from torch import Tensor
 class Images:
     """Converts uint8 images, b × height × width (× 3), to float32, b × channels × height × width.
 
-    means, deviations: per channel, for values in [0, 1].
+    means, deviations: one number per channel, for values in [0, 1].
     """
 
     means: tuple[float, ...]
@@ -31,7 +31,8 @@ class Images:
 class Colored:
     """Colours grey images (uint8, b × height × width) red or green: b × 3 × height × width.
 
-    The parity of the sample's group gives the colour: 0 red, 1 green. The blue channel is 0.
+    The parity of the sample's group gives the colour: even is red, odd is green. The blue channel
+    is 0.
     """
 
     def __call__(self, samples: Tensor, groups: Tensor | None) -> Tensor:

@@ -24,7 +24,7 @@ WINDOW: Final = 80
 
 
 class CharacterGru(nn.Module):
-    """A recurrent network: 8 numbers per character, a GRU of `width`, one layer of outputs."""
+    """A recurrent network: embeddings of 8 numbers per character, a GRU, and an output layer."""
 
     def __init__(self, width: int = 128) -> None:
         super().__init__()

@@ -42,9 +42,9 @@ _IMAGENET = Images(means=(0.485, 0.456, 0.406), deviations=(0.229, 0.224, 0.225)
 class SpuriousTask(Task):
     """Base class of the tasks whose data are split by Table 6.
 
-    distribution: the name of the partition. seed: of the choice of samples. share: fraction of each
-    client's samples that is used, in (0, 1]. held_out: fraction of its samples that each client
-    evaluates on. network: the model's name.
+    distribution: the name of the partition. seed: seed of the choice of samples. share: fraction of
+    each client's samples that is used, in (0, 1]. held_out: fraction of its samples that each
+    client evaluates on. network: the model's name.
     """
 
     distribution: str = ""
@@ -92,10 +92,10 @@ def _train_and_held_out(
 
 @dataclass(frozen=True, kw_only=True)
 class ColoredMnist(SpuriousTask):
-    """Small digits (0–4) or large ones (5–9), in red or green: MNIST by CMNIST_GSC of Table 6.
+    """MNIST's digits, 0–4 or 5–9 as classes, coloured red or green: CMNIST_GSC of Table 6.
 
-    24 clients with 200 images each; which image has which colour follows from the seed. Half of
-    the coordinator's 10,000 test images of each digit are of either colour. network: cnn or
+    There are 24 clients with 200 images each; the seed decides which image has which colour. Half
+    of the coordinator's 10,000 test images of each digit are of either colour. network: cnn or
     cnn-wide, as in `mnist`.
     """
 
@@ -113,7 +113,7 @@ class ColoredMnist(SpuriousTask):
         "attribute_learning_rate": 1.0,
         "attribute_steps": 500,
     }
-    """Without pre-training, a network first learns nothing, then colours, and only later shapes."""
+    """A network without pre-training first learns nothing, then colours, and only later shapes."""
 
     def model(self) -> nn.Module:
         """Return the network."""
@@ -164,7 +164,7 @@ def _colored_parts(
     parts = by_counts(large, matrices.sum(axis=2), np.random.default_rng(seed))
     colors = np.zeros(len(large), dtype=np.int64)
     for part, matrix in zip(parts, matrices, strict=True):
-        colors[part] = np.repeat([0, 1, 0, 1], matrix.ravel())  # `part` lists small digits first
+        colors[part] = np.repeat([0, 1, 0, 1], matrix.ravel())  # `part` lists digits 0–4 first
     return parts, colors
 
 
@@ -222,7 +222,8 @@ def _parts(arrays: Arrays, distribution: str, seed: int, share: float) -> list[I
 
 @dataclass(frozen=True, kw_only=True)
 class Waterbirds(_PhotographTask):
-    """Land birds or water birds, before land or water: WaterBirds_dist of Table 6, 30 clients."""
+    """Land or water birds, on photographs of land or water: WaterBirds_dist of Table 6, 30
+    clients."""
 
     distribution: Literal["waterbirds-dist"] = "waterbirds-dist"
     network: Literal["cnn"] = "cnn"

@@ -20,10 +20,10 @@ class Diurnal:
 
     clients: number of clients, for client-0, client-1 … days: length of the trace. seed: seed of
     all draws. hours: mean length of a night's availability, in hours. spread: standard deviation of
-    its begin and of its length, in hours. zones: number of time zones, between which clients are
-    drawn with equal probability; 1 if all nights coincide. skipped: probability that a device is
-    unavailable for a whole night. speed_spread: standard deviation of the logarithm of a client's
-    speed, whose median is 1.
+    the night's begin and of its length, in hours. zones: number of time zones, between which
+    clients are drawn with equal probability; 1 if all nights coincide. skipped: probability that a
+    device is unavailable for a whole night. speed_spread: standard deviation of the logarithm of a
+    client's speed, whose median is 1.
     """
 
     clients: int
@@ -37,9 +37,9 @@ class Diurnal:
 
 
 def diurnal_trace(of: Diurnal) -> AvailabilityTrace:
-    """Return the trace of a population; the same for the same options. Pure.
+    """Return the trace of a population; equal options give equal traces. Pure.
 
-    Each client's draws have a generator of their own: client-3 is the same among 10 or 1,000.
+    Each client has its own random generator: client-3 is the same among 10 or 1,000 clients.
     """
     horizon = of.days * DAY
     spans: dict[str, list[TraceSpan]] = {}

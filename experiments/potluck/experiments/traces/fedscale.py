@@ -1,9 +1,9 @@
 """Converts FedScale's two files about devices, `client_behave_trace` and `client_device_capacity`.
 
-Both are pickled dicts by client. A value of the first has the lists `active` and `inactive` with
-the begin and end of each stretch of availability in seconds, and `finish_time`, after which it
-repeats. A value of the second has `computation`, milliseconds of inference per sample, and
-`communication`, a bandwidth, which the virtual clock does not have and which is dropped.
+Both are pickled dicts by client. An entry of the first has the lists `active` and `inactive`, the
+begin and end of each period of availability in seconds, and `finish_time`, after which the periods
+repeat. An entry of the second has `computation`, milliseconds of inference per sample, and
+`communication`, a bandwidth, which is dropped, since the virtual clock has no bandwidths.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read_devices(path: Path) -> Mapping[Any, Any]:
             found = _PlainUnpickler(io.BytesIO(content)).load()
     except OSError as error:
         raise ConfigurationError(f"can't read {path}: {error.strerror}", path=path) from None
-    except Exception as error:  # a damaged pickle raises many kinds
+    except Exception as error:  # a damaged pickle raises many kinds of errors
         raise ConfigurationError(
             f"{path} is not a pickle of plain dicts, lists and numbers, or JSON: {error}; "
             "download FedScale's file again",
@@ -74,10 +74,10 @@ def fedscale_trace(
     """Return the trace of client-0, client-1 … from the entries in the order of the file.
 
     As in FedScale, client k has entry k modulo the number of entries. capacity: entries of the
-    second file; without them every speed is 1. With them, a speed is samples per second, for
-    `seconds_per_sample = 1`. seconds: length of the trace, up to which each entry repeats after its
-    own `finish_time`; the longest `finish_time` by default. Raises ConfigurationError if an entry
-    is not as FedScale writes it.
+    second file; without them, every speed is 1. With them, a speed is the number of samples per
+    second, for `seconds_per_sample = 1`. seconds: length of the trace, up to which each entry
+    repeats after its own `finish_time`; the longest `finish_time` by default. Raises
+    ConfigurationError if an entry is not as FedScale writes it.
     """
     entries = list(behaviour.items())
     devices = None if capacity is None else list(capacity.items())
@@ -97,7 +97,7 @@ def fedscale_trace(
 
 
 def _stretches(entry: Any, finish: float, place: str) -> list[tuple[float, float]]:
-    """Return an entry's stretches of availability within [0, finish), merged and sorted.
+    """Return an entry's periods of availability within [0, finish), merged and sorted.
 
     A pair that ends before it begins is never available in FedScale either, so it is dropped.
     """
@@ -120,7 +120,7 @@ def _stretches(entry: Any, finish: float, place: str) -> list[tuple[float, float
 def _repeated(
     stretches: Sequence[tuple[float, float]], finish: float, horizon: float
 ) -> Iterator[tuple[float, float]]:
-    """Yield stretches again after each `finish`, up to the horizon."""
+    """Yield periods of availability, repeated after each `finish`, up to the horizon."""
     for turn in range(math.ceil(horizon / finish)):
         for begin, end in stretches:
             start, stop = turn * finish + begin, min(turn * finish + end, horizon)
