@@ -222,7 +222,7 @@ def _parts(arrays: Arrays, distribution: str, seed: int, share: float) -> list[I
 
 @dataclass(frozen=True, kw_only=True)
 class Waterbirds(_PhotographTask):
-    """Land or water birds, on photographs of land or water: WaterBirds_dist of Table 6, 30
+    """Land or water birds in photographs of land or water: WaterBirds_dist of Table 6, 30
     clients."""
 
     distribution: Literal["waterbirds-dist"] = "waterbirds-dist"
