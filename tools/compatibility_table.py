@@ -2,8 +2,8 @@
 
     .venv/bin/python tools/compatibility_table.py docs/reference/strategies/compatibility.md
 
-rewrites the table. Every built-in selector, strategy and objective is planned as the coordinator
-plans them before a run. A refused combination is listed with the reason of the refusal.
+rewrites the table. Every combination is planned as the coordinator plans a run before it starts. A
+refused combination is listed with the reason of the refusal.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ MARKED = re.compile(f"{BEGIN}.*{END}", re.DOTALL)
 
 @dataclass
 class Tables:
-    """Rows of the table, reasons with the strategies concerned, number of combinations tried."""
+    """Rows of the table, strategies by reason or remark, number of combinations tried."""
 
     rows: list[list[str]] = field(default_factory=list)
     notes: dict[str, list[str]] = field(default_factory=dict)
     combinations: int = 0
 
     def note(self, answer: str, message: str, strategy: str) -> None:
-        """Add a message of the plan; messages that differ only in the strategy become one."""
+        """Add a plan's message; messages that differ only in the strategy's name become one."""
         parts, _, reason = message.removeprefix("run file: ").partition(": ")
         named = re.compile(rf"(?<![\w-])(?:strategy )?{strategy}(?![\w-])")
-        if not reason:  # the message names no reason apart from the parts
+        if not reason:  # the whole message is the reason
             parts, reason = "", parts
         other = named.sub("", parts).replace(" are not compatible", "")
         for word in ("is not compatible with", "strategies", "strategy", "selector", " and "):

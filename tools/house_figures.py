@@ -3,7 +3,7 @@
     .venv/bin/python tools/house_figures.py          # the table
     .venv/bin/python tools/house_figures.py --names  # also what is counted, line by line
 
-All is read from the source roots; generated stubs are not counted.
+Counts are over the source roots, without generated stubs.
 
 - A *guest* is code that the core works without: secure aggregation, adapters of libraries,
   trackers, object stores, exporters of traces, Ray. `GUESTS` lists its modules, wherever they are.
@@ -53,7 +53,7 @@ MESSAGE = re.compile(r"^message (\w+) \{(.*?)^\}", re.DOTALL | re.MULTILINE)
 
 @dataclass(frozen=True)
 class Module:
-    """A Python file of a source root. name: as it is imported."""
+    """A Python file of a source root. name: its name in import statements."""
 
     root: str
     name: str
@@ -140,7 +140,7 @@ def guest_of(name: str) -> str | None:
 
 
 def guest_imports(modules: Iterable[Module]) -> dict[str, dict[str, set[str]]]:
-    """Return the importing modules of the core, by guest and imported name."""
+    """Return the modules of the core that import from guests, by guest and imported name."""
     found: dict[str, dict[str, set[str]]] = {}
     for module in modules:
         if module.package not in CORE or guest_of(module.name):
@@ -154,7 +154,7 @@ def guest_imports(modules: Iterable[Module]) -> dict[str, dict[str, set[str]]]:
 
 
 def importers(modules: Iterable[Module]) -> dict[str, set[str]]:
-    """Return the importing modules, by imported module."""
+    """Return the modules that import each module, by its name."""
     modules = list(modules)
     found: dict[str, set[str]] = {module.name: set() for module in modules}
     for module in modules:
@@ -176,7 +176,7 @@ def walk(page: str) -> list[str]:
 
 
 def returns(passed: Sequence[str]) -> int:
-    """Return the number of times that a walk enters a place it has left before."""
+    """Return the number of times that a walk enters a subpackage it has left before."""
     return len(passed) - len(set(passed))
 
 
@@ -267,7 +267,7 @@ def aligned(head: tuple[str, str, str], rows: Sequence[tuple[str, str, str]]) ->
 
 
 def names_counted(modules: Sequence[Module]) -> Iterator[str]:
-    """Yield the names behind the counts, one per line."""
+    """Yield the counted names, one per line."""
     for guest, by_name in sorted(guest_imports(modules).items()):
         for name, others in sorted(by_name.items()):
             yield f"{guest}: {name} ← {', '.join(sorted(others))}"

@@ -2,8 +2,8 @@
 
     python tools/notebook_files.py [--code FOLDER] NOTEBOOK…
 
-rewrites notebooks in that form. With --code, it does not change them, but writes the code of each
-as a module into a folder, for type checkers.
+rewrites the notebooks. With --code, it does not change notebooks, but writes the code of each into
+a folder as a module, for type checkers.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     .venv/bin/python tools/package_tables.py
 
-rewrites both. A source root is a folder with a folder `potluck`. A package is a folder with Python
-files in that folder, and a subpackage is such a folder in a package. The table on the architecture
-page shows the first sentence of each subpackage's docstring.
+rewrites both tables. A source root is a folder that contains a folder `potluck`. A package is a
+folder in `potluck` with Python files, and a subpackage is a folder in a package with Python files.
+The table on the architecture page shows the first sentence of each subpackage's docstring.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GENERATED = "rpc"
 
 
 def source_roots() -> list[str]:
-    """Return the names of the folders with a part of the namespace package."""
+    """Return the names of the folders that contain a part of the namespace package `potluck`."""
     return sorted(folder.parent.name for folder in HOUSE.glob("*/potluck"))
 
 

@@ -1,4 +1,4 @@
-"""Takes the docs' pictures of the web UI in Debian's Chromium, from a federation that runs here.
+"""Takes the docs' pictures of the web UI in Debian's Chromium, from a federation it starts here.
 
     .venv/bin/python tools/page_pictures.py docs/images
 

@@ -3,10 +3,10 @@
     .venv/bin/python tools/paired_differences.py experiments/flash-table.toml FOLDER --quick
 
 FOLDER holds the results of `potluck experiment`, finished or not. A report tests all arms against
-one baseline. This program compares all pairs: at their last evaluations, at their best, and at
-equal bytes and equal simulated seconds, with 95 % intervals of the mean difference. There is no
-correction for the number of pairs. --axis names the axis whose arms are compared, instead of
-`reading.compared`.
+one baseline. This program compares all pairs of arms at their last evaluations, at their best
+evaluations, and at equal bytes and equal simulated seconds. It prints mean differences with 95 %
+intervals. There is no correction for the number of pairs. --axis names the axis whose arms are
+compared, instead of `reading.compared`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def summary_of(plan: ExperimentFile, source: Path, folder: Path) -> Summary:
 
 
 def pair_table(contest: Contest, measure: str) -> Iterator[str]:
-    """Yield a table with a row for each pair of arms, and a column for each reading of both."""
+    """Yield a table with a row for each pair of arms, and a column for each known reading."""
     shown = [
         reading
         for reading in READINGS

@@ -2,9 +2,10 @@
 
     .venv/bin/python tools/reference_pages.py
 
-A page has the name of its plug-in. Its prose is written by hand. Its table of facts and the values
-and defaults of its options come from the code; the last column of the options, their effect, is
-written by hand and kept. The overview of each folder shows the first paragraph of every page.
+Each page is named like its plug-in. Its prose is written by hand. Its table of facts and the values
+and defaults of its options come from the code. The last column of the options, their effect, is
+written by hand and not changed. The overview of each folder shows the first paragraph of every
+page.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def pages(group: str) -> dict[str, Path]:
 
 
 def marked(text: str, mark: str, content: str) -> str:
-    """Return the page with new content between two comments. Raises SystemExit without them."""
+    """Return the page with new content between two comments. Raises SystemExit if it lacks them."""
     between = re.compile(f"<!-- {mark} -->\n.*?<!-- /{mark} -->", re.DOTALL)
     if not between.search(text):
         raise SystemExit(f"the page lacks '<!-- {mark} -->'; add it: {text.partition(chr(10))[0]}")
@@ -120,7 +121,7 @@ def selector_facts(name: str) -> Iterator[tuple[str, str]]:
 
 
 def noise_table() -> str:
-    """Return the table of selectors in runs with noise; selectors with equal cells share a row."""
+    """Return the table of selectors in runs with noise; selectors with equal rows share one."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for name in pages(plugins.SELECTORS):
         selector = cast(Selector, plugins.find(plugins.SELECTORS, name)())
@@ -158,7 +159,7 @@ def strategy_facts(name: str) -> Iterator[tuple[str, str]]:
 
 
 def option_table(plugin: type[plugins.Plugin], text: str) -> str:
-    """Return the table of a plug-in's options; their effects are kept from the current text."""
+    """Return the table of a plug-in's options; their effects are copied from the current text."""
     parameters = inspect.signature(plugin).parameters
     if not parameters:
         return "No options."

@@ -2,9 +2,10 @@
 
     .venv/bin/python tools/report_page.py potluck-experiments/NAME docs/research/PAGE.md
 
-The table with that title of the folder's report.md is written between `<!-- report NAME: TITLE -->`
-and `<!-- /report -->`; `Results` stands for the first table, which has no title. Every picture that
-the page shows as `../images/NAME-PICTURE.png` becomes the folder's PICTURE.png, with fewer colours.
+Between `<!-- report NAME: TITLE -->` and `<!-- /report -->`, it writes the table with this title
+from the folder's report.md; `Results` stands for the first table, which has no title. Every picture
+that the page shows as `../images/NAME-PICTURE.png` is replaced by the folder's PICTURE.png, with
+fewer colours.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ def filled(page: str, report: str, name: str) -> str:
 
 
 def pictures(page: str, name: str) -> list[str]:
-    """Return the names of an experiment's pictures on a page, without suffix."""
+    """Return the names of an experiment's pictures on a page, without `.png`."""
     return re.findall(rf"/images/{re.escape(name)}-(\w+)\.png\)", page)
 
 
 def with_fewer_colours(png: bytes) -> bytes:
-    """Return a PNG of a diagram with fewer colours: much smaller, and hardly different."""
+    """Return a diagram's PNG with fewer colours: the file is much smaller, the picture alike."""
     buffer = io.BytesIO()
     with Image.open(io.BytesIO(png)) as image:
         image.convert("RGB").quantize(_COLOURS).save(buffer, "PNG", optimize=True)

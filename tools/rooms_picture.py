@@ -3,8 +3,8 @@
     .venv/bin/python tools/rooms_picture.py > docs/images/rooms.svg
 
 A box is a subpackage: a folder directly in a package, with the number of modules in it. An arrow
-points from a subpackage to one that it imports. Imports that follow from others have no arrow: if a
-imports b and b imports c, the arrow from a to c is omitted.
+points from a subpackage to one that it imports. Arrows that follow from other arrows are omitted:
+if a imports b and b imports c, there is no arrow from a to c.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def package_folders() -> list[Path]:
 
 
 def imported_names(module: Path) -> Iterator[list[str]]:
-    """Yield a module's imports from the product, split into name parts: package, subpackage, …"""
+    """Yield each name that a module imports from the product, in parts: package, subpackage, …"""
     for node in ast.walk(ast.parse(module.read_text())):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -92,7 +92,7 @@ def read_package(folder: Path) -> tuple[Package, set[str]]:
 
 
 def reduced(graph: Graph) -> Graph:
-    """Return an acyclic graph without the arrows that follow from others."""
+    """Return an acyclic graph without the arrows that follow from other arrows."""
 
     def reachable(name: str) -> set[str]:
         return graph[name].union(*(reachable(other) for other in graph[name]))
@@ -131,7 +131,7 @@ class Arrangement:
 
 
 def arranged(package: Package) -> Arrangement:
-    """Arrange boxes in levels; an arrow that crosses a level has a place there, like a box."""
+    """Arrange boxes in levels; an arrow that crosses a level takes up space there, like a box."""
     level_of = levels(package.arrows)
     height = max(level_of.values(), default=0) + 1
     rows: list[list[str]] = [[] for _ in range(height)]
@@ -176,7 +176,7 @@ def set_row(plan: Arrangement, row: list[str], neighbours: Graph, level: int) ->
 
 
 def curve(points: Sequence[tuple[float, float]]) -> str:
-    """Return an arrow as a curve through points, vertical at each."""
+    """Return an arrow as a curve through points; it is vertical at each point."""
     (x, y), *others = points
     steps = [f"M{x:g} {y:g}"]
     for to_x, to_y in others:
@@ -246,7 +246,7 @@ def wrapped(doors: Sequence[str], *, width: int) -> list[str]:
 
 
 def picture() -> str:
-    """Return the picture of all packages; importing packages are above the imported ones."""
+    """Return the picture of all packages; a package is above the packages that it imports."""
     found = [read_package(folder) for folder in package_folders()]
     names = {package.name for package, _ in found}
     arrows = reduced({package.name: imported & names for package, imported in found})

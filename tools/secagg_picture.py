@@ -85,7 +85,7 @@ STAGES: dict[Stage, list[Message | Note]] = {
 
 
 def drawn_message(message: Message, y: float) -> tuple[list[str], float]:
-    """Return an arrow with its name above and its content below, and the height of the drawing."""
+    """Return a message's arrow, name above and content below, and the height of the drawing."""
     middle = (message.start + message.end) / 2
     inwards = 3 if message.end > message.start else -3
     dashes = "" if message.type else " stroke-dasharray='5 4'"

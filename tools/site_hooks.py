@@ -144,7 +144,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def redirects() -> dict[str, str]:
-    """Return the present path of each page that has moved, by its former path."""
+    """Return the current path of each page that has moved, by its former path."""
     inside = {
         f"{old}/{page.name}": f"{new}/{page.name}"
         for old, new in MOVED_FOLDERS.items()
@@ -154,7 +154,7 @@ def redirects() -> dict[str, str]:
 
 
 def redirect(old: str, new: str) -> str:
-    """Return the HTML that sends readers of a former path to the present one, anchor included."""
+    """Return the HTML that redirects from a former path to the current one, with the anchor."""
     target = posixpath.relpath(new, posixpath.dirname(old) or ".").removesuffix(".md") + ".html"
     return _REDIRECT.format(target=target)
 

@@ -21,7 +21,7 @@ def text(
     weight: str = "normal",
     anchor: Literal["start", "middle", "end"] = "middle",
 ) -> str:
-    """Return a line of text. anchor: its part at x: start, middle or end."""
+    """Return a line of text. anchor: the part of the line that is at x: start, middle or end."""
     return (
         f"<text x='{x:g}' y='{y:g}' font-size='{size}' font-weight='{weight}' "
         f"text-anchor='{anchor}' fill='#222'>{words}</text>"
@@ -34,7 +34,7 @@ def rectangle(x: float, y: float, width: float, height: float, style: str) -> st
 
 
 def line(start: tuple[float, float], end: tuple[float, float], style: str) -> str:
-    """Return a straight line; the style `ARROW` gives it a head."""
+    """Return a straight line; the style `ARROW` makes it an arrow."""
     (x, y), (to_x, to_y) = start, end
     return f"<path d='M{x:g} {y:g}L{to_x:g} {to_y:g}' fill='none' stroke='#555' {style}/>"
 

@@ -1,8 +1,9 @@
 """Generate the table of what leaves a client, for each kind of run.
 
-`tools/reference_pages.py` writes it into the page for owners of data. Each run is planned as the
-coordinator plans it. Cells follow from the instruction that clients would receive, from what the
-coordinator takes of a report, and from what is refused before the run.
+`tools/reference_pages.py` writes it into the page for owners of data. Each kind of run is planned
+as the coordinator plans a run. The table's entries are derived from the instruction that clients
+would receive, from the parts of a report that the coordinator reads, and from the settings that it
+refuses before the run.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ RUNS: Final = {
         '[privacy]\nunit = "client"\nnoise = "coordinator"\nnoise_multiplier = 5.0\n',
     ),
 }
-"""Settings of each kind of run, by its title: top-level keys, then tables."""
+"""Settings of each kind of run by its title, as TOML: top-level keys, then tables."""
 _TASK = 'clients_per_round = 20\n[task]\nname = "digits"\n'
 _BY_OWNER = "{} †"
-"""Cell of data that leave only if the client's owner allows it."""
+"""Form of an entry about data that leave only if the client's owner allows it."""
 _IN_SUM = "in a sum over hosts"
 _REFUSED = "refused"
 
@@ -89,7 +90,7 @@ class Configuration:
 
     @property
     def noised_later(self) -> bool:
-        """True if the coordinator adds the noise to sums of updates."""
+        """True if the noise is added later, by the coordinator, to sums of updates."""
         privacy = self.plan().run_file.privacy
         return privacy is not None and privacy.at_coordinator
 
@@ -161,7 +162,7 @@ ROWS: Final[dict[str, Callable[[Configuration], str]]] = {
     "failures of a training": _failures,
     "times of messages, number of rounds": _always("yes"),
 }
-"""Cells of each row, by its title."""
+"""Functions that return a row's entry for a kind of run, by the row's title."""
 
 
 def leaving_table() -> str:

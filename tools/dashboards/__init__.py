@@ -1,6 +1,6 @@
 """The dashboards that come with Potluck; `make pages` writes their JSON files.
 
-Edit this package, not the JSON files: a test compares the two.
+Edit this package, not the JSON files: a test checks that they are what the package makes.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """A panel. kind: timeseries, stat, gauge, bargauge or table. unit: Grafana's id of a unit."""
+    """A dashboard's panel. kind: timeseries, stat, gauge, bargauge or table. unit: a unit's id."""
 
     title: str
     queries: Sequence[Query]
@@ -34,7 +34,7 @@ class Panel:
     least: float | None = None
     most: float | None = None
     steps: Sequence[tuple[float, str]] = ()
-    """Values from which the panel has each colour; green below the first."""
+    """Thresholds, each with the colour from there on; green below the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
