@@ -33,7 +33,7 @@ RANKS = (2, 4, 8)
 
 
 def texts() -> list[torch.Tensor]:
-    """Return the base model's text, then each client's: rows × LENGTH, int64, one token per byte.
+    """Return the base model's text, then one per client: rows × LENGTH, int64, a token per byte.
 
     The texts are parts of scikit-learn's descriptions of its data sets.
     """
@@ -77,7 +77,7 @@ def write_base() -> None:
 
 
 class Adapting(Trainer):
-    """Trains only the adapters, with the rank of the client."""
+    """Trains only the adapters; their rank depends on the client."""
 
     measures = {"loss": Measure(label="loss", unit="nats/byte", lowest=0)}
 

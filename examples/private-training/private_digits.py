@@ -1,6 +1,6 @@
 """A small convolutional network reads digits; its own loop trains it with DP-SGD.
 
-python private_digits.py FOLDER writes the images of four clients, a quarter of all to each.
+python private_digits.py FOLDER writes a file of images for each of four clients, a quarter of all.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -38,7 +38,7 @@ def build_model() -> nn.Module:
 
 
 def load(file: Path) -> tuple[Batches, Batches]:
-    """Return loaders of a client's training images, nine tenths, and held-out ones, every tenth."""
+    """Return loaders of a client's training images (nine tenths) and held-out ones (a tenth)."""
     with np.load(file) as found:
         images, digits = torch.from_numpy(found["images"]), torch.from_numpy(found["digits"])
     tenth = torch.arange(len(images)) % 10 == 9

@@ -1,6 +1,7 @@
 """Predict how much electricity a heat pump uses in a day, from the weather and the house.
 
-python heat_pumps.py FOLDER writes a CSV file for each of four clients, as their meters would.
+python heat_pumps.py FOLDER writes generated readings of meters: a CSV file for each of four
+clients.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -29,7 +30,7 @@ def build_model() -> nn.Module:
 
 
 def load(file: Path) -> tuple[Batches, Batches]:
-    """Return loaders of a client's training days, four fifths, and held-out days, every fifth."""
+    """Return loaders of a client's training days (four fifths) and held-out days (every fifth)."""
     table = torch.from_numpy(np.loadtxt(file, np.float32, delimiter=",", skiprows=1))
     fifth = torch.arange(len(table)) % 5 == 4
     days = TensorDataset(table[~fifth, :4], table[~fifth, 4:] / 100)

@@ -92,8 +92,8 @@ def classifier_of(model: Model, learning_rate: float = 0.01, seed: int = 0) -> A
 class DigitsLinear(Task):
     """The 1797 digits that come with scikit-learn; every fifth is held out.
 
-    clients: for how many. favourite: share of a client's samples that are of its two favourite
-    digits, as far as these reach.
+    clients: number of clients. favourite: share of a client's samples that are of its two favourite
+    digits, as long as there are enough of these.
     """
 
     clients: int = 4

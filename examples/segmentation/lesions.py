@@ -1,6 +1,6 @@
 """Find lesions in volumes with MONAI's 3D U-Net.
 
-python lesions.py FOLDER writes generated volumes for four clients: for each a folder of .npz files.
+python lesions.py FOLDER writes generated volumes for four clients: a folder of .npz files for each.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -45,8 +45,7 @@ def read(file: Path) -> dict[str, torch.Tensor]:
 
 
 def load(folder: Path) -> tuple[Batches, Batches]:
-    """Return loaders that read a client's volumes when needed: training, and every fourth held
-    out."""
+    """Return loaders, which read when needed: training volumes, and every fourth held out."""
     files = sorted(folder.glob("*.npz"))
     augment = Compose(
         [
@@ -106,7 +105,7 @@ Lesions = script_task(
 
 
 def write_volumes(folder: Path, clients: int = 4, volumes: int = 8) -> None:
-    """Write generated volumes: balls on noise, whose strength differs by client."""
+    """Write generated volumes: balls (the lesions) on noise, whose strength differs by client."""
     for client in range(clients):
         generator = np.random.RandomState(client)
         (folder / f"client-{client}").mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,7 @@ QUESTIONS = (
     "It blinks and shows {}.",
 )
 HELD_OUT = 2
-"""Number of question patterns, the last ones, that are never trained on."""
+"""Number of question patterns that are never used in training; they are the last ones."""
 
 
 def pairs(client: int, *, held_out: bool) -> Pairs:
@@ -69,7 +69,7 @@ def pairs(client: int, *, held_out: bool) -> Pairs:
 
 
 class Sentences(nn.Module):
-    """Embeds a sentence: the mean of a transformer's outputs over its tokens, scaled to length
+    """Embeds a sentence as the mean of a transformer's outputs over the tokens, scaled to length
     1."""
 
     def __init__(self) -> None:
@@ -94,8 +94,7 @@ class Sentences(nn.Module):
 
 
 class Contrast(Trainer):
-    """Trains embeddings so that a question is near the cause that answers it, and far from
-    others."""
+    """Trains embeddings so that a question is near its own cause, and far from other causes."""
 
     measures = {
         "found": Measure(
@@ -142,7 +141,7 @@ class Contrast(Trainer):
         return nn.functional.cross_entropy(scores, self._answers(data).to(scores.device))
 
     def _scores(self, model: nn.Module, data: Sequence[tuple[str, str]]) -> torch.Tensor:
-        """Return the similarity of each question to each cause."""
+        """Return 20 times the similarity of each question to each cause."""
         return 20 * model([question for question, _ in data]) @ model(CAUSES.values()).T
 
     def _answers(self, data: Sequence[tuple[str, str]]) -> torch.Tensor:
@@ -173,4 +172,4 @@ class SentenceEmbeddings(Task):
         )
 
     def evaluation_data(self, data: Path | None) -> None:
-        return None  # the clients measure on what they hold out
+        return None  # the clients evaluate, on questions that they hold out
