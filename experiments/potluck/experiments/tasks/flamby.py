@@ -28,7 +28,7 @@ _AGE = 0
 
 @dataclass(frozen=True, kw_only=True)
 class TcgaBrca(NaturalTask):
-    """Whether the death of a breast cancer patient was recorded; a client is one of six regions.
+    """Recorded death, or none, of a breast cancer patient; a client is one of six regions.
 
     FLamby fits a Cox model to the time until death. Here the label is that model's event (0 or 1),
     and the time is not used, so accuracies are not comparable with FLamby's. network: logistic or
