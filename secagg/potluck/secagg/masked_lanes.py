@@ -4,7 +4,7 @@ A client's update goes into a secure sum (`potluck.secagg.protocol`) as lanes of
 weighted difference from the round's model in fixed point; `head`, its weight and its training's
 numbers; and a lane for each auxiliary. Its file is a safetensors file with a tensor of words for
 each lane. All floating-point tensors are one vector in the model's order
-(`potluck.common.tensors.flat`); others are not sent: the model keeps its own.
+(`potluck.common.tensors.flat`). Other tensors are not sent; the model's stay unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from potluck.secagg.protocol.vectors.fixed_point import HEAD_EXTRA
 BODY: Final = "body"
 HEAD: Final = "head"
 AUXILIARY: Final = "auxiliary/"
-"""Prefix of the lane of an auxiliary, before its name."""
+"""Prefix of an auxiliary's lane; the auxiliary's name follows."""
 WITHIN: Final = "within"
 """Lane of one number that counts the updates within the clip of a run with noise."""
 LOSS: Final = "loss"
@@ -30,14 +30,15 @@ LOSS: Final = "loss"
 NORMALIZER: Final = "normalizer"
 """Name of the normaliser (`potluck.common.learning.local_steps`) in the head."""
 METRIC_BOUND: Final = 1e6
-"""Maximum of a metric's absolute value; larger ones are clipped. Far above any loss or step count.
+"""Maximum of a metric's absolute value, far above usual losses and step counts; larger values are
+clipped.
 """
 
 
 NOISE_DEVIATIONS: Final = 12
 """Number of standard deviations of noise for which a sum's words have room."""
 _NOISY_SCALE: Final = 2.0**40
-"""Largest word of an update with noise in a lane of 64 bits, so that doubles are exact."""
+"""Largest word of a noisy update in a lane of 64 bits; doubles represent such words exactly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +46,9 @@ class NoiseInSums:
     """The noise that clients add to their updates in shares.
 
     clip: maximum L2 norm of an update, > 0. multiplier: standard deviation of the noise in a sum,
-    in units of `longest`, > 0. contributors: number of clients whose shares suffice, ≥ 1. quorum:
-    minimum number of clients in a sum. counted_share: share of the privacy loss that the count in
-    the lane `WITHIN` takes; 0 without that lane.
+    in units of `longest`, > 0. contributors: number of clients whose shares make the whole noise, ≥
+    1. quorum: minimum number of clients in a sum. counted_share: fraction of the privacy loss for
+    the count in the lane `WITHIN`; 0 without that lane.
     """
 
     clip: float
@@ -58,15 +59,14 @@ class NoiseInSums:
 
     @property
     def longest(self) -> float:
-        """Maximum L2 norm of the vector of an update and its number in the lane `WITHIN`."""
+        """Maximum L2 norm of an update's vector, extended by its number in the lane `WITHIN`."""
         return self.clip / math.sqrt(1 - self.counted_share)
 
     @property
     def bound(self) -> float:
-        """Maximum contribution of one client to a sum, such that no sum with noise can wrap.
+        """Maximum absolute value that a client may add to a sum, so that no noisy sum can wrap.
 
-        With n clients the noise has the variance n / contributors · (multiplier · longest)² at
-        most.
+        With n clients, the noise's variance is at most n / contributors · (multiplier · longest)².
         """
         several = math.sqrt(self.quorum * self.contributors)
         return self.longest * (1 + NOISE_DEVIATIONS * self.multiplier / several)
@@ -98,7 +98,7 @@ def lane_lengths(
 def lanes_of(
     lengths: Mapping[str, int], masking: MaskingSettings, noise: NoiseInSums | None = None
 ) -> tuple[Lane, ...]:
-    """Return the lanes that a run asks for."""
+    """Return the lanes of a run's updates, with encoding, scale and clip."""
     clip = masking.clip if noise is None else noise.bound
     scale = 0.0 if noise is None or masking.bits == 32 else _NOISY_SCALE / clip
     return tuple(

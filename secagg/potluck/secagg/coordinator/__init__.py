@@ -1,5 +1,5 @@
-"""The coordinator's part in secure sums, over label counts and over masked updates.
+"""The coordinator's part in secure sums of label counts and of masked updates.
 
-It exchanges signed envelopes with clients and returns sums only. The coordinator finds this
+It receives clients' signed messages and returns sums only. The core's coordinator finds this
 subpackage by name. Imports `potluck.server` and `potluck.secagg.protocol`.
 """

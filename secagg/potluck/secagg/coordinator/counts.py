@@ -1,8 +1,8 @@
 """Secure sums over clients' label counts. The coordinator learns only sums, not a client's counts.
 
 Runs on the event loop. A sum is tried up to three times. Each attempt is a separate session
-(`sum_session.py`) with new keys and the same terms; its record is stored. A session exists in
-memory only: after a restart, the coordinator begins a new session.
+(`sum_session.py`) with new keys and the same terms. The record of each session is stored, but the
+session exists in memory only: after a restart, the coordinator begins a new one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from potluck.server.store.store_thread import InStore
 log = structlog.get_logger()
 
 _SPARE_SECONDS = 60.0
-"""Seconds for which clients keep a session's keys after the maximum duration of all stages."""
+"""Seconds that clients keep a session's keys beyond the maximum duration of all stages."""
 _STAGES = 5
 _LONGEST_REASON = 250
 _MEMBERSHIP = (Rule.MEMBER, Rule.MEMBERSHIP)
@@ -97,7 +97,7 @@ class SumOutcome:
         )
 
     def _refused(self, rule: str, clients: Sequence[str]) -> str:
-        """Describe clients' refusals by one rule, with the reason that the first one sent."""
+        """Describe the refusals of clients that name this rule, with the first client's reason."""
         first, *others = clients
         more = f" (and so do {len(others)} more)" if others else ""
         return f"{first} refuses ({rule}){more}: {self.troubles.get(first, rule)[:_LONGEST_REASON]}"
@@ -130,7 +130,7 @@ class SecureSums:
 
     @property
     def possible(self) -> bool:
-        """True if the federation has a root; members can't be verified without one."""
+        """True if the federation has a root; without one, the coordinator can't verify members."""
         return self._root.now is not None
 
     async def sum_counts(
@@ -174,8 +174,8 @@ class SecureSums:
     def _unwilling(self, outcome: SumOutcome, header: Header) -> set[str]:
         """Return the clients that the next attempt excludes: those that refused or could not join.
 
-        If the membership has changed meanwhile, clients that refused because of the old membership
-        are invited again, under the new one.
+        If the membership has changed since the session began, clients that refused because of the
+        old membership are invited again, under the new one.
         """
         refusals = outcome.record.refusals
         unwilling = refusals.keys() | outcome.troubles.keys()
@@ -221,7 +221,7 @@ class SecureSums:
 
 
 def _header(federation: str, terms: SumTerms, invited: Mapping[str, str]) -> Header:
-    """Return the header of a session. Raises RunError if this group can't have a sum."""
+    """Return the header of a session. Raises RunError if these clients can't have a sum."""
     hosts = list(invited.values())
     colluding = terms.colluding_hosts
     if colluding is None:
@@ -261,7 +261,7 @@ def _header(federation: str, terms: SumTerms, invited: Mapping[str, str]) -> Hea
 
 
 def check_invited(invited: Mapping[str, str], header: Header) -> None:
-    """Raise RunError if this group can't have a sum."""
+    """Raise RunError if these clients are too few, or too many, for a secure sum."""
     hosts = len(set(invited.values()))
     needed = max(header.quorum, header.threshold, header.least_hosts)
     if hosts < header.least_hosts or len(invited) < needed:
@@ -280,7 +280,7 @@ def check_invited(invited: Mapping[str, str], header: Header) -> None:
 
 
 def _total(uploads: Mapping[str, bytes], unmasking: Unmasking) -> NDArray[np.int64]:
-    """Return the sum over the survivors' uploads, unmasked."""
+    """Return the unmasked sum of the survivors' uploads."""
     lane = unmasking.header.lane(COUNTS)
     words: NDArray[Any] = np.zeros(lane.length, lane_dtype(lane.modulus_bits))
     for client in unmasking.survivors:

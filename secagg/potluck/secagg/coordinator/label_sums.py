@@ -1,4 +1,4 @@
-"""Label counts of a run's clients, from secure sums: over the whole federation, or by cell."""
+"""Label counts of a run's clients, from secure sums: over all clients, or over groups (cells)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from potluck.server.store import SecureSum
 
 
 class SecureLabelSums(LabelSums):
-    """The label counts of one run: base class of totals and cells."""
+    """The label counts of one run: base class of `LabelTotals` and `LabelCells`."""
 
     def __init__(
         self, run_id: str, plan: RunPlan, sums: SecureSums, trust: Trust, say: Say
@@ -38,7 +38,7 @@ class SecureLabelSums(LabelSums):
         self._say = say
 
     async def _stored(self, kind: SumKind) -> list[SecureSum]:
-        """Return stored sums of the run's task that have at most the run's noise, oldest first."""
+        """Return stored sums for the run's task with at most the run's noise, oldest first."""
         stored: list[SecureSum] = await self._sums.in_store(
             lambda store: store.sums(kind=kind.value)
         )
@@ -52,7 +52,7 @@ class SecureLabelSums(LabelSums):
         return found is None or (wanted is not None and found >= wanted)
 
     def _is_current(self, stored: SecureSum) -> bool:
-        """Return True if a sum is of the current data epochs of its connected members."""
+        """Return True if no connected client of a sum has changed its data since the sum."""
         attendance = self._sums.attendance
         sessions = {client: attendance.session_of(client) for client in members_of(stored)}
         return all(
@@ -68,7 +68,7 @@ class SecureLabelSums(LabelSums):
 
 
 def task_reference(plan: RunPlan) -> str:
-    """Return the task whose labels are counted, as one string."""
+    """Return the canonical name of the task whose labels are counted."""
     task = plan.run_file.task
     reference = TaskReference(name=task.name, options=task.options)
     return canonical_json(reference.model_dump(mode="json"))
@@ -94,7 +94,7 @@ def sum_terms(run_id: str, plan: RunPlan, kind: SumKind) -> SumTerms:
 
 
 def epsilon_of_sums(profiles: ProfileSettings) -> float | None:
-    """Return the ε of a run's totals and cells; None if they must be exact."""
+    """Return the ε of a run's sums over the federation or cells; None for exact sums."""
     return profiles.sum_epsilon if profiles.sum_mode == "noisy" else None
 
 
@@ -116,15 +116,15 @@ def members_of(stored: SecureSum) -> Sequence[str]:
 
 
 # Cells of clients ---------------------------------------------------------------------------------
-# A public coin draws cells of clients. Each cell is summed securely, once per version of its
-# clients' data. The coordinator learns the sums over cells only; selectors treat the mean of a cell
-# as the label counts of each client in it.
+# Public randomness divides the clients into groups (cells). Each cell is summed securely, once per
+# version of its clients' data. The coordinator learns only the sums over cells. Selectors use a
+# cell's mean as the label counts of each client in the cell.
 
 _SHOWN = 3
 
 
 class LabelCells(SecureLabelSums):
-    """Label counts by cell, summed before the first selection and when more clients join."""
+    """Label counts by cell, summed before the first selection and when clients join."""
 
     def __init__(
         self, run_id: str, plan: RunPlan, sums: SecureSums, trust: Trust, say: Say
@@ -159,13 +159,13 @@ class LabelCells(SecureLabelSums):
                 self._use(members, np.array(each.total, dtype=np.float64))
 
     def _use(self, members: Sequence[str], total: Counts) -> None:
-        total = total.clip(min=0.0)  # noise can make it negative
+        total = total.clip(min=0.0)  # noise can make counts negative
         for client in members:
             self._counts[client] = total / len(members)
         self.totals = total if self.totals is None else self.totals + total
 
     async def _sum(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
-        """Sum the cells of these clients, if enough members of the cell are connected.
+        """Sum each of these clients' cells, if enough members of the cell are connected.
 
         Cells are drawn from all members, connected or not. Each client draws the cells itself, and
         joins a sum only with the clients of its own cell. A client is in at most one sum.
@@ -231,18 +231,18 @@ class LabelCells(SecureLabelSums):
 
 
 # The total over all clients -----------------------------------------------------------------------
-# An earlier sum of the same task and the same data versions is reused, no matter which clients are
-# connected: a version is summed exactly only once, and a noisy sum costs privacy budget. The reused
-# sum does not include clients that joined later.
+# An earlier sum for the same task and data versions is reused, no matter which clients are
+# connected: clients allow one exact sum per data version, and a noisy sum costs privacy budget. The
+# reused sum does not include clients that joined later.
 
 
 class LabelTotals(SecureLabelSums):
-    """The federation's label counts, summed once in a run."""
+    """The sum of the label counts over the federation, found once in a run."""
 
     _tried = False
 
     async def find(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
-        """Find or compute the sum over these clients; if there is none, report the reason."""
+        """Find or compute the sum over these clients. If there is none, record the reason."""
         if self._tried:
             return
         self._tried = True
@@ -266,18 +266,18 @@ class LabelTotals(SecureLabelSums):
         self._announce(outcome)
 
     def _usable(self, stored: Sequence[SecureSum], clients: Sequence[str]) -> SecureSum | None:
-        """Return this run's own sum, or the newest sum of the same data."""
+        """Return the sum that this run computed, or the newest usable sum of other runs."""
         own = [each for each in stored if each.run_id == self._run_id]
         if own:
             return own[0]
         return next((each for each in reversed(stored) if self._holds(each, clients)), None)
 
     def _holds(self, stored: SecureSum, clients: Sequence[str]) -> bool:
-        """Return True if a sum is of current data, and good enough for these clients.
+        """Return True if a sum is of current data, and includes enough of these clients.
 
-        An exact sum is always good enough, since no second one is possible. A noisy sum can be
-        repeated, at the cost of ε for all clients. So it is good enough unless it lacks more than
-        half of these clients.
+        An exact sum always does, since a second one is impossible. A noisy sum can be repeated, at
+        the cost of ε for all clients. So it is reused unless it lacks more than half of these
+        clients.
         """
         covered = set(clients).intersection(members_of(stored))
         enough = epsilon_of(stored) is None or 2 * len(covered) >= len(clients)

@@ -1,4 +1,4 @@
-"""The sizes of masked rounds, checked before a run starts, and how their updates are weighed."""
+"""The sizes of masked rounds, checked before a run starts, and the weights of their updates."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from potluck.server.strategy import Strategy, Summation
 
 _STAGES: Final = 4
 _SPARE_SECONDS: Final = 60.0
-"""Seconds for which clients keep a session's keys after training and all stages."""
+"""Seconds that clients keep a session's keys beyond training and all stages."""
 
 
 def weight_bound(run_file: RunFile, strategy: Strategy) -> int:
     """Return the largest weight that a client may have in a round's sum."""
     alike = run_file.weighting is Weighting.EQUAL or strategy.summation is Summation.EQUAL
     privacy = run_file.privacy
-    noisy = privacy is not None and privacy.unit == "client"  # then updates have equal weights
+    # noise on whole updates needs equal weights
+    noisy = privacy is not None and privacy.unit == "client"
     return 1 if alike or noisy else run_file.masking.weight_cap
 
 
@@ -46,13 +47,12 @@ def _quorum(run_file: RunFile) -> int:
 class MaskedRules(PathRules):
     """The requirements of masked rounds, which a run's plan must meet."""
 
-    resumes = False  # a restarted coordinator has lost the sum's keys
+    resumes = False  # a restarted coordinator has lost the session
     members_only = True
 
     @classmethod
     def check_sizes(cls, run_file: RunFile) -> None:
-        """Raise ConfigurationError if a run's cohorts are too small or too large for masks, or its
-        rounds too long."""
+        """Raise ConfigurationError if a run's cohorts or deadlines don't allow secure sums."""
         masking, count = run_file.masking, run_file.clients_per_round
         cohort = count + run_file.round.over_selection
         if count < masking.hosts:
@@ -88,10 +88,9 @@ class MaskedRules(PathRules):
 
     @classmethod
     def policy(cls, run_file: RunFile) -> RoundPolicy:
-        """Return the run's policy with the quorum and the attempts of a sum.
+        """Return the run's policy for rounds, with the quorum and attempts that secure sums need.
 
-        A round with fewer updates than the quorum can't end in a sum, and a sum is tried a limited
-        number of times.
+        A sum needs a minimum number of updates, and is tried a limited number of times.
         """
         needed = max(_quorum(run_file), run_file.masking.hosts)
         share = min(1.0, needed / run_file.clients_per_round)
@@ -109,7 +108,7 @@ class MaskedRules(PathRules):
 
     @classmethod
     def suffices(cls, hosts: Sequence[str], run_file: RunFile) -> bool:
-        """Return True if a cohort is large enough for a secure sum from which no client is lost.
+        """Return True if these clients suffice for a secure sum, provided that none drops out.
 
         hosts: one entry per client; empty if unknown.
         """

@@ -1,9 +1,9 @@
 """The reduction of masked updates: sums their words block by block, then removes the masks.
 
 As in `reduction`, each block of the floating-point vector is read from every file in client order.
-It is summed modulo 2^32 (2^64), and its masks are removed: the sum of the clients' differences from
-the model remains. No single update is ever unmasked. Private memory is a few blocks for each
-thread.
+The block is summed modulo 2^32 or 2^64. Then its masks are removed, which leaves the sum of the
+clients' differences from the model. No single update is ever unmasked. Each thread needs memory for
+a few blocks.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _READ_ELEMENTS: Final = 2**16
 
 
 def check_masked(path: Path, header: Header) -> None:
-    """Check that a received file has the lanes of a session. Raises LayoutError, StorageError.
+    """Check that a received file has the lanes of a session.
 
-    Its words are masked, so nothing else can be checked.
+    Raises LayoutError, StorageError. The file's words are masked, so nothing else can be checked.
     """
     try:
         open_tensors(path, expected=file_layout(header.lanes)).close()
@@ -50,7 +50,7 @@ def check_masked(path: Path, header: Header) -> None:
 
 
 class MaskedSum:
-    """The sum over masked files; reading a part of it removes the masks of that part."""
+    """The sum of masked files; reading a part of the sum removes the masks of that part."""
 
     def __init__(self, files: Sequence[TensorFile], unmasking: Unmasking) -> None:
         """files: the files of exactly `unmasking.survivors`, in their order.
@@ -73,9 +73,9 @@ class MaskedSum:
             self._within = float(mean(0, 1)[0])
 
     def share_within(self, counted: float) -> float:
-        """Return the share of updates within the clip, with noise.
+        """Return the fraction of updates within the clip, with noise.
 
-        counted: the number that each update adds to the count, positive or negative.
+        counted: κ; each update adds κ to the count if it is within the clip, else -κ.
         """
         return 0.5 + self._within / (2 * counted)
 
@@ -86,7 +86,7 @@ class MaskedSum:
 
     @property
     def loss(self) -> float:
-        """The mean of the clients' losses; NaN if they don't report it."""
+        """The mean of the clients' losses; NaN if they don't report losses."""
         return self.head.metrics.get(LOSS, math.nan)
 
     @property

@@ -84,8 +84,8 @@ _Ending: TypeAlias = Coroutine[Any, Any, CoordinatorSession]
 class _Sum:
     """The secure sum of one attempt at a round.
 
-    counted: the number that each update adds in the lane `WITHIN`, positive or negative. troubles:
-    reason of each client that left the sum, by client.
+    counted: κ; each update adds κ in the lane `WITHIN` if it is within the clip, else -κ. troubles:
+    reason, by client, of each client that left the sum.
     """
 
     key: AttemptKey
@@ -162,7 +162,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
         )
 
     def report(self, _member: transfer_pb2.SumMember, /) -> UpdateReport:
-        """Return an empty report: the coordinator doesn't use numbers of a single client."""
+        """Return an empty report: the numbers of a single client are masked."""
         return UpdateReport()
 
     @property
@@ -347,7 +347,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
 
     def _observe(self, phase: str, seconds: float, dropped: int) -> None:
         sums = self._run.services.sums
-        if sums is not None and phase != "uploading":  # mostly training, which rounds measure
+        if sums is not None and phase != "uploading":  # skip: mostly training, measured by rounds
             sums.observe(phase, seconds, dropped)
 
     def _left(self, client: str, why: str) -> None:
@@ -400,7 +400,8 @@ class MaskedRounds(MaskedRules, UpdatePath):
         if Rule.RELEASED in record.refusals.values():
             why += f"; {_RELEASED}"
         if record.stage == Stage.REVEAL:
-            troubles = {}  # keep the cohort: clients give shares again for the same set only
+            # exclude no client: clients that gave shares allow only the same set again
+            troubles = {}
         run.post(
             rounds.SumFailed(
                 key.round, key.attempt, f"no secure sum: {why}", tuple(sorted(troubles.items()))
@@ -419,7 +420,7 @@ def _lose_revoked(session: MaskedSession, root: FederationRoot, members: Members
 
 
 def _noise_in_sums(work: coordinator_pb2.Train, certain: int, quorum: int) -> NoiseInSums | None:
-    """Return the noise that clients add to their updates; None if they add none.
+    """Return the noise that clients add to their updates; None for updates without noise.
 
     certain: minimum number of clients in a sum that don't collude. quorum: minimum number of
     clients in a sum.

@@ -1,4 +1,4 @@
-"""The secure sums of label counts that runs need before and during a selection."""
+"""The secure sums of label counts that selectors need before or during a selection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RunSums(SecureSums):
     """The `SumCollector` of a coordinator. Runs on the event loop."""
 
     def of_run(self, run_id: str, plan: RunPlan, say: Say) -> LabelSums:
-        """Return the label counts of a run: by cell, or the total over all its clients."""
+        """Return the source of a run's label counts: sums by cell, or one total."""
         by_cell = plan.run_file.profiles.disclosure == "cells"
         kind = LabelCells if by_cell else LabelTotals
         return kind(run_id, plan, self, self.trust, say)

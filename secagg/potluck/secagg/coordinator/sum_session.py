@@ -1,8 +1,8 @@
 """One session of a secure sum: the protocol's coordinator, driven over the control stream.
 
-Runs on the event loop. A message to a client is an instruction, a message from a client is its
-answer. A stage ends when all clients have answered, or when its time is up. A certificate is on
-disk before clients can act on it.
+Runs on the event loop. A message to a client is an instruction; a message from a client is the
+answer to an instruction. A stage ends when all clients have answered, or when its time is up. A
+certificate is on disk before it is sent to clients.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ COUNTS = "counts"
 """Name of the lane with the label counts."""
 
 _PRESENCE_SECONDS = 0.5
-"""Seconds between two checks whether clients that have not answered may still reconnect."""
+"""Seconds between two checks of clients that have not answered: they may have disconnected."""
 
 _CERTIFICATES = 8
 """Maximum number of certificates in an invitation; larger than the number of attempts at a sum."""
@@ -83,11 +83,11 @@ Event = tuple[str, coordinator_pb2.Answer]
 class SumTerms:
     """The terms of a sum: its inputs and its protection.
 
-    kind: as in the clients' policies. task: the task in the invitation; task_reference: its
-    canonical name. classes: number of counts; 0 if updates are summed. least_hosts,
-    colluding_hosts: numbers of distinct hosts (None: a third collude). epsilon, sensitivity:
-    parameters of the noise that the clients add together; epsilon None means an exact sum. model:
-    digest of the model that updates start from.
+    kind: kind of sum that clients' policies allow or refuse. task: the task in the invitation;
+    task_reference: its canonical name. classes: number of counts; 0 if updates are summed.
+    least_hosts, colluding_hosts: numbers of distinct hosts (None: up to a third collude). epsilon,
+    sensitivity: parameters of the noise that the clients add together; epsilon None means an exact
+    sum. model: digest of the model that updates start from.
     """
 
     run_id: str
@@ -107,8 +107,8 @@ class SumTerms:
     def inputs(self) -> str:
         """A text that is equal for all sums that may have the same inputs.
 
-        Clients allow only one set of clients for all of these sums. Empty if this rule does not
-        apply.
+        A client allows all of these sums over the same set of clients only. Empty if this rule does
+        not apply.
         """
         if self.kind is SumKind.STEPWISE or self.epsilon is not None:
             return ""
@@ -157,7 +157,7 @@ class SumSession:
                     dropped = max(0, expected - remain)
                     self._observe(before.__name__.lower(), clock() - begun, dropped)
                     begun, expected = clock(), len(session.awaited)
-        except asyncio.CancelledError:  # the run is stopped
+        except asyncio.CancelledError:  # the run is stopped: inform the clients
             self._send(coordinator.abort(session))
             raise
         finally:
@@ -230,7 +230,7 @@ class SumSession:
         work.task.CopyFrom(self.terms.task)
 
     def _went_on(self, session: CoordinatorSession) -> None:
-        """Called after each step of the session; does nothing here."""
+        """Called after each step of the session; subclasses override it."""
 
     async def _carry_out(self, step: CoordinatorStep) -> None:
         session = step.session
@@ -277,7 +277,7 @@ class SumSession:
 
 
 def _after(before: CoordinatorStep, step: CoordinatorStep) -> CoordinatorStep:
-    """Combine two steps into one, with the messages of both."""
+    """Combine two steps into one, with both steps' messages."""
     return replace(
         step,
         messages=(*before.messages, *step.messages),
@@ -285,7 +285,7 @@ def _after(before: CoordinatorStep, step: CoordinatorStep) -> CoordinatorStep:
 
 
 def without(session: CoordinatorSession, absent: Sequence[str]) -> CoordinatorStep:
-    """Remove some clients; return one step, unless a stage ends before all are removed."""
+    """Remove clients from a session; return the steps as one. Stops if a stage ends before that."""
     step = CoordinatorStep(session=session)
     for client in absent:
         step = coordinator.lost(step.session, client)
@@ -301,7 +301,7 @@ def _received(message: wire.SecureEnvelope) -> Envelope:
 async def earlier_certificates(
     in_store: InStore, terms: SumTerms, invited: Collection[str]
 ) -> list[SetCertificate]:
-    """Return certificates of earlier sums, for clients that may not know that those sums exist."""
+    """Return certificates of earlier sums with the same inputs, which clients may not know."""
     if not terms.inputs:
         return []
     texts: list[str] = await in_store(

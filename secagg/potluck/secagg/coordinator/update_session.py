@@ -1,8 +1,8 @@
 """One session of a secure sum of updates: like `sum_session`, but uploads arrive as files.
 
-Keys and shares are exchanged while clients train. The session keeps uploads until the round decides
-which of them count. It leaves the upload stage only after that decision. So no client is asked to
-unmask a sum for a round that is given up. Runs on the event loop.
+Keys and shares are exchanged while clients train. The session holds uploads until the round decides
+which of them to sum. It leaves the upload stage only after that decision. So clients never unmask a
+sum for a round that is given up. Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from potluck.server.hosts.attendance import Attendance
 from potluck.server.store.store_thread import InStore
 
 Left: TypeAlias = Callable[[str, str], None]
-"""Called with a client that has left the session, and the reason."""
+"""Function that is called with a client that has left the session, and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class MaskedSession(SumSession):
         if session is None or not isinstance(session.state, Uploading):
             raise ProtocolError(f"no masked update of client '{client}' is waited for yet")
         word = decode(Envelope, message.SerializeToString(deterministic=True))
-        # Sessions are immutable: this call checks the message and discards the new session.
+        # Only check the message: sessions are immutable, and the new session is discarded.
         step = coordinator.receive(session, client, word, datetime.now(UTC), upload_digest=digest)
         if step.refusal is not None or step.session is session:
             raise ProtocolError(f"client '{client}' does not vouch for its update: {step.refusal}")
@@ -129,7 +129,7 @@ class MaskedSession(SumSession):
             return await asyncio.to_thread(self._obey, session, self._control.get_nowait())
         if not uploading:
             return await super()._next(session, left)
-        client, answer = await self._events.get()  # no timeout here: the round has its own timeout
+        client, answer = await self._events.get()  # without a timeout: the round has its own
         return await asyncio.to_thread(self._hear, session, client, answer)
 
     def _obey(self, session: CoordinatorSession, order: _Certify | _Lost) -> CoordinatorStep:
@@ -185,4 +185,4 @@ class MaskedSession(SumSession):
 
 
 _WAKE = coordinator_pb2.Answer()
-"""An empty answer, put into the queue of answers to wake its reader when an order waits."""
+"""Empty answer: put into the queue of answers, it wakes the reader for an order of the round."""

@@ -44,8 +44,8 @@ from potluck.secagg.protocol.vectors.updates import (
 )
 
 # Appointments -------------------------------------------------------------------------------------
-# `sum_sessions` drives the session, `training_handler` the training. The clients agree on the masks
-# while the client trains.
+# `sum_sessions` drives the session, and `training_handler` the training. An appointment connects
+# both, because the clients agree on masks while they train.
 
 T = TypeVar("T")
 
@@ -55,8 +55,9 @@ class Appointment:
     """Connects one client's training with the sum of its update. Runs on the event loop.
 
     expected: the client's expectation of the sum, set once it has the round's model. agreed: set
-    once the masks are agreed on. over: the last replies (empty, or a refusal); set once the update
-    is delivered or has failed. said: set once the replies in `over` were handed on to be sent.
+    once the clients have agreed on masks. over: the last replies (empty, or a refusal); set once
+    the update is delivered or has failed. said: set once the replies in `over` were passed on for
+    sending.
     """
 
     expected: asyncio.Future[Expectation] = field(default_factory=lambda: _future())
@@ -80,11 +81,11 @@ class Appointments:
         self._made: dict[str, Appointment] = {}
 
     def of(self, update_id: str) -> Appointment:
-        """Return the appointment of an update; make it at the first call."""
+        """Return the appointment of an update; make it if it does not exist."""
         return self._made.setdefault(update_id, Appointment())
 
     def close(self, update_id: str, replies: tuple[Envelope, ...] = ()) -> None:
-        """Close an appointment, if there is one: its training is over."""
+        """Close the appointment of a training that is over; do nothing if it has none."""
         appointment = self._made.pop(update_id, None)
         if appointment is not None:
             appointment.close(replies)
@@ -133,8 +134,8 @@ def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> E
         parameters = file.layout.parameters
     noisy = work.HasField("privacy")
     metrics = metric_names(normalized=work.normalized, noisy=noisy)
-    # Omit settings, seed and run: if these differ, the input is still the same. With noise, each
-    # upload is a new input, and its privacy loss is recorded.
+    # Without settings, seed and run: an input with other values of these still counts as the same.
+    # With noise, each upload is a new input, and its privacy loss is recorded.
     of_noise = f" with noise {instruction.id}" * noisy
     committed = frozenset(work.selection.cohort) if work.HasField("selection") else None
     return Expectation(
@@ -158,8 +159,8 @@ def write_masked(
 ) -> FileDigest:
     """Encode an update, mask it and write its file. Blocks; writes over the update's arrays.
 
-    report: its samples are the weight; its other numbers go into the head. Writes zeros if the
-    update has NaN or infinity. Raises StorageError.
+    report: its number of samples is the weight; its other numbers go into the head. Writes zeros if
+    the update contains NaN or infinity. Raises StorageError.
     """
     try:
         words = _encoded(update, report, masking)
@@ -191,7 +192,7 @@ def write_noisy(
 
     Charges the client's ledger first. The head is the same for all clients, so that only the noisy
     numbers depend on data. Writes over the update's arrays. Raises StorageError, BrokenRuleError
-    (policy) if clients may have other weights, and what `UpdateNoise.charge` raises.
+    (policy) if clients may have unequal weights, and what `UpdateNoise.charge` raises.
     """
     header, clients = masking.header, masking.clients
     lane = header.lane(BODY)
@@ -203,7 +204,7 @@ def write_noisy(
         require(alike, Rule.POLICY, "the count is not on the grid of the update")
     vector = np.zeros(lane.length, np.float32) if update is None else update.body
     counted = None if update is None else noise.bound(vector)
-    if counted is None:  # a failed training counts as half
+    if counted is None:  # a failed training counts as half within the clip
         vector[:], counted = 0.0, 0.0
     draw = noise.charge(
         SumGrid(
@@ -231,7 +232,7 @@ def write_noisy(
 
 
 def _write(path: Path, words: Mapping[str, NDArray[Any]], masking: Masking) -> FileDigest:
-    """Mask the head, and write all lanes; the others are masked already."""
+    """Mask the head, and write all lanes; the other lanes are already masked."""
     masking.add_masks(HEAD, words[HEAD])
     return write_tensors(path, words, layout=file_layout(masking.header.lanes))
 

@@ -1,9 +1,9 @@
-"""The ledgers of secure sums in which clients of a host took part, kept for ever.
+"""The ledgers of the secure sums in which a host's clients took part; never deleted.
 
-Each client has one file of JSON lines in the state directory's `sums`: its name, then one entry per
-line. An entry is on disk, synced, before its message is sent. So a process that is killed in
-between has recorded more than it sent, never less. An incomplete last line is ignored: nothing was
-sent for it. If these files are lost, the record of what was released is lost.
+Each client has one file of JSON lines in the state directory's `sums`: the client's name, then one
+entry per line. An entry is on disk, synced, before its message is sent. So a process that is killed
+in between has recorded more than it sent, never less. An incomplete last line is ignored: nothing
+was sent for it. If these files are lost, the record of what was released is lost.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class SumLedger:
     def of(self, client: str) -> Ledger:
         """Return a client's ledger; the caller sets its budget from the owner's policy.
 
-        Raises StorageError if it exists but can't be read: values that were released once must not
-        be released again because a file is damaged.
+        Raises StorageError if the file exists but can't be read: a damaged file must not lead to a
+        second release of the same values.
         """
         ledger = self._ledgers.get(client)
         if ledger is None:
@@ -47,7 +47,7 @@ class SumLedger:
         return ledger
 
     def keep(self, client: str, entries: Sequence[LedgerEntry]) -> None:
-        """Add entries; synced to disk. Raises StorageError; the ledger is then unchanged."""
+        """Add entries, synced to disk. Raises StorageError; the ledger is then unchanged."""
         if not entries:
             return
         changed = self.of(client).with_entries(entries)
@@ -134,7 +134,7 @@ class SumLedger:
     # Files ------------------------------------------------------------------------------------
 
     def _append(self, path: Path, lines: bytes, size: int) -> None:
-        """Write after the valid bytes; overwrite the rest of an earlier, failed attempt."""
+        """Write lines at offset `size`, over the rest of a failed attempt; sync them to disk."""
         try:
             with path.open("r+b") as file:
                 file.seek(size)

@@ -73,8 +73,9 @@ class SumMembership:
     def party(self, name: str, policy: DisclosurePolicy) -> SumParty:
         """Return a client as a party of secure sums, under the membership in force.
 
-        Raises DisclosureRefusedError if a key, the root or the client's record is missing,
-        ConfigurationError if its key can't be used."""
+        Raises DisclosureRefusedError if the client's key or record or the root is missing,
+        ConfigurationError if the key can't be used.
+        """
         members = self._members
         if self.member_key is None or members is None:
             raise DisclosureRefusedError(
@@ -99,7 +100,7 @@ class SumMembership:
 
     @property
     def revoked(self) -> frozenset[tuple[str, str]]:
-        """Revoked pairs of a client and its member key."""
+        """Revoked member keys, as pairs of client and key."""
         return frozenset() if self._members is None else self._members.revoked
 
     @property
@@ -110,8 +111,8 @@ class SumMembership:
 def cell_of(party: SumParty, data_epoch: int, least_hosts: int) -> frozenset[str]:
     """Return the clients of a client's cell; a sum with the client may only include these.
 
-    The cell is drawn here, from the members that the root signed. Empty if there are too few
-    members."""
+    The host draws the cell itself, from the members that the root signed. Empty if there are too
+    few members."""
     members = party.root.members
     cells = cells_of_members(
         members.hosts, members.federation, data_epoch=data_epoch, least_hosts=least_hosts

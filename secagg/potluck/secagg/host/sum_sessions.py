@@ -1,8 +1,8 @@
-"""A host's part in secure sums: drives the clients' state machines, keeps their ledgers.
+"""A host's part in secure sums: drives the clients' state machines and writes their ledgers.
 
 Runs on the event loop. The client's state machine in `potluck.secagg.protocol` enforces the
-protocol's rules. This module gives it the owner's policy, keys, data, time and randomness, and
-stores its ledger. A session exists in memory only; after a restart, the host answers that it has
+protocol's rules. This module provides the owner's policy, keys, data, time and randomness, and
+stores the ledger. A session exists in memory only; after a restart, the host answers that it has
 lost the session.
 """
 
@@ -75,7 +75,7 @@ _MOST_SESSIONS = 8
 
 @dataclass(kw_only=True)
 class _Live:
-    """A session in progress. Its input is `counts`, or the update of the appointment's training."""
+    """A session in progress. It sums `counts`, or the update of the appointment's training."""
 
     session: ClientSession
     header: Header
@@ -107,7 +107,7 @@ class SumSessions:
         envelope = _received(work.envelope)
         appointment, expected = None, None
         invited = envelope.type is MessageType.INVITATION
-        # Use the membership in force now, even if the session waits for the training below.
+        # Read the membership now: below, the session may wait long for the training.
         party = self.membership.party(name, self.policy) if invited else None
         if party is not None and work.update_id:
             appointment = self.appointments.of(work.update_id)
@@ -137,8 +137,8 @@ class SumSessions:
     # Updates ----------------------------------------------------------------------------------
 
     async def meet(self, instruction: rpc.Instruction, model: Path) -> None:
-        """Set a client's expectation before it trains from this file; the client's session may then
-        begin.
+        """Set a client's expectation of the sum, before it trains from this model file. The
+        client's session can then begin.
         """
         appointment = self.appointments.of(instruction.id)
         expected = await asyncio.to_thread(expectation, instruction, model, self.policy.data_epoch)
@@ -159,7 +159,7 @@ class SumSessions:
     ) -> tuple[FileDigest, str]:
         """Mask an update, or zeros for None, and write its file as soon as masks are agreed on.
 
-        noise: noise to record in the ledger and to add before masking; None for no noise. Returns
+        noise: is charged in the ledger and added before masking; None for no noise. Returns
         the file and the client's signed confirmation of it, hexadecimal. Raises RoundClosedError if
         the sum has been given up. Raises ProtocolError if the update is not a valid input,
         DisclosureRefusedError if its privacy loss exceeds the budget, and StorageError. The session
@@ -193,7 +193,7 @@ class SumSessions:
         return file, encode(step.replies[0]).hex()
 
     async def _until_delivered(self, live: _Live) -> rpc.SecureReply:
-        """Announce that masks are agreed on; return the last replies once the update is over."""
+        """Signal that masks are agreed on; return the last replies once the training is over."""
         appointment = live.appointment
         assert appointment is not None  # noqa: S101  # counts are masked at once
         appointment.session_id = live.header.session_id
@@ -210,13 +210,14 @@ class SumSessions:
     def _of_counts(self, party: SumParty, header: Header, counts: Sequence[int]) -> Expectation:
         within = None
         if header.disclosure == SumKind.CELLS:
-            # Use the owner's minimum of hosts: a header with a larger one doesn't change the cells.
+            # Use the owner's minimum, not the header's, so that a coordinator can't change the
+            # cells.
             policy = self.policy
             within = cell_of(party, policy.data_epoch, policy.sum_hosts)
         return Expectation(
             within=within,
             purpose=Purpose.HISTOGRAM,
-            # Omit the task's name: the same data under another name is the same input.
+            # Without the task's name: the same data under another name is the same input.
             input_id=f"labels/epoch {self.policy.data_epoch}",
             lengths={COUNTS: len(counts)},
         )
@@ -232,7 +233,7 @@ class SumSessions:
         name = party.client
         if expected.purpose is Purpose.UPDATE:
             rules = rules_of_updates(self.policy)
-            if not expected.data:  # with noise, each set costs privacy loss
+            if not expected.data:  # with noise, the ε of each sum is charged instead
                 rules = replace(rules, one_set=False)
             party = replace(party, policy=rules)
         header = _header(envelope)
@@ -258,7 +259,7 @@ class SumSessions:
     def _take(self, name: str, live: _Live, step: ClientStep) -> rpc.SecureReply:
         """Store a step's ledger entries and session, then return its replies."""
         if step.entries:
-            self.ledger.keep(name, step.entries)  # before any reply is sent
+            self.ledger.keep(name, step.entries)  # must be on disk before a reply is sent
             self.budget.show(name)
         live.session, replies, masked = step.session, step.replies, b""
         if step.session.masking is not None and live.appointment is None:
@@ -275,9 +276,10 @@ class SumSessions:
         return _reply(replies, masked)
 
     def _mask(self, name: str, live: _Live, masking: Masking) -> tuple[ClientStep, bytes]:
-        """Return the step after masking, and the masked counts.
+        """Mask the label counts; return the next step and the masked counts.
 
-        If the counts are not a valid input, the step is a refusal and the counts are empty."""
+        If the counts are not a valid input, the step is a refusal and the masked counts are empty.
+        """
         header = live.header
         noise = (
             None
@@ -311,7 +313,7 @@ class SumSessions:
         )
 
     def _make_room(self, name: str) -> None:
-        """Forget expired sessions; if none has expired, the oldest beyond `_MOST_SESSIONS` − 1."""
+        """Forget expired sessions; if none has expired, the oldest, so that one more is allowed."""
         now = datetime.now(UTC).timestamp()
         mine = [key for key in self._live if key[0] == name]
         expired = [key for key in mine if self._live[key].header.expires_at <= now]

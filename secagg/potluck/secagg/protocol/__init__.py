@@ -1,10 +1,9 @@
-"""Secure aggregation: the sum over a group of clients, and nothing about any one of them.
+"""Secure aggregation: discloses the sum over a group of clients, and nothing about a single one.
 
 The protocol is that of Bonawitz et al. (CCS 2017) with signed identities, a set of survivors that a
 quorum certifies, and rules that every client enforces by itself. docs/security/specification.md
 specifies it. Nothing in this package opens a socket, reads a clock or draws randomness: messages,
-times and random bytes are arguments. So a session works over any transport, and in tests without
-one.
+times and random bytes are arguments. So a session works over any transport; tests need none.
 
 How a session is driven
 -----------------------

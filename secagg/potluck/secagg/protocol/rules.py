@@ -1,7 +1,8 @@
 """The rules of a session, and the refusals that name a broken rule.
 
-A rule is one word, for logs and for programs. The party that detects the breach names the rule. The
-outcome of a rule never depends on a client's input, so a refusal discloses nothing about data.
+A rule is one word, for logs and for programs. The party that detects the breach names the rule.
+Whether a rule is broken never depends on a client's input, so a refusal discloses nothing about
+data.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Rule(StrEnum):
     HEADER = "header"
     """The two sides have different headers."""
     VERSION = "version"
-    """Another version of the protocol, or another federation."""
+    """The message is for another version of the protocol, or another federation."""
     CLOCKS = "clocks"
     """The session begins in the future, or too long ago, by this side's clock."""
     EXPIRED = "expired"
@@ -34,7 +35,7 @@ class Rule(StrEnum):
     WRAP = "wrap"
     """Sums of permitted inputs could exceed the modulus."""
     MEMBER = "member"
-    """A client has no member record, or one that is out of its period, or was revoked."""
+    """A client has no member record, or its record is expired, not yet valid or revoked."""
     MEMBERSHIP = "membership"
     """The session has another membership than the one in force here."""
     SIGNATURE = "signature"
@@ -46,7 +47,7 @@ class Rule(StrEnum):
     TOO_FEW = "too-few"
     """There are too few clients or hosts to continue."""
     THRESHOLD = "threshold"
-    """The threshold or quorum is too low for this cohort and the colluders assumed in it."""
+    """The threshold or quorum is too low for this cohort and its assumed colluders."""
     KEY = "key"
     """A public key is of low order, or does not match its commitment."""
     SHARE = "share"

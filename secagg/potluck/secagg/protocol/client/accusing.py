@@ -1,7 +1,7 @@
-"""A client's answers if it can't decrypt another's share: it accuses, then gives evidence.
+"""A client's answers if it can't decrypt another client's share: it accuses, then gives evidence.
 
-The accuser has not uploaded, and never will in this session. Evidence exists only if it proves that
-the accused broke the protocol. It discloses only what the accused already knows. See
+The accuser has not uploaded its vector, and never will in this session. Evidence exists only if it
+proves that the accused broke the protocol. It discloses only what the accused already knows. See
 docs/security/specification.md.
 """
 
@@ -37,8 +37,10 @@ def accuse(state: Shared, session_id: bytes, accused: str, refusal: Refusal) -> 
 
 
 def give_evidence(state: Accusing, message: Dispute, situation: Situation) -> Answer:
-    """Prove that the share that the accused signed can't be decrypted. The proof discloses nothing
-    else."""
+    """Prove that the share that the accused signed can't be decrypted.
+
+    The proof discloses nothing more.
+    """
     agreed = state.agreed
     evidence = gather_evidence(
         state.roster,

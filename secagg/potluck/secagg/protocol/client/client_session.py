@@ -1,7 +1,7 @@
 """A client's session as immutable values: a class for each stage, and a step's result.
 
-Later stages hold fewer secrets: a client drops its own keys once it has its masks, and everything
-else once it has given its shares.
+Later stages hold fewer secrets: a client drops its own keys once it has its masks, and all other
+secrets once it has given its shares.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from potluck.secagg.protocol.wire.transcript import (
 
 @dataclass(frozen=True, kw_only=True)
 class SumParty:
-    """A client with its key and policy, for all its sessions under one membership."""
+    """A client with its member key and policy, for all its sessions under one membership."""
 
     client: str
     key: Ed25519PrivateKey = field(repr=False)
@@ -48,7 +48,7 @@ class SumParty:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """The inputs of a step in addition to session and message.
+    """The inputs of a step, other than session and message.
 
     now: a time with time zone. random: `os.urandom` except in tests. ledger: the ledger with all
     entries that any session of this client has written so far. revoked: pairs of client and member
@@ -63,8 +63,7 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """The parts of a session that all stages share: the client, the header, the client's
-    expectation.
+    """The fields that all stages share: the client, the header, the client's expectation.
 
     certified: certified sets of earlier sessions, from the invitation.
     """
@@ -97,8 +96,8 @@ class Advertised:
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """Stage: the client waits for the others' shares. channels: shared secret of the channel keys,
-    by client.
+    """Stage: the client waits for its neighbours' shares. channels: shared secret of the channel
+    keys, by client.
     """
 
     agreed: Agreed
@@ -159,7 +158,8 @@ class Masking:
 
     def add_masks(self, lane: str, words: Words, first: int = 0) -> None:
         """Mask words [first, first + words.size) of a lane, in place; safe for disjoint slices in
-        several threads. Mask each word of one input once: two masked inputs give their difference.
+        several threads. Mask each word only once: from two masked inputs, their difference can be
+        computed.
         """
         add_masks(words, self.masks[lane], first=first, cipher=self.header.cipher)
 
@@ -187,7 +187,7 @@ class Consented:
 
 @dataclass(frozen=True, kw_only=True)
 class Revealed:
-    """Stage: the client has given its shares, and has no more secrets."""
+    """Stage: the client has given its shares, and holds no secret any more."""
 
     survivors: tuple[str, ...]
 
@@ -207,8 +207,8 @@ ClientState = Advertised | Shared | Accusing | Masking | Uploaded | Consented | 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSession:
-    """A client's part of one session. heard: digest of the last message. said: answer to that
-    message.
+    """A client's part of one session. heard: digest of the last message. said: the client's answer
+    to that message.
     """
 
     session_id: bytes
@@ -254,7 +254,8 @@ class ClientStep:
 class Answer:
     """The next stage and the replies to a message.
 
-    refusal: set if the message broke a rule, and the session continues to settle whose fault it is.
+    refusal: set if the message broke a rule, but the session continues in order to find out whose
+    fault it is.
     """
 
     state: ClientState

@@ -80,8 +80,8 @@ from potluck.secagg.protocol.wire.transcript import (
 
 
 def advertise(agreed: Agreed, situation: Situation) -> Answer:
-    """Make keys and send an advert; it lists the sessions over such inputs in which the client gave
-    shares.
+    """Make keys and send an advert. It lists the sessions with possibly the same input in which the
+    client gave shares.
     """
     keys = SessionKeys.from_random(situation.random(3 * KEY_BYTES))
     header, policy = agreed.header, agreed.party.policy
@@ -153,7 +153,7 @@ def share_secrets(state: Advertised, message: RosterMessage, situation: Situatio
 
 
 def derive_masks(state: Shared, message: Delivery, situation: Situation) -> Answer:
-    """Decrypt the neighbours' shares, and agree with each on masks for this set of sharers."""
+    """Decrypt the neighbours' shares; agree with each of them on masks for this set of sharers."""
     agreed, roster = state.agreed, state.roster
     me, header = agreed.client, agreed.header
     _check_subset(message.sharers, roster, agreed, within=roster.participants, what="the sharers")
@@ -200,7 +200,10 @@ def _masks(
 
 
 def consent(state: Uploaded, message: Survivors, situation: Situation) -> Answer:
-    """Sign that the sum over one set may be unmasked; the session can't sign another set."""
+    """Sign that the sum over this set may be unmasked.
+
+    The session can't sign for another set later.
+    """
     agreed, view = state.agreed, state.view
     _check_subset(
         message.clients, view.roster, agreed, within=frozenset(view.sharers), what="the survivors"
@@ -220,7 +223,7 @@ def consent(state: Uploaded, message: Survivors, situation: Situation) -> Answer
 
 
 def reveal(state: Consented, message: Certificate, situation: Situation) -> Answer:
-    """Check that a quorum consented to the same set, and send a share of each sharer."""
+    """Check that a quorum consented to the same set; send one share for each sharer."""
     agreed, view = state.agreed, state.view
     me, header, roster = agreed.client, agreed.header, view.roster
     endorsers = [each.client for each in message.endorsements]
@@ -235,7 +238,7 @@ def reveal(state: Consented, message: Certificate, situation: Situation) -> Answ
         envelope = Envelope(MessageType.CONSENT, state.consent, each.signature)
         agreed.party.root.verify(roster.participants[each.client].record, envelope)
     _check_members(roster, state.survivors, situation)
-    # Another session of this client may have ended since it consented here.
+    # Check again: another session of this client may have ended since the consent.
     _check_set(agreed, state.survivors, situation.ledger)
     survivors = frozenset(state.survivors)
     shares = tuple(
@@ -264,7 +267,7 @@ def _check_subset(
     within: Container[str],
     what: str,
 ) -> None:
-    """Check the rules that hold for the sharers and for the survivors. Raises BrokenRuleError."""
+    """Check the rules for a set of sharers or survivors. Raises BrokenRuleError."""
     header, me = agreed.header, agreed.client
     check_names(clients, what)
     require(all(client in within for client in clients), Rule.SET, f"{what} hold a stranger")
@@ -297,7 +300,7 @@ def _check_members(roster: Roster, clients: Iterable[str], situation: Situation)
 
 
 def _settle(agreed: Agreed, roster: Roster, situation: Situation) -> tuple[LedgerEntry, ...]:
-    """Return entries that settle earlier uploads of the input, so that this roster may sum it."""
+    """Return entries that settle earlier uploads of an input, so that it may be summed again."""
     if not agreed.one_set:
         return ()
     entries = settle(

@@ -51,7 +51,7 @@ _ORDER: Final = (
 
 
 def is_late(kind: MessageType, state: Collecting) -> bool:
-    """Return True if a message answers an earlier stage: its sender is only late, not hostile."""
+    """Return True if a message answers an earlier stage: then its sender is late, not hostile."""
     if kind is MessageType.EVIDENCE:
         return isinstance(state, Consenting | Revealing)
     kinds = [each for each, _ in _ORDER]
@@ -67,7 +67,7 @@ def answered(
     now: datetime,
     upload_digest: bytes | None,
 ) -> Collecting:
-    """Return the state with a client's answer in it. Raises BrokenRuleError."""
+    """Check a client's answer and add it to the state. Raises BrokenRuleError."""
     match state, envelope.type:
         case Advertising(), MessageType.ADVERT:
             advert = _take_advert(setup, state, client, envelope, now)
@@ -98,7 +98,7 @@ def _take_advert(
         Rule.MEMBER,
         f"{client!r} is on host {setup.invited[client]!r}, its record names {host!r}",
     )
-    # With a bad key in the roster, all other clients would refuse the roster.
+    # Check now: all other clients would refuse a roster with a bad key.
     check_order(found.advert.mask_key)
     check_order(found.advert.channel_key)
     check_provable(found.advert.channel_key)

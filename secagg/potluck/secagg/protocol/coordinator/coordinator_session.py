@@ -36,7 +36,7 @@ from potluck.secagg.protocol.wire.transcript import (
 class SetCertificate(BaseModel):
     """A quorum's consents to the sum over a set, in the form that records and databases store.
 
-    signatures: by client, over the consent, which contains the digests and the set.
+    signatures: by client. Each signs the consent, which contains the digests and the set.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,7 +48,7 @@ class SetCertificate(BaseModel):
     signatures: dict[str, Hexadecimal]
 
     def shown(self) -> CertifiedSet:
-        """Return the certificate in the form that invitations carry."""
+        """Return the certificate in the form that invitations contain."""
         return CertifiedSet(
             session_id=bytes.fromhex(self.session_id),
             clients=self.clients,
@@ -62,7 +62,7 @@ class SetCertificate(BaseModel):
 @dataclass(frozen=True, kw_only=True)
 class SessionSetup:
     """The clients of a session. invited: host by client. gone: the clients that will not answer any
-    more, each with its refusal, or None if it sent none.
+    more, each with its refusal, or None if it sent no refusal.
     """
 
     header: Header
@@ -82,7 +82,7 @@ class Advertising:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """Collects shares, as they were signed."""
+    """Collects shares in their signed messages."""
 
     stage = Stage.SHARE
     roster: Roster
@@ -93,7 +93,7 @@ class Sharing:
 class Uploading:
     """Collects the signed digests of masked vectors; the vectors themselves arrive elsewhere.
 
-    shares: as the sharers signed them. disputes: the accused client, by accuser.
+    shares: in the messages that the sharers signed. disputes: the accused client, by accuser.
     """
 
     stage = Stage.UPLOAD
@@ -161,7 +161,7 @@ class CoordinatorSession:
     """The coordinator's part of one session.
 
     heard: digests of the messages received, each with its client. certificate: certificate of the
-    set that a quorum consented to; store it durably before its step's messages are sent.
+    set that a quorum consented to; sync it to disk before sending the step's messages.
     """
 
     setup: SessionSetup
@@ -228,7 +228,7 @@ class CoordinatorStep:
 
 @dataclass(frozen=True)
 class Shortage:
-    """The rule that would be broken if a session continued with the clients that answered."""
+    """The rule that a session would break if it continued with the clients that answered."""
 
     rule: Rule
     have: int
@@ -237,7 +237,7 @@ class Shortage:
 
 
 def expected_clients(setup: SessionSetup, state: Collecting) -> Iterable[str]:
-    """Return the clients whose answer counts at a stage, sorted."""
+    """Return the clients whose answers a stage collects, sorted."""
     match state:
         case Advertising():
             return setup.invited

@@ -3,12 +3,10 @@
 `invite` begins a session. `receive` takes a client's message, `lost` records that a client will not
 answer any more, `close` that a stage's time is over. Each returns a `CoordinatorStep`: the next
 session, messages to send, and the refusal of the received message if it broke a rule. A stage ends
-when all clients that may still answer have answered, or when it is closed. The session then
-continues with the clients that answered if they are enough, and is aborted if not. An aborted
-session has no result; try again with `retry_header`, new keys and the same policy.
-
-The coordinator follows the rules so that clients don't refuse: each client enforces all rules, and
-treats a breach as hostile.
+when all clients that may still answer have answered, or when it is closed. If enough clients have
+answered, the session then continues with them; otherwise it is aborted. An aborted session has no
+result; try again with `retry_header`, new keys and the same policy. The coordinator follows the
+rules because each client enforces them, and refuses if one is broken.
 """
 
 from __future__ import annotations
@@ -151,7 +149,7 @@ def abort(session: CoordinatorSession, rule: Rule = Rule.STAGE) -> CoordinatorSt
 
 
 def retry_header(header: Header, *, random: Random, issued_at: int) -> Header:
-    """Return the header of the next attempt: another session id and time, the same policy.
+    """Return the header of the next attempt: a new session id and time, the same policy.
 
     Raises ConfigurationError after the last attempt.
     """
@@ -176,7 +174,7 @@ def _refused(
     message = decode(RefusalMessage, envelope.payload)
     require(message.session_id == session.session_id, Rule.SESSION, "a refusal of another session")
     require(message.client == client, Rule.MEMBER, f"{client!r} speaks for {message.client!r}")
-    if not isinstance(state, Advertising):  # before, the client's key is unknown
+    if not isinstance(state, Advertising):  # before that stage, the client's key is unknown
         require(client in state.roster.participants, Rule.STAGE, f"{client!r} takes no part")
         verify(state.roster.participants[client].key, envelope, client)
     try:

@@ -155,7 +155,7 @@ def _try_unmasking(
     session: CoordinatorSession, state: Revealing, *, ended: bool
 ) -> CoordinatorStep:
     threshold = session.setup.header.threshold
-    if not ended and len(state.answers) < threshold:  # no secret can have enough shares yet
+    if not ended and len(state.answers) < threshold:  # too few shares for any secret: wait
         return CoordinatorStep(session=session)
     fewest = fewest_shares(state.sharers, state.answers)
     if fewest < threshold:
@@ -167,7 +167,7 @@ def _try_unmasking(
             state.roster, state.sharers_sha256, state.sharers, state.survivors, state.answers
         )
     except ReconstructionError as error:
-        if not ended:  # more shares may help
+        if not ended:  # wait: more shares may help
             return CoordinatorStep(session=session)
         shortage = Shortage(Rule.RECONSTRUCTION, fewest, threshold, error.suspects)
         return abort_session(session, state, shortage)
@@ -206,7 +206,10 @@ def _next(
     messages: list[tuple[str, Envelope]],
     before: Advertising | Sharing | Uploading | None = None,
 ) -> CoordinatorStep:
-    """Enter a stage, and notify clients that missed the stage before it to forget the session."""
+    """Enter a stage.
+
+    Notify clients that missed the previous stage, so that they forget the session.
+    """
     if before is not None:
         behind = [c for c in expected_clients(session.setup, before) if c not in before.answers]
         notice = Abort(session.session_id, before.stage, 0, 0, (), Rule.STAGE)

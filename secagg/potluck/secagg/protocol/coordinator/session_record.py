@@ -1,6 +1,7 @@
 """The coordinator's record of a session that is over: members, sum, policy, refusals.
 
-It serves audits. A client's record is its ledger. Neither holds an input, a key or a masked vector.
+It is for audits. A client's own record is its ledger. Neither record holds an input, a key or a
+masked vector.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ class SessionRecord(BaseModel):
     """The coordinator's record of one session's end.
 
     clients: host by client, of the clients in the sum; without a sum, of the invited clients.
-    refusals: broken rule that each client named. have, need: actual and required number of what
-    `rule` counts, if the session was aborted. suspects: clients whose shares were wrong. convicted:
-    client that is proven to have sent a share that can't be decrypted, with the client that proved
-    it. verdict: the proof, which `check_verdict` reads, in base64. certificate: certificate of the
-    set whose sum could be completed from then on. epsilon: ε of the sum; None for an exact one.
+    refusals: the broken rule that a client named, by client. have, need: actual and required number
+    of what `rule` counts, if the session was aborted. suspects: clients whose shares were wrong.
+    convicted: client that is proven to have sent a share that can't be decrypted, with the client
+    that proved it. verdict: the proof, which `check_verdict` reads, in base64. certificate:
+    certificate of the set that a quorum consented to. epsilon: ε of the sum; None for an exact one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,10 +1,10 @@
 """The coordinator's last step: secrets rebuilt from shares, and masks removed with them.
 
 Every rebuilt secret is checked against its owner's advert. If that fails and there are more shares
-than needed, other choices of shares are tried, so that a few wrong shares do no harm. The origin of
-a wrong share can't be proven: its holder may have changed it, or its owner may have sent a wrong
-one. In each pair of owner and holder, the client that is in more pairs becomes a suspect; in a tie
-both do.
+than needed, other combinations of shares are tried, so that a few wrong shares do no harm. The
+origin of a wrong share can't be proven: its holder may have changed it, or its owner may have sent
+a wrong one. So each wrong share gives a pair of owner and holder. Of each pair, the client that is
+in more pairs becomes a suspect; in a tie, both do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from potluck.secagg.protocol.wire.messages import Header, Reveal
 from potluck.secagg.protocol.wire.transcript import Participant, Roster
 
 _MOST_CHOICES = 2_000
-"""Maximum number of choices of shares tried for one secret; enough to omit any two of 60 shares."""
+"""Maximum number of combinations of shares to try for a secret; covers any two wrong of 60."""
 
 
 class ReconstructionError(BrokenRuleError):
@@ -166,7 +166,7 @@ def _rebuild(
     secret. The secret is None if no choice of shares gives one.
     """
     threshold = roster.header.threshold
-    # Use shares of holders that are already suspects only after all others.
+    # Try first the shares of holders that are not yet suspects.
     holders = sorted(shares, key=lambda number: (number in suspects, number))
     for attempt, chosen in enumerate(_choices(holders, threshold)):
         used = {number: shares[number] for number in chosen}
@@ -181,7 +181,7 @@ def _rebuild(
 
 
 def _choices(holders: Sequence[int], threshold: int) -> Iterator[tuple[int, ...]]:
-    """Yield choices of `threshold` holders: the first ones, then with more and more replaced."""
+    """Yield combinations of `threshold` holders: first the first ones, then with replacements."""
 
     def all_choices() -> Iterator[tuple[int, ...]]:
         first, spare = holders[:threshold], holders[threshold:]

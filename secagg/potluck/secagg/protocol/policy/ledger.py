@@ -6,8 +6,8 @@ sends the reply. So a process that is killed in between has recorded more than i
 
 Entries are made at two moments. At the *upload* the privacy loss of a noisy sum is charged, because
 from then on others can complete the sum without this client. Without noise, the session is
-recorded: its sum may be over a set that this client was not asked about. At the *reveal* a set is
-recorded as released, whatever the coordinator claims later: any two sets of one cohort that are
+recorded, since its sum may be over a set that this client never consented to. At the *reveal* a set
+is recorded as released, whatever the coordinator claims later: any two sets of one cohort that are
 certified or rebuilt have an honest client in common that reveals for one of them only.
 """
 
@@ -43,7 +43,7 @@ class SessionView(_Entry):
 
     clients: clients of its roster. quorum: number of consents that certify a set.
     renouncers_needed: if this number of clients give no shares, a sum is impossible. The digests
-    are of the roster and the sharers, as this client has seen them.
+    cover the roster and the sharers that this client has seen.
     """
 
     clients: tuple[str, ...]
@@ -59,7 +59,7 @@ class Upload(_Entry):
     vector: digest of everything that determines an update's vector (`vector_sha256`); empty for
     label counts, and for updates of earlier releases. data, settings, weight_bound: facts about an
     update, which `pins` compares. epsilon: recorded privacy loss. sensitivity, adjacency:
-    difference in data that the noise hides. These three are None without noise. view: facts that
+    difference in data that the noise hides. All three are None without noise. view: facts that
     later settle the session; None if nothing has to be settled.
     """
 
@@ -79,7 +79,7 @@ class Upload(_Entry):
 
 
 class Settled(_Entry):
-    """Entry: the only set in which an upload can have been summed is known.
+    """Entry: states the only set in which an upload can have been summed.
 
     clients: the set; empty if the upload is not in a sum and never will be.
     """
@@ -153,14 +153,14 @@ class Ledger(_Entry):
 
     @property
     def settled(self) -> dict[str, tuple[str, ...]]:
-        """For each settled session, the only set that it can have summed, by session id.
+        """The only set that a settled session can have summed, by session id.
 
         An empty set means that the upload is not in a sum.
         """
         return {each.session_id: each.clients for each in self.entries if isinstance(each, Settled)}
 
     def open_uploads(self, input_id: str) -> list[Upload]:
-        """Return an input's uploads without noise that may be in a sum unknown to this client."""
+        """Return the noiseless uploads of an input that may be in a sum unknown to this client."""
         known = {each.session_id for each in self.entries if not isinstance(each, Upload)}
         return [
             each
@@ -169,7 +169,7 @@ class Ledger(_Entry):
         ]
 
     def summed(self, input_id: str) -> list[Upload]:
-        """Return an input's uploads without noise that are in a sum, or may be in one."""
+        """Return the noiseless uploads of an input that are, or may be, in a sum."""
         settled = self.settled
         return [
             each
@@ -180,7 +180,7 @@ class Ledger(_Entry):
         ]
 
     def sets_of(self, input_id: str) -> set[frozenset[str]]:
-        """Return the known sets that an input was summed in without noise."""
+        """Return the sets over which this input is known to have been summed without noise."""
         exact = {
             each.session_id
             for each in self.uploads
@@ -236,7 +236,7 @@ def vector_sha256(header: Header) -> bytes:
 def upload_entry(
     header: Header, expected: Expectation, view: SessionView | None, at: datetime
 ) -> Upload:
-    """Return the entry to keep before a masked vector is sent."""
+    """Return the ledger entry that must be on disk before the masked vector is sent."""
     return Upload(
         session_id=header.session_id.hex(),
         input_id=expected.input_id,
@@ -254,7 +254,7 @@ def upload_entry(
 def release_entry(
     header: Header, input_id: str, clients: Mapping[str, str], at: datetime
 ) -> SumRelease:
-    """Return the entry to keep before shares are given."""
+    """Return the ledger entry that must be on disk before the client reveals its shares."""
     return SumRelease(
         session_id=header.session_id.hex(),
         input_id=input_id,

@@ -1,8 +1,8 @@
 """The rule that an input without noise is summed over at most one set of clients.
 
-A second sum over the same set is allowed, with the same vector. So the honest clients of any two
-sets are either equal or disjoint, and no combination of sums describes fewer clients than a single
-sum.
+A second sum over the same set is allowed, with the same vector. So two sets have either the same
+honest clients or no honest client in common, and no combination of sums describes fewer clients
+than a single sum.
 
 A client that uploaded but was not asked for shares does not know if its upload is in a sum. It must
 find out before it uploads the same input again, in one of two ways. *Renunciation*: each advert
@@ -41,16 +41,16 @@ from potluck.secagg.protocol.wire.transcript import FederationRoot, Roster, surv
 
 
 def keeps_to_one_set(header: Header, policy: ClientPolicy) -> bool:
-    """Return True if the clients of a session list the other sessions in which they gave shares.
+    """Return True if this rule applies to a session, so that adverts list earlier sessions.
 
-    False with noise, since each noisy sum costs budget. Also False if the sums don't protect
-    clients.
+    False with noise, since each noisy sum costs budget. Also False if the kind of sum does not
+    protect single clients.
     """
     return header.noise is None and header.disclosure not in policy.unprotected
 
 
 def revealed_sessions(ledger: Ledger, header: Header, policy: ClientPolicy) -> tuple[bytes, ...]:
-    """Return the sessions that an advert lists.
+    """Return the sessions that an advert must list: the client has given shares in them.
 
     For updates: those of the same model. For label counts: those of any data epoch, since other
     clients don't know this client's epochs.
@@ -71,8 +71,8 @@ def revealed_sessions(ledger: Ledger, header: Header, policy: ClientPolicy) -> t
 def superseded(
     header: Header, others: Iterable[Header], policy: ClientPolicy, now: datetime
 ) -> tuple[bytes, ...]:
-    """Return the sessions to forget before the client answers a new one, whose advert renounces
-    them.
+    """Return the sessions to forget before the client answers a new invitation: its advert
+    renounces them.
 
     others: headers of this client's sessions in progress. Raises BrokenRuleError (released) if one
     of these sessions belongs to another run.
@@ -103,7 +103,7 @@ def settle(
     root: FederationRoot,
     at: datetime,
 ) -> tuple[Settled, ...]:
-    """Return the earlier sessions that a new roster and its invitation's certificates settle.
+    """Return entries for earlier sessions that a new roster and the certificates settle.
 
     Raises BrokenRuleError (certificate, malformed) for an invalid certificate.
     """
@@ -165,8 +165,9 @@ def check_group(
 ) -> None:
     """Raise BrokenRuleError (released) unless an input may be uploaded for a sum within a group.
 
-    clients: the clients of the group. colluding: maximum number of these that collude. If the input
-    is in a sum already, only the set of that sum may find a quorum in the group.
+    clients: the clients of the group. colluding: maximum number of clients in the group that
+    collude. If the input is in a sum already, only the set of that sum may find a quorum in the
+    group.
     """
     _check_settled(ledger, header, input_id)
     _check_vector(ledger, header, input_id)
@@ -227,13 +228,13 @@ def _unsettled(upload: Upload) -> str:
 
 
 def session_view(roster: Roster, sharers_sha256: bytes) -> SessionView:
-    """Return the facts that are needed to settle a session later."""
+    """Return the facts with which the client can settle this session later."""
     header, clients = roster.header, tuple(roster.participants)
     complete = not 0 < header.degree < len(clients) - 1
     return SessionView(
         clients=clients,
         quorum=header.quorum,
-        # On a ring, only few clients have shares of a client, so all clients must renounce.
+        # On a ring, a few clients hold all shares of a secret, so all clients must renounce.
         renouncers_needed=header.quorum if complete else len(clients),
         roster_sha256=roster.digest.hex(),
         sharers_sha256=sharers_sha256.hex(),
@@ -243,8 +244,10 @@ def session_view(roster: Roster, sharers_sha256: bytes) -> SessionView:
 def in_known_set(
     ledger: Ledger, header: Header, input_id: str, at: datetime
 ) -> tuple[Settled, ...]:
-    """Return entries for an upload of an input that is in a sum: it can only enter the same set
-    again."""
+    """Return entries for a new upload of an input that is already in a sum.
+
+    It can only be summed over the same set again.
+    """
     return tuple(
         Settled(session_id=header.session_id.hex(), clients=tuple(sorted(each)), at=at)
         for each in ledger.sets_of(input_id)

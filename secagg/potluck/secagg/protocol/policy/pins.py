@@ -1,9 +1,9 @@
-"""Limits on masked updates over one version of a client's data.
+"""Limits on masked updates that are made from one version of a client's data.
 
 A mask hides an update in one sum only. An attacker can compare sums over the same data from several
-runs, settings or weight bounds, and the difference may disclose one sample. So an owner limits the
-runs and rounds of a data epoch, and a run must keep the settings and the weight bound that it began
-with.
+runs, settings or weight bounds, and the difference may disclose one sample. So the data's owner
+limits the runs and rounds per data version (epoch), and a run must keep the settings and the weight
+bound that it began with.
 """
 
 from __future__ import annotations

@@ -45,13 +45,13 @@ class ClientPolicy:
     least_hosts: minimum number of distinct hosts in a set whose sum is released, ≥ 3; values below
     5 deserve a warning. colluding_hosts: hosts assumed to collude with the coordinator; ⌊(h − 1) /
     3⌋ of a roster's h hosts if None. disclosures: the values of a header's `disclosure` that are
-    allowed. unprotected: those of them for which the owner has switched off the rules on earlier
-    sums. noisy: those that require noise. one_set: True if an input without noise may be summed
-    over one set of clients only, always as the same vector. runs_per_epoch, rounds_per_epoch:
-    maximum number of runs, and of models, in whose masked rounds updates of one data epoch are
-    used. largest_epsilon: maximum ε of one noisy sum. sensitivity: minimum sensitivity that the
-    noise must cover: 1 if neighbouring data have one sample more or less, 2 if one sample is
-    exchanged. circulant: True if the experimental graph is allowed.
+    allowed. unprotected: allowed values for which the owner has switched off the rules on earlier
+    sums. noisy: allowed values that require noise. one_set: True if an input without noise may be
+    summed over one set of clients only, always as the same vector. runs_per_epoch,
+    rounds_per_epoch: maximum number of runs, and of rounds' models, for which a client sends masked
+    updates from one data epoch. largest_epsilon: maximum ε of one noisy sum. sensitivity: minimum
+    sensitivity that the noise must cover: 1 if neighbouring data have one sample more or less, 2 if
+    one sample is exchanged. circulant: True if the experimental graph is allowed.
     """
 
     least_hosts: int = LEAST_HOSTS

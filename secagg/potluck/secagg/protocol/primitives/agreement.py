@@ -53,7 +53,7 @@ class SessionKeys:
 
 
 def commitment(seed: bytes, header_sha256: bytes) -> bytes:
-    """Return the commitment in a client's advert to the seed of its own mask."""
+    """Return the commitment to the seed of a client's own mask, for its advert."""
     return hashlib.sha256(b"b" + seed + header_sha256).digest()
 
 
@@ -71,8 +71,7 @@ def agree(private: X25519PrivateKey, public: bytes) -> bytes:
 
 
 def check_order(public: bytes) -> None:
-    """Raise BrokenRuleError (key) for a public key of low order: with any private key it agrees on
-    zero."""
+    """Raise BrokenRuleError (key) for a public key of low order: its shared secrets are zero."""
     agree(_ANY_KEY, public)
 
 
@@ -82,7 +81,7 @@ def derive(secret: bytes, salt: bytes, info: bytes) -> bytes:
 
 
 def pair_seed(secret: bytes, sharers_sha256: bytes, one: int, other: int, lane: str) -> bytes:
-    """Return the seed of the mask between two clients, by their numbers, on a lane.
+    """Return the seed of the mask between two clients on a lane. one, other: their numbers.
 
     The digest of the set of sharers is the salt, so different sets have unrelated masks.
     """
@@ -129,7 +128,7 @@ def open_pair(
     ciphertext: bytes, secret: bytes, roster_sha256: bytes, sender: int, receiver: int
 ) -> SharePair:
     """Return the decrypted shares. Raises BrokenRuleError (share) if they were not encrypted with
-    these arguments, or are not valid shares, which their holder could not use.
+    these arguments, or are not valid shares.
     """
     key, direction = _channel(secret, roster_sha256, sender, receiver)
     try:

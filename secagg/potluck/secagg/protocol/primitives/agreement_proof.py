@@ -1,8 +1,8 @@
 """A proof of the secret that two X25519 keys agree on; it does not disclose a private key.
 
 The proof discloses only the secret of one pair of keys, which the holder of the other key knows
-already. If the private key itself were disclosed, the shares that all other clients encrypted for
-its owner could be decrypted.
+already. With the private key itself, all shares that other clients encrypted for its owner could be
+decrypted.
 
 The proof is Chaum and Pedersen's ("Wallet databases with observers", CRYPTO 1992): two points have
 the same logarithm, made non-interactive as in RFC 9381, on the curve of RFC 8032; RFC 7748 maps the
@@ -46,26 +46,28 @@ class AgreementProof:
 
 
 def check_provable(public: bytes) -> None:
-    """Raise BrokenRuleError (key) for an X25519 public key that is not a point of the curve. X25519
-    works with it, but nothing could be proven about it."""
+    """Raise BrokenRuleError (key) for an X25519 public key that is not a point of the curve.
+
+    X25519 works with such a key, but a proof about it is impossible.
+    """
     _lift(public)
 
 
 def prove_agreement(
     private: X25519PrivateKey, other: bytes, context: bytes, random: Random
 ) -> AgreementProof:
-    """Prove the secret that a private key and another's public key agree on.
+    """Prove the secret that a private key and another client's public key agree on.
 
     context: bytes that the proof is bound to.
 
-    Raises BrokenRuleError (key) for a public key that nothing can be proven about.
+    Raises BrokenRuleError (key) for a public key about which a proof is impossible.
     """
     own = private.public_key().public_bytes_raw()
     mine, base = _lift(own), _times(_COFACTOR, _lift(other))
     scalar = _clamped(private.private_bytes_raw()) % _ORDER
     if not _equal(_times(scalar, _GENERATOR), mine):
         scalar = _ORDER - scalar
-    # Compute in the subgroup of prime order: X25519's clamped numbers lead to it in any case.
+    # Compute in the subgroup of prime order; X25519's clamped numbers give points in it anyway.
     agreed = _times(scalar * pow(_COFACTOR, -1, _ORDER), base)
     point = _compressed(agreed)
     nonce = int.from_bytes(random(_NONCE_BYTES), "little") % _ORDER
@@ -79,8 +81,7 @@ def prove_agreement(
 def proven_agreement(proof: AgreementProof, one: bytes, other: bytes, context: bytes) -> bytes:
     """Check a proof; return the X25519 shared secret (32 bytes) of two public keys.
 
-    The holder of the key `one` made the proof. Raises BrokenRuleError (rule EVIDENCE) for a proof
-    that does not hold.
+    The holder of the key `one` made the proof. Raises BrokenRuleError (evidence) for a wrong proof.
     """
     mine, base = _lift(one), _times(_COFACTOR, _lift(other))
     agreed = _decompressed(proof.point)
@@ -139,7 +140,7 @@ def _decompressed(data: bytes) -> _Point:
     number = int.from_bytes(data, "little")
     y, sign = number % 2**255, number >> 255
     point = _with_y(y, sign) if y < _P else None
-    # Refuse the point 0, on which keys of low order agree.
+    # Refuse the point 0: keys of low order give this shared secret.
     if point is None or y == 1:
         raise BrokenRuleError(Rule.EVIDENCE, "a proof names no point of the curve")
     return point

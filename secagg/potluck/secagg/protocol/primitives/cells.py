@@ -1,8 +1,8 @@
-"""Cells: a partition of the clients, drawn with a public coin so that no party chooses the groups.
+"""Cells: groups of clients, drawn with public randomness (a coin) so that no party chooses them.
 
-The members, the coin and the size determine the cells. A host's clients share a cell. Cells have at
-least `size` hosts. Choose `size` a little above the minimum number of hosts in a released sum, so
-that a cell may lose some hosts.
+The members, the coin and the size determine the cells. All clients of a host are in the same cell.
+Cells have at least `size` hosts. Choose `size` a little above the minimum number of hosts in a
+released sum, so that a cell may lose some hosts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 CELL_HOSTS: Final = 7
-"""Number of hosts in a cell. A released sum needs five, so a cell may lose two."""
+"""Number of hosts in a cell. A released sum needs five hosts, so two of them may drop out."""
 
 
 def public_coin(federation: str, members: Iterable[str], epoch: str) -> bytes:
-    """Return 32 bytes that follow from the federation, the ids of its members and an epoch's name.
+    """Return 32 bytes, computed from the federation, the ids of its members and an epoch's name.
 
     A party that chooses the epoch's name or enrols members can try many draws until one favours it.
     So use a name that no party chooses.

@@ -1,7 +1,7 @@
 """Pairs of clients that exchange masks and shares: all pairs, or neighbours on a random ring.
 
-The ring is the order of SHA-256("graph" ‖ roster's digest ‖ client): no party sends a client its
-neighbours; the client computes them from the roster that it verified.
+The ring is the order of SHA-256("graph" ‖ roster's digest ‖ client): each client computes its
+neighbours from the roster that it verified; no party sends them.
 """
 
 from __future__ import annotations

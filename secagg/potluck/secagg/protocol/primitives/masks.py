@@ -31,7 +31,7 @@ _CACHE_LINE: Final = 64
 _ZEROS: Final = memoryview(bytes(CHUNK_BYTES))
 
 Words = NDArray[np.uint32] | NDArray[np.uint64]
-"""Unsigned words of a lane: dtype `<u4` or `<u8`."""
+"""Words of a lane, unsigned: dtype `<u4` or `<u8`."""
 
 
 class StreamCipher(IntEnum):
@@ -110,7 +110,7 @@ def keystream(seed: bytes, offset: int, cipher: StreamCipher) -> CipherContext:
     """Return a cipher that turns zeros into the keystream from byte `offset` ≥ 0 on."""
     if cipher is StreamCipher.CHACHA20:
         block, within = divmod(offset, _CHACHA_BLOCK)
-        # RFC 8439's 32-bit counter would end after 256 GiB; the library's counter has 64 bits.
+        # The library's counter has 64 bits; RFC 8439's 32-bit counter would end after 256 GiB.
         nonce = block.to_bytes(8, "little") + bytes(8)
         stream = Cipher(algorithms.ChaCha20(seed, nonce), None).encryptor()
     else:

@@ -1,8 +1,8 @@
 """Shamir's secret sharing over the integers modulo p = 2^256 + 297.
 
-p is the least prime above 2^256. So every 32-byte secret is a number of the field, without
-rejection. A share is the polynomial's value at x, a number below p: 33 bytes, big-endian. x is the
-holder's number, and is not part of the share. (Shamir, "How to share a secret", CACM 22(11), 1979.)
+p is the least prime above 2^256. So every 32-byte secret is a number of the field. A share is the
+polynomial's value at x, a number below p: 33 bytes, big-endian. x is the holder's number, and is
+not part of the share. (Shamir, "How to share a secret", CACM 22(11), 1979.)
 
 Python's integers are not constant-time: timing may disclose secrets to other users of the machine.
 It does not disclose them to the network: the work is done once for each session.
@@ -18,10 +18,10 @@ PRIME: Final = 2**256 + 297
 SECRET_BYTES: Final = 32
 SHARE_BYTES: Final = 33
 _COEFFICIENT_BYTES: Final = 49
-"""Random bytes per coefficient; modulo p, their distance from uniform is below 2^-135."""
+"""Random bytes per coefficient; modulo p, they differ from a uniform number by less than 2^-135."""
 
 Random = Callable[[int], bytes]
-"""Returns this number of unpredictable bytes, as `os.urandom` does."""
+"""Function that returns the given number of unpredictable bytes, as `os.urandom` does."""
 
 
 def share(secret: bytes, threshold: int, holders: Sequence[int], random: Random) -> list[int]:
@@ -45,14 +45,16 @@ def evaluate(secret: bytes, coefficients: Sequence[int], holders: Iterable[int])
     values = []
     for holder in holders:
         value = 0
-        for coefficient in descending:  # x is small: reducing once, at the end, is faster
+        for coefficient in descending:  # x is small, so one reduction at the end is faster
             value = value * holder + coefficient
         values.append(value % PRIME)
     return values
 
 
 def combine(shares: Mapping[int, int]) -> bytes | None:
-    """Return the secret of these shares, by holder's number; None if it has more than 32 bytes.
+    """Return the secret that these shares give; None if it has more than 32 bytes.
+
+    shares: by holder's number.
 
     All given shares are used, so pass exactly `threshold` shares. Wrong shares give a wrong secret;
     check the result against a commitment.
@@ -72,7 +74,7 @@ def interpolate(shares: Mapping[int, int], at: int) -> int:
 
 @lru_cache(maxsize=512)
 def lagrange_weights(holders: tuple[int, ...], at: int) -> tuple[int, ...]:
-    """Return the Lagrange basis polynomials of these holders at a point, modulo p."""
+    """Return the values of the holders' Lagrange basis polynomials at a point, modulo p."""
     weights = []
     for x in holders:
         numerator = denominator = 1

@@ -1,12 +1,12 @@
-"""Numbers of shares and consents that a session needs, given how many hosts may collude.
+"""Numbers of shares and consents that a session needs, given the number of hosts that may collude.
 
 Colluders are counted in hosts, because an attacker that controls a host controls all of its
-clients. Some hosts are assumed to collude with the coordinator: in the worst case those with the
-most clients.
+clients. A number of hosts is assumed to collude with the coordinator: in the worst case, the hosts
+with the most clients.
 
 Complete graph: with n clients, of which a may collude, threshold and quorum are ⌊(n + a) / 2⌋ + 1.
-So two certificates, or a certificate and a rebuilt secret, have an honest client in common, which
-answers for one set only.
+So any two certificates, or a certificate and a rebuilt secret, need an honest client in common, and
+this client answers for one set only.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ COMPLETE_LIMIT: Final = 128
 """Maximum number of clients for which the complete graph is the default."""
 
 SECURITY_BITS: Final = 80
-"""Security fails with probability 2^-80 at most; 40 of these bits cover a coordinator that tries
-many rosters to get a favourable graph."""
+"""Security fails with probability 2^-80 at most.
+
+40 of these bits are a reserve against a coordinator that tries many rosters to get a favourable
+graph.
+"""
 
 CORRECTNESS_BITS: Final = 20
 """Random losses of clients end a session with probability 2^-20 at most."""
@@ -72,10 +75,11 @@ def complete_thresholds(hosts: Iterable[str], colluding_hosts: int | None = None
 
 @lru_cache(maxsize=256)
 def circulant_thresholds(clients: int, colluding: int, dropping: int) -> Thresholds | None:
-    """Return the least even degree, and a threshold for it, that are safe and live; experimental.
+    """Return the least even degree and its threshold that are safe and allow dropouts;
+    experimental.
 
     colluding, dropping: maximum number of clients that collude, or drop out. None if only the
-    complete graph is safe and live.
+    complete graph is.
     """
     for degree in range(2, clients - 1, 2):
         threshold = _least_safe_threshold(clients, colluding, degree)
@@ -96,7 +100,8 @@ def circulant_is_safe(clients: int, colluding: int, degree: int, threshold: int)
     The second bound has not been reviewed by others.
     """
     least = _least_safe_threshold(clients, colluding, degree)
-    # If both conditions hold for a threshold, they hold for any higher one.
+    # Compare with the least safe threshold: if both conditions hold for it, they hold for any
+    # higher one.
     return least is not None and least <= threshold <= degree + 1
 
 
@@ -127,7 +132,10 @@ def _is_live(clients: int, dropping: int, degree: int, threshold: int) -> bool:
 
 @lru_cache(maxsize=1024)
 def _tails(population: int, marked: int, drawn: int) -> tuple[Fraction, ...]:
-    """Return Pr[X ≥ x] for x = 0 … drawn + 1; X, hypergeometric, counts the marked ones drawn."""
+    """Return Pr[X ≥ x] for x = 0 … drawn + 1.
+
+    X (hypergeometric) is the number of marked ones drawn.
+    """
     total = comb(population, drawn)
     ways = [comb(marked, x) * comb(population - marked, drawn - x) for x in range(drawn + 1)]
     tails = [Fraction(0)]

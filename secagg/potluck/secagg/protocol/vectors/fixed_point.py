@@ -5,7 +5,7 @@ within ±(2^(w−1) − 1). Bounds on each input and the number of clients n in 
 
 - counts: each input is at most `clip` ≤ 2^40 and n ≤ 2^16, so sums stay below 2^56;
 - fixed point: |x| ≤ clip and S · clip ≤ M − 1 with M = ⌊(2^(w−1) − 1) / n⌋, so that a value has
-  magnitude M at most, rounding of doubles and to the nearest whole number included;
+  magnitude M at most, even after rounding;
 - head: integers bounded by n · weight_bound, and metrics in the fixed point of `metric_scale`.
 """
 
@@ -27,7 +27,7 @@ COUNT_LIMIT: Final = 2**40
 WEIGHT_LIMIT: Final = 2**40
 """Largest weight bound."""
 HEAD_EXTRA: Final = 4
-"""Words of the head lane in addition to metrics: weight, clipped values, failed, and 1."""
+"""Words of the head lane in addition to metrics, as a number: weight, clipped, failed, and 1."""
 _EXACT: Final = 2**53
 _ROUNDING: Final = Fraction(1, 2**50)
 """Upper bound on the relative rounding error of a few products of doubles."""
@@ -48,12 +48,12 @@ def lane_scale(lane: Lane, clients: int) -> float:
         return lane.scale
     most = largest_sum(lane.modulus_bits) // clients - 1
     if lane.modulus_bits == 64:
-        most //= 2  # leaves room for the rounding of doubles, which have 53 bits
+        most //= 2  # room for the rounding of doubles, which have 53 bits
     return most / lane.clip
 
 
 def metric_scale(header: Header, clients: int) -> int:
-    """Return the head's scale of metric times weight: a power of two, for exact products."""
+    """Return the scale of metric · weight in the head; a power of two, for exact products."""
     bound = max(1, header.weight_bound) * max(1.0, header.metric_bound) * clients
     return 1 << max(0, min(32, math.floor(math.log2(2.0**62 / bound))))
 

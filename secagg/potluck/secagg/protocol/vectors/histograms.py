@@ -1,4 +1,4 @@
-"""Histograms in a lane of 64-bit words: exact sums, or with each client's share of noise."""
+"""Histograms in a lane of 64-bit words: exact counts, or counts with a share of noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from potluck.secagg.protocol.wire.messages import Lane, LaneEncoding
 
 
 def encode_counts(counts: Sequence[int], lane: Lane, noise: Sequence[int] | None = None) -> Words:
-    """Return one client's counts as words. noise: its share, one whole number for each count.
+    """Return one client's counts as words. noise: its share of noise, one whole number per count.
 
     Raises BrokenRuleError (input) for another number of counts than the lane has, a count below 0
     or above the lane's clip, or a lane that is not for counts.
@@ -38,5 +38,5 @@ def encode_counts(counts: Sequence[int], lane: Lane, noise: Sequence[int] | None
 
 
 def decode_counts(total: Words) -> NDArray[np.int64]:
-    """Return the sum of counts: exact; below 0 only with noise."""
+    """Return the sum of counts, decoded exactly; values below 0 are possible only with noise."""
     return to_integers(total)

@@ -6,12 +6,12 @@ quorum − colluders: every set that is unmasked has at least m honest clients, 
 only add noise. (Goryczka and Xiong, "A comprehensive comparison of multiparty secure additions with
 differential privacy", IEEE TDSC 2017, §4.)
 
-If fewer than m of the set are honest, the guarantee weakens gradually: ε = 1 becomes 1.10 at 0.9 m
-and 1.68 at 0.5 m.
+If fewer than m clients of the set are honest, the guarantee weakens gradually: ε = 1 becomes 1.10
+with 0.9 m honest clients and 1.68 with 0.5 m.
 
 Sampling inverts a table of the distribution function in 128-bit whole numbers. A table ends where
-less than 2^-64 of the probability is left, so that ε-differential privacy becomes (ε, δ) with
-δ ≤ Q · 2^-60 for Q counts; doubles are not used, since their low bits disclose true values.
+less than 2^-64 of the probability is left, so that ε-differential privacy becomes (ε, δ) with δ ≤ Q
+· 2^-60 for Q counts. Doubles are not used, since their low bits would disclose true values.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ShareTable:
 
 @lru_cache(maxsize=16)
 def share_table(epsilon: float, sensitivity: int, contributors: int) -> ShareTable:
-    """Return the table of one share. epsilon: read as its printed decimal number.
+    """Return the table of one share. epsilon: its printed decimal number is used.
 
     Raises BrokenRuleError (policy) for ε/Δ below 1e-4.
     """
@@ -66,7 +66,7 @@ def share_table(epsilon: float, sensitivity: int, contributors: int) -> ShareTab
     one = 2**_PRECISION_BITS
     step, mass = int(_CONTEXT.multiply(p, one)), int(_CONTEXT.multiply(start, one))
     masses, k = [mass], 0
-    # The entries after this one sum to at most this entry times p / (1 − p).
+    # When to stop: later entries sum to at most this entry times p / (1 − p).
     limit = int(_CONTEXT.divide(_CONTEXT.multiply(1 - p, _TAIL), p)) if p else 0
     while mass > limit:
         mass = mass * (k * contributors + 1) * step // ((k + 1) * contributors) >> _PRECISION_BITS

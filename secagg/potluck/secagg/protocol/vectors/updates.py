@@ -5,7 +5,7 @@ client's weight (its number of samples), W the header's `weight_bound`, and S th
 Head: [min(n_k, W), metric · min(n_k, W) for each metric, number of clipped parameters, 0, 1]. A
 client whose training failed sends zeros, and the head [0, …, 0, 1, 1]. The sums give the weighted
 mean, Σ body / S · W / Σ min(n_k, W), and the metrics' means; the coordinator never sees n_k or a
-metric of one client.
+single client's metric.
 
 Send differences from the round's model, not weights. Statistics of individual updates (medians,
 attention) can't be computed from sums.
@@ -59,15 +59,15 @@ class BodyEncoder:
     def encode(self, block: NDArray[Any], out: Words) -> None:
         """Fill `out` with the words of a block of floating-point values.
 
-        Raises BrokenRuleError (input) for NaN or infinity, another size, or words of another type
-        than the lane's.
+        Raises BrokenRuleError (input) for NaN, infinity, blocks of different sizes, or words that
+        are not of the lane's type.
         """
         require(out.shape == block.shape and out.dtype == self._dtype, Rule.INPUT, "wrong length")
         if self._scratch.size < block.size:
             self._scratch = np.empty(block.size)
         values = self._scratch[: block.size].reshape(block.shape)
         values[...] = block
-        # The minimum and the maximum are NaN if any value is.
+        # This finds NaN too: minimum and maximum are NaN if any value is.
         largest = max(-float(values.min(initial=0.0)), float(values.max(initial=0.0)))
         require(bool(np.isfinite(largest)), Rule.INPUT, "the update holds NaN or infinity")
         if largest > self._clip:
@@ -108,8 +108,8 @@ class HeadSum:
     """The numbers in a sum of heads.
 
     weight: sum of the clients' weights; 0 if every training failed. metrics: weighted means, by
-    name; empty if the weight is 0.
-    clients: number of clients in the sum. failed: number of these whose training failed.
+    name; empty if the weight is 0. clients: number of clients in the sum. failed: number of clients
+    in the sum whose training failed.
     """
 
     weight: int

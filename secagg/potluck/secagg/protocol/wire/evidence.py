@@ -58,8 +58,8 @@ def gather_evidence(
     """Return the accuser's evidence. shares: the message that the accused has signed.
 
     Raises BrokenRuleError unless the accused signed a share that can't be decrypted. If the accused
-    signed a valid share, the coordinator has changed it, and evidence would disclose the secret
-    shared with an honest client.
+    signed a valid share, the coordinator has changed it on the way. Evidence would then disclose
+    the secret shared with an honest client.
     """
     sealed = _signed_for(roster, accused, accuser, shares)
     other = roster.participants[accused].advert.channel_key

@@ -1,4 +1,4 @@
-"""Messages as bytes, and back: protobuf, one serialisation for each message.
+"""Encodes messages as bytes, and decodes them: protobuf, exactly one serialisation per message.
 
 A sender serialises a message once; these bytes are signed, hashed and stored. A receiver refuses
 bytes that it would have serialised differently: unknown fields, fields out of order, explicit
@@ -118,7 +118,7 @@ def _converter(name: str, kind: type[Any]) -> Callable[[Any], Any] | None:
         return partial(_bounded, name)
     if kind is bytes and name in _LENGTHS:
         return partial(_of_length, name, _LENGTHS[name])
-    return kind if issubclass(kind, Enum) else None  # an enum raises ValueError if unknown
+    return kind if issubclass(kind, Enum) else None  # an enum raises ValueError for unknown values
 
 
 def _bounded(name: str, found: str) -> str:

@@ -105,7 +105,7 @@ class Noise:
     """Noise that clients add so that a sum of counts has discrete Laplace noise.
 
     epsilon: ε of the sum. sensitivity: 1 or 2, the L1 distance between counts of neighbouring data.
-    contributors: number of clients whose shares make the whole noise.
+    contributors: number of clients whose shares together make the whole noise.
     """
 
     epsilon: float
@@ -185,9 +185,9 @@ class CertifiedSet:
 class Advert:
     """A client's public keys for one session.
 
-    revealed: the sessions with possibly the same input in which the client has given shares. By the
-    advert, the client promises two things: it has given shares in no other such session, and from
-    now on it gives shares only in this session.
+    revealed: the sessions with possibly the same input in which the client has given shares. With
+    the advert, the client promises two things: it has not given shares in other sessions of this
+    kind, and from now on it gives shares only in this session.
     """
 
     TYPE: ClassVar = MessageType.ADVERT
@@ -228,7 +228,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The clients that have shared, and their shares for the receiver."""
+    """The clients that have sent shares, and their shares for the receiver."""
 
     TYPE: ClassVar = MessageType.DELIVERY
     session_id: bytes
@@ -293,7 +293,7 @@ class RevealedShare:
 
 @dataclass(frozen=True)
 class Reveal:
-    """The shares that a client gives out, one for each owner."""
+    """The shares that a client discloses to the coordinator, one for each owner of a secret."""
 
     TYPE: ClassVar = MessageType.REVEAL
     survivors_sha256: bytes
@@ -320,7 +320,8 @@ class RefusalMessage:
 class Abort:
     """The coordinator's notice that the session ends without a sum.
 
-    have, need: numbers of what `rule` counts. missing: clients that have not answered.
+    have, need: actual and required number of what `rule` counts. missing: clients that have not
+    answered.
     """
 
     TYPE: ClassVar = MessageType.ABORT

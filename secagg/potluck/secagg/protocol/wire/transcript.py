@@ -92,7 +92,7 @@ class FederationRoot:
     def member(self, client: str, now: datetime) -> MemberRecord:
         """Return the record of a client; `now` has a time zone.
 
-        Raises BrokenRuleError (member) unless it is a member at that time.
+        Raises BrokenRuleError (member) unless the client is a member at that time.
         """
         try:
             return self.members.record(client, now)
@@ -132,7 +132,10 @@ class FederationRoot:
         return self._adverts.get(envelope)
 
     def remember(self, checked: CheckedAdvert) -> None:
-        """Remember a checked advert. An advert is used in one session only, so few are kept."""
+        """Remember a checked advert.
+
+        Only a few are kept, since an advert is used in one session only.
+        """
         if len(self._adverts) >= _ADVERTS_REMEMBERED:
             self._adverts.clear()
         self._adverts[checked.envelope] = checked
@@ -199,7 +202,7 @@ def _check_advert(envelope: Envelope, root: FederationRoot, now: datetime) -> Ch
     who = advert.client
     record = root.member(who, now)
     root.verify(record, envelope)
-    # Otherwise a client could pose as two, or receive its own key as another client's.
+    # Otherwise one client could pose as two, or receive its own key as another client's.
     require(advert.mask_key != advert.channel_key, Rule.DUPLICATE, f"{who!r} has one key for all")
     return CheckedAdvert(envelope, advert, record, root.key_of(record))
 
@@ -244,7 +247,7 @@ def build_roster(header: Header, header_sha256: bytes, adverts: Sequence[Checked
 
 
 def sharers_digest(roster_sha256: bytes, clients: Sequence[str]) -> bytes:
-    """Return the digest of the set of clients that shared."""
+    """Return the digest of the set of clients that sent shares."""
     return _digest(b"sharers", roster_sha256, [client.encode() for client in clients])
 
 
