@@ -87,8 +87,7 @@ class RdpFilter:
 
     @property
     def pure_room(self) -> Fraction:
-        """The largest ε of one more disclosure with pure differential privacy; 0 if no budget is
-        left.
+        """The largest ε of one more disclosure with pure differential privacy; 0 if exhausted.
 
         `epsilon` must be finite."""
         rooms = [Fraction(0)]

@@ -146,9 +146,10 @@ class Upstream:
 
 
 def for_hosts(error: PotluckError) -> PotluckError:
-    """Convert an error from the coordinator into the error for a host behind the relay. A host must
-    not exit because of a problem with the relay's certificate. So such an error becomes a temporary
-    one. Errors about the host or its clients are passed on.
+    """Convert an error from the coordinator into the error for a host behind the relay.
+
+    A host must not exit because of a problem with the relay's certificate. So such an error becomes
+    a temporary one. Errors about the host or its clients are passed on.
     """
     of_host = isinstance(error, AttendsElsewhereError) or "client" in error.metadata
     if isinstance(error, IdentityError) and not of_host:

@@ -42,8 +42,9 @@ class BrokenSelectionError(ProtocolError):
 
 
 def digest(kind: str, *parts: bytes) -> str:
-    """Return the SHA-256 digest (hexadecimal) of these parts, for one kind of content. Different
-    lists of parts are hashed as different bytes, and so are different kinds.
+    """Return the SHA-256 digest (hexadecimal) of these parts, for one kind of content.
+
+    Different lists of parts are hashed as different bytes, and so are different kinds.
     """
     hashed = hashlib.sha256(_LABEL + kind.encode() + b"\0")
     for part in parts:

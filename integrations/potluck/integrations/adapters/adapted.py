@@ -85,9 +85,11 @@ def name_of(function: Callable[..., Any]) -> str:
 def called(
     function: Callable[..., Any], *given: Any, settings: TrainerSettings | EvaluationSettings
 ) -> Any:
-    """Call a script's function with the given first arguments and return its result. The function's
-    other parameters are filled by name, even if they have defaults: `settings`, `client`, `seed`,
-    `device`; in a training also `round`, `learning_rate` and the keys of `[training]`.
+    """Call a script's function with the given first arguments and return its result.
+
+    The function's other parameters are filled by name, even if they have defaults: `settings`,
+    `client`, `seed`, `device`; in a training also `round`, `learning_rate` and the keys of
+    `[training]`.
     """
     offered = {"settings": settings, **{name: getattr(settings, name) for name in _ALWAYS}}
     if isinstance(settings, TrainerSettings):

@@ -40,8 +40,7 @@ def with_lora(
 
 
 def keep_rank(model: Any, rank: int) -> None:
-    """Reduce all adapters of a model to this rank: set the other rows of A and columns of B to
-    zero.
+    """Reduce all adapters of a model to this rank: zero the other rows of A and columns of B.
 
     The zeros get no gradient and stay zero. Call it in `train`, before the first step. Raises
     ValueError if an adapter has a lower rank.

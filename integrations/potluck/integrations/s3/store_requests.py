@@ -1,5 +1,6 @@
-"""Requests to object stores, by presigned URLs. Blocking; a stalled transfer fails after a short
-timeout.
+"""Requests to object stores, by presigned URLs.
+
+Blocking; a stalled transfer fails after a short timeout.
 
 A fetched file is verified, or the call raises an exception. Bytes beyond the announced size and
 error pages are not read, and redirections are not followed.
@@ -40,8 +41,9 @@ class StoreRequests:
     """Downloads and uploads files. Thread-safe."""
 
     def __init__(self, authority: Path | None) -> None:
-        """`authority`: file of the stores' TLS authority; None: the system's authorities. Raises
-        ConfigurationError if the file can't be used.
+        """`authority`: file of the stores' TLS authority; None: the system's authorities.
+
+        Raises ConfigurationError if the file can't be used.
         """
         try:
             context = ssl.create_default_context(cafile=authority)
@@ -56,8 +58,9 @@ class StoreRequests:
         )
 
     def fetch(self, url: str, begin: Begin, *, offset: int, moved: Moved) -> None:
-        """Fetch a file from `offset` on, and verify it. Fetches all of it if the store can't send
-        parts.
+        """Fetch a file from `offset` on, and verify it.
+
+        Fetches all of it if the store can't send parts.
 
         Raises ObjectStoreError if the store does not answer, refuses or disconnects, and the errors
         of `FileReceiver.finish`.

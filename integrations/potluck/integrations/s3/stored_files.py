@@ -264,8 +264,7 @@ class StoredFiles(FileStore):
     async def place(
         self, header: transfer_pb2.UpdateHeader, sha256: str
     ) -> tuple[transfer_pb2.StoredFile | None, bool]:
-        """Return the upload place of an announced update; and True if the update may be there
-        already.
+        """Return the upload place of an announced update; True if the update may be there already.
 
         The place is None if the host must send the update to the coordinator. Raises ProtocolError,
         ObjectStoreError.

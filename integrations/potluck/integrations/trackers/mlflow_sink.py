@@ -104,8 +104,9 @@ class Mlflow(Sink):
         client.set_terminated(of_mlflow, _STATES[run.state], _milliseconds(run.changed_at))
 
     def _last(self, run_id: str, names: Sequence[str]) -> int:
-        """Return the last complete step, or 0. Remembers which metrics of later steps are recorded,
-        so that they are not logged again.
+        """Return the last complete step, or 0.
+
+        Remembers which metrics of later steps are recorded, so that they are not logged again.
         """
         client, of_mlflow = self._client(), self._ids[run_id]
         steps = {

@@ -1,5 +1,6 @@
-"""Noise on answers to questions. Answers are means over a client's records; noise hides each
-record.
+"""Noise on answers to questions.
+
+Answers are means over a client's records; noise hides each record.
 
 The sums are rounded to a grid, so that floating-point rounding reveals nothing, and get discrete
 Gaussian noise. One record changes a vector of d sums by at most the sensitivity S (L2 norm). With
