@@ -3,11 +3,11 @@
 A sink derives from `Sink`. Its constructor takes its options (from the coordinator's `[sinks.NAME]`
 table) as keyword arguments and only stores them; their annotations define the valid values. A sink
 runs in its own process, which reads the database and calls the sink from one thread: the sink may
-block, and may raise anything. After an error it gets the round again later; training continues
-meanwhile.
+block, and may raise anything. After an error, the sink gets the same rounds again later; training
+continues meanwhile.
 
-This process may be killed at any moment. So a sink does not store what it has recorded: in `open`,
-it queries the tracker.
+This process may be killed at any moment. So a sink must not rely on its own notes of what it has
+recorded: in `open`, it queries the tracker.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TrackedRun:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Return the run file's settings by dotted name, and those that every run has."""
+        """Return the run file's settings and the settings that every run has, by dotted name."""
         found = {
             "task": self.task,
             "selector": self.selector,
@@ -99,8 +99,8 @@ class Sink(Plugin):
     both would write the same files. The option's default is the sink's own folder, ".". Empty
     without such an option."""
     pause_seconds: float = 0.0
-    """Minimum seconds between two writes. A write has all rounds committed since the previous
-    one."""
+    """Minimum seconds between two calls of `write`. A call gets all rounds committed since the
+    previous call."""
 
     @abstractmethod
     def open(self, run: TrackedRun) -> int | None:
@@ -112,7 +112,7 @@ class Sink(Plugin):
 
     @abstractmethod
     def write(self, run: TrackedRun, rounds: Sequence[TrackedRound]) -> None:
-        """Record at least one round, in order. The rounds follow those that are already
+        """Record these rounds, at least one, in order. They follow the rounds that are already
         recorded."""
 
     def end(self, run: TrackedRun) -> None:

@@ -1,4 +1,4 @@
-"""Rules that decide by a metric which model of a run is its best, and whether it ends early.
+"""Rules that decide by a metric which model of a run is its best, and whether the run ends early.
 
 Takes a run file, returns a rule. The rule takes a round's metrics and returns the record to store
 with the round. Pure. Imports `store` for its records, and strategies' declarations.
@@ -39,7 +39,7 @@ class StopRule:
 
     measure: name of the metric. patience, minimum_delta, target: as in `Stopping`; patience and
     target are both None if the rule only tracks the best model. opening: number of rounds at the
-    start that don't count.
+    start whose evaluations are ignored.
     """
 
     measure: str
@@ -52,7 +52,8 @@ class StopRule:
     def after(
         self, so_far: BestSoFar | None, round_number: int, value: float | None
     ) -> BestSoFar | None:
-        """Return the record after one more evaluation; None until an evaluation counts.
+        """Return the record after one more evaluation; None before the first evaluation that
+        counts.
 
         value: value of the metric; None or NaN if the evaluation did not include the metric.
         """
@@ -159,8 +160,8 @@ def stop_rule(
 
 
 def remarks_on_best(run_file: RunFile) -> tuple[str, ...]:
-    """Return a remark if the best model is stored without parts that were used to measure its
-    metric."""
+    """Return a remark if the stored best model lacks parts of the model that were used to measure
+    its metric."""
     name, table = run_file.followed, run_file.model
     if name is None:
         return ()

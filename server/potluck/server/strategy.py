@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # torch takes seconds to import; most strategies don't need i
 
 Counts = NDArray[np.int64] | NDArray[np.float64]
 Weights = Mapping[str, NDArray[Any]]
-"""Named arrays. Floating-point arrays take part in the arithmetic; integer arrays are copied."""
+"""Arrays by name. Floating-point arrays take part in the arithmetic; integer arrays are copied."""
 
 
 class Reduction(StrEnum):
@@ -48,13 +48,14 @@ class Reduction(StrEnum):
     """Weighted mean of the differences from the model, each scaled down to an L2 norm of at most
     `clip`."""
     NEAR_MEDIAN = "near-median"
-    """Coordinate-wise mean of the `nearest` values that are nearest to the median. Updates of
-    weight 0 are excluded; other weights are ignored. With an even number of values, the median is
-    the lower of the two middle values. Of two values that are equally near, the lower is used."""
+    """Coordinate-wise mean of the values that are nearest to the median; `nearest` is their number.
+    Updates of weight 0 are excluded; other weights are ignored. With an even number of values, the
+    median is the lower of the two middle values. Of two values that are equally near, the lower is
+    used."""
 
 
 class Statistic(StrEnum):
-    """Statistics that `weigh` can use, each computed in one more pass over the updates."""
+    """Statistics that `weigh` can use. Each needs one more pass over the updates."""
 
     NORMS = "norms"
     """The L2 norm of each update − model."""
@@ -82,14 +83,14 @@ class UpdateStatistics:
 
     samples: weight of each update: int64 ≥ 1 as disclosed, or float64 > 0 if the selector sets
     weights (`Selection.weights`). steps: int64, number of optimiser steps. normalizers: float64 >
-    0, effective number of a client's steps (a_k of FedNova): the distance that they would cover
-    against a gradient of 1 at a learning rate of 1. losses: float64, loss that each client
+    0, effective number of a client's steps (a_k of FedNova): the distance that these steps would
+    cover if the gradient and the learning rate were 1. losses: float64, loss that each client
     reported. buffers: names of the floating-point tensors that are not parameters (running
     statistics). norms: float64, L2 norm of update − model over all floating-point tensors.
     tensor_norms: this norm for each floating-point tensor, by name. gram: updates × updates,
     float64, inner products of update − model over all floating-point tensors. Norms and gram are
-    None unless the strategy `needs` them. state: the strategy's state. tensors: names of the
-    floating-point tensors that updates have.
+    None unless they are in the strategy's `needs`. state: the strategy's state. tensors: names of
+    the floating-point tensors that updates have.
     """
 
     clients: Sequence[str]
@@ -128,7 +129,7 @@ class Combine:
 
 
 class ReadableUpdate(Protocol):
-    """One client's update, for strategies that read the updates one by one."""
+    """One client's update, for strategies that read single updates."""
 
     @property
     def client(self) -> str:
@@ -136,11 +137,11 @@ class ReadableUpdate(Protocol):
         ...
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """Return one of the floating-point tensors, decoded: a copy in memory."""
+        """Return one of the floating-point tensors, decoded into memory."""
         ...
 
     def weights(self) -> Weights:
-        """Return all tensors of the client's model, decoded: a copy of the model in memory."""
+        """Return all tensors of the client's model, decoded into memory."""
         ...
 
     def auxiliary(self, name: str) -> Weights:
@@ -156,8 +157,8 @@ class RoundContext:
     selected or not (K). included: the clients whose updates were combined, in client order.
     weights: the weights of their updates, from `weigh`. losses: the losses that they reported, NaN
     if none. buffers: names of the floating-point tensors that are not parameters. auxiliary: the
-    combined auxiliaries by name. updates: the included updates, to be read one after another; empty
-    unless the strategy is `individual`.
+    combined auxiliaries by name. updates: the included updates, which should be read one after
+    another to save memory; empty unless the strategy is `individual`.
     """
 
     round: int
@@ -180,7 +181,7 @@ class Correction:
     keeps: True if clients store a state from one training for the next. A client that has lost its
     state fails and reports the reason. descends: True if the plug-in computes the gradients itself.
     The run's objective is then not used, and must be plain cross-entropy. of_gradients: True if the
-    plug-in uses a client's data only by the gradients of the steps, which noise may hide.
+    plug-in uses a client's data only through the gradients of its steps, which noise can hide.
     """
 
     name: str
@@ -242,7 +243,8 @@ class Strategy(Plugin):
     them nor send them back, so updates and `combined` omit them. Not for masked rounds, nor with
     auxiliaries."""
     training: ClassVar[Mapping[str, object]] = {}
-    """Recommended settings of local training, as in the run file's `[training]`."""
+    """Settings of local training that the strategy recommends, as in the run file's
+    `[training]`."""
     needs_profiles: frozenset[str] = frozenset()
     """Profiles of clients that `enrol` uses."""
     parts: bool = False
@@ -252,7 +254,7 @@ class Strategy(Plugin):
     """Maximum number of clients. A run with a larger roster or cohort is refused before it starts.
     If more clients join later, `enrol` should raise RunError."""
     opening: int = 0
-    """Number of rounds at the start that prepare the later rounds. During these rounds, the run
+    """Number of rounds at the start that only prepare later rounds. During these rounds, the run
     does not stop early, and no model becomes its best model."""
     trains: bool = False
     """True if `train` continues from the model that `apply` returns."""
@@ -273,7 +275,7 @@ class Strategy(Plugin):
         return ()
 
     def enrol(self, state: State, population: Population, seed: int) -> State:  # noqa: ARG002  for subclasses
-        """Return the state for a round, once the clients' profiles are known.
+        """Return the state for a round, updated with the clients' profiles.
 
         Called before clients are instructed, with the state after the last committed round. It may
         be called again: the same arguments must give the same result. seed: the run's seed.
@@ -312,7 +314,7 @@ class Strategy(Plugin):
 
     @abstractmethod
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Return how to combine the updates of a round, of which there is at least one."""
+        """Return how to combine a round's updates; there is at least one update."""
 
     @abstractmethod
     def apply(
@@ -320,13 +322,13 @@ class Strategy(Plugin):
     ) -> tuple[Weights, State]:
         """Return the next model and the next state.
 
-        model: each access to a tensor reads the tensor from its file. combined: the combined
-        updates: weights, or the difference from the model if `weigh` returned `difference=True`.
-        They may be overwritten.
+        model: the round's model; each access to one of its tensors reads the tensor from a file.
+        combined: the combined updates: weights, or the difference from the model if `weigh`
+        returned `difference=True`. `apply` may overwrite these arrays.
         """
 
     def train(self, training: ServerTraining) -> None:
-        """Continue training the network in place. Its weights afterwards are the round's model.
+        """Train the network further, in place. Its weights afterwards are the round's model.
 
         Called in a separate process, which has torch and no data of the coordinator except these
         inputs. The process may be killed at any moment, and `train` is then called again: the same

@@ -106,9 +106,9 @@ class PyramidFL(Oort):
         seconds = _known(within_reason(state.arrays["seconds"]), chosen)
         last = len(chosen.rows) - context.spares
         until = round_seconds(seconds, last)
-        # Only the sum of training and transfer time is measured. It is used as the training time. #
-        # If a client made more passes, this sum was divided by the factor of the passes: with more
-        # # passes, transfer has a smaller share of it.
+        # Only the sum of training and transfer time is measured. It is used as the training time.
+        # If a client made more passes, its sum was divided by the ratio of the passes, although
+        # transfer has a smaller share of it then.
         return passes(seconds, seconds, until, context.epochs, longest=self.longest)
 
     def _dropped(

@@ -26,17 +26,18 @@ from potluck.server.store.records import ClientRow, RoundRow, RunRow
 from potluck.server.store.store_thread import InStore
 
 _ROUNDS_AT_ONCE = 100
-"""Number of rounds read from the store at once; between reads, open rounds can use the store."""
+"""Number of rounds read from the store at once. Between two reads, other callers can use the
+store."""
 
 
 class SumRecord(BaseModel):
-    """The outcome of one secure sum, with the fields that operators read; the store has more.
+    """The outcome of one secure sum, with only those of its stored fields that operators read.
 
-    clients: clients in the sum, or the invited ones if the sum was aborted; each with its host.
+    clients: clients in the sum, or the invited clients if the sum was aborted; each with its host.
     refusals: each client that refused, with the rule that it named. have, need: found and needed
-    numbers of what `rule` counts, if the sum was aborted. convicted: client that is proven to have
-    sent a share that can't be decrypted, with the client that proved it. verdict: the proof in
-    base64. epsilon: ε of the sum; None if the sum is exact.
+    numbers of what `rule` counts, if the sum was aborted. convicted: client that, as proven, sent a
+    share that can't be decrypted, and the client that proved it. verdict: the proof in base64.
+    epsilon: ε of the sum; None if the sum is exact.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -122,8 +123,8 @@ class Archive:
         return rows
 
     async def committed_rounds(self, run_id: str, *, after: int = 0) -> AsyncIterator[RoundRow]:
-        """Yield a run's rounds with numbers above `after`, in order. Rounds that are committed
-        meanwhile are included."""
+        """Yield a run's rounds with numbers above `after`, in order, including rounds that are
+        committed while it yields."""
         while True:
             page: list[RoundRow] = await self._in_store(
                 partial(Store.rounds, run_id=run_id, after=after, limit=_ROUNDS_AT_ONCE)
@@ -141,7 +142,7 @@ class Archive:
         the round.
 
         Round 0 means the last one. Before the first commit, the result is round 0 with the initial
-        model and without a round. best: True to request the round with the run's best model. Raises
+        model and without a round. best: True to request the round of the run's best model. Raises
         NotFoundError.
         """
         row = await self.run(run_id)
@@ -226,7 +227,7 @@ class Archive:
 
 
 def bias_records(config: CoordinatorConfig, run_id: str) -> BiasRecords:
-    """Return the file access to records of how a run's updates change the output bias."""
+    """Return access to the files that record how a run's updates change the output bias."""
     return BiasRecords(config.state_directory / "bias-updates" / run_id)
 
 

@@ -1,7 +1,7 @@
 """Makes a backup of a coordinator, even while the coordinator commits rounds.
 
-First, a snapshot of the database is copied; then the model files that its rows reference. No model
-file is deleted meanwhile, see `store/file_hold.py`.
+First, it copies a snapshot of the database; then it copies the model files that the snapshot's rows
+reference. No model file is deleted meanwhile, see `store/file_hold.py`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class _Named(References, Rounds, Runs):
 
 @dataclass(frozen=True, kw_only=True)
 class _Needed:
-    """Files to copy. named: digests that rows reference. last: by run, digests of the files that
-    the run needs to continue."""
+    """Model files to copy. named: digests that rows reference. last: by run, digests of the files
+    that the run needs to continue."""
 
     named: set[str]
     last: dict[str, set[str]]
@@ -128,18 +128,18 @@ def _copy_database(url: str, target: Path) -> tuple[str, _Needed]:
         _copy_sqlite(Path(parsed.database or "").resolve(), target / SQLITE)
         return SQLITE, _needed(f"sqlite:///{target / SQLITE}")
     dump(url, target / DUMP)
-    return DUMP, _needed(url)  # newer files are copied too, which is harmless
+    return DUMP, _needed(url)  # also includes newer files, which is harmless
 
 
 def _copy_sqlite(source: Path, target: Path) -> None:
-    """Copy a snapshot of a database, even while a coordinator writes to it."""
+    """Copy a snapshot of an SQLite database, even while a coordinator writes to it."""
     try:
         with (
             contextlib.closing(_connected(source)) as original,
             contextlib.closing(sqlite3.connect(target)) as made,
         ):
             original.backup(made)
-            # A backup must stay a single file, without a log, even while it is read.
+            # The copy must stay a single file, without a log file, even while it is read.
             made.execute("PRAGMA journal_mode = DELETE")
             [damage] = made.execute("PRAGMA integrity_check(1)").fetchone()
     except sqlite3.Error as error:

@@ -159,7 +159,8 @@ def copy(source: Path, target: Path) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder's list of names to disk. Raises OSError."""
+    """Sync a folder's list of file names to disk, so that new names survive a power failure. Raises
+    OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,6 @@
 """The certificate of a server process, reloaded when its files change.
 
-So a renewal closes no connection and ends no round.
+So renewing the certificate closes no connection and interrupts no round.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class ServerCertificate:
     """The certificate for new connections. An open connection uses the certificate with which it
     started.
 
-    Files that can't be used (for example, while they are being replaced) are logged once, and read
-    again when they change. Until then, the previous certificate is used.
+    If the files can't be used (for example, while they are being replaced), this is logged once,
+    and the previous certificate stays in use. The files are read again when they change.
     """
 
     def __init__(self, files: TlsFiles, role: Role = Role.COORDINATOR) -> None:

@@ -1,4 +1,4 @@
-"""The coordinator: opens its parts, resumes, starts and ends runs."""
+"""The coordinator: opens its parts, and resumes, starts and ends runs."""
 
 from __future__ import annotations
 
@@ -244,8 +244,8 @@ class Coordinator:
     async def set_quarantine(self, client_id: str, reason: str | None) -> None:
         """Put a client into quarantine; readmit it if `reason` is None.
 
-        Takes effect from the next selection of each run. Raises ConfigurationError if `client_id`
-        is not a valid client id, NotFoundError if a client to readmit is not in quarantine.
+        Applies from the next selection of each run. Raises ConfigurationError if `client_id` is not
+        a valid client id, NotFoundError if a client to readmit is not in quarantine.
         """
         if not is_name(client_id):
             raise ConfigurationError(

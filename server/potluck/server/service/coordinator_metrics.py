@@ -40,7 +40,7 @@ _MOST_REMEMBERED = 10_000
 Also the maximum number of remembered peers."""
 
 _FORGOTTEN = timedelta(days=1)
-"""Age above which a peer's expired certificate is no longer shown."""
+"""Time after its expiry at which a peer's certificate is no longer shown."""
 
 
 class Transfer:
@@ -57,8 +57,8 @@ class Transfer:
         self.outcome = TransferOutcome.COMPLETED
 
     def pause(self, at: int) -> None:
-        """Record that a piece of the file has arrived or was sent. The next piece starts at offset
-        `at`, in another stream."""
+        """Record that this stream has transferred its piece of the file. The next piece starts at
+        offset `at`, in another stream."""
         self.outcome, self.paused_at = None, at
 
 
@@ -89,7 +89,8 @@ class CoordinatorMetrics:
         instruments.refresh_with(self.refresh)
 
     def refresh(self) -> None:
-        """Set the metrics that are read from the system, and not counted. Thread-safe."""
+        """Set the metrics whose values are read from the current state instead of counted.
+        Thread-safe."""
         instruments = self.instruments
         instruments.set(metrics.HOSTS_ATTENDING, self._attendance.host_count)
         instruments.set(metrics.CLIENTS_ATTENDING, len(self._attendance.clients))
@@ -194,7 +195,7 @@ class CoordinatorMetrics:
         self.observer(run_id).ended(RunEnding.FAILED, at)
 
     def under_way(self, runs: Iterable[str]) -> None:
-        """Record the runs that are driven now; a pre-training run counts as its main run."""
+        """Record the runs that are driven now; a pre-training run is recorded as its main run."""
         self._under_way = sum(not is_pretraining(run_id) for run_id in runs)
         self.instruments.set(metrics.RUNS_UNDER_WAY, self._under_way)
 

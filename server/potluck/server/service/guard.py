@@ -62,7 +62,7 @@ class RefusalLog:
         self._more: dict[tuple[str, str], int] = {}  # refusals in the current interval
 
     def refused(self, peer: str, method: str, error: PotluckError) -> None:
-        """Log a refused call. It is logged as a warning if this process is the cause."""
+        """Log a refused call, as a warning if this process is the cause."""
         write = log.warning if isinstance(error, _OWN_FAULTS) else log.info
         self._log(
             (peer, error.reason),
@@ -160,8 +160,8 @@ class Guard(grpc.aio.ServerInterceptor):
         self._expiries: dict[int, datetime] = {}  # of certificates with open calls
 
     def cut_off(self, serials: frozenset[int]) -> None:
-        """End every open call of these certificates, which are no longer valid. serials: their
-        serial numbers."""
+        """End every open call of the peers with these certificates, which are no longer valid.
+        serials: serial numbers of the certificates."""
         for serial in serials & self._calls.keys():
             for task in self._calls[serial]:
                 task.cancel()
@@ -300,7 +300,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def _with_fast_frames(handler: Any, method: str) -> Any:
-    """Return the handler. For file transfers, it sends and receives chunks as bytes (see
+    """Return the handler, which for file transfers sends and receives chunks as bytes (see
     `frames.py`)."""
     if method.endswith("/FetchModel"):
         return grpc.unary_stream_rpc_method_handler(

@@ -24,7 +24,7 @@ from potluck.server.service.transfers import ConfirmedBytes, send_file
 from potluck.server.service.uploads import Uploads
 
 _LONGEST_DEVICE = 160
-"""Length at which the text about a host's devices is cut off, in characters; enough for eight
+"""Number of characters after which the text about a host's devices is cut off; enough for eight
 GPUs."""
 
 
@@ -126,8 +126,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def FetchModel(
         self, request: coordinator_pb2.CoordinatorServiceFetchModelRequest, context: Context
     ) -> AsyncIterator[Any]:
-        """Send a model file by its digest: messages, and chunks already encoded (see
-        `guard.py`)."""
+        """Send the model file with the requested digest, as messages and already encoded chunks
+        (see `guard.py`)."""
         blake3 = check_digest(request.blake3)
         peer = identity_of(context).name
         coordinator = self._coordinator
@@ -157,9 +157,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     elif isinstance(message, reply) and message.frame.HasField("trailer"):
                         confirmed = download.complete(request.offset + transfer.moved)
                         coordinator.runs.count_down(blake3, confirmed)
-                        transfer.complete()  # the host has the file, so it may end the call now
+                        # the host has the whole file, so it may end the call now
+                        transfer.complete()
                     yield message
-            if transfer.outcome is TransferOutcome.BROKEN:  # the requested part was sent
+            if transfer.outcome is TransferOutcome.BROKEN:  # no error: the requested part was sent
                 transfer.pause(request.offset + request.limit)
 
     async def _elsewhere(

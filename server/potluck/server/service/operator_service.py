@@ -45,8 +45,8 @@ _VERDICTS: Mapping[LabelVerdict, operator_pb2.LabelVerdict.ValueType] = {
 
 
 def profile_messages(population: Population) -> Iterator[operator_pb2.FetchProfilesResponse]:
-    """Yield messages with the clients in roster order, several per message; one message if there
-    are none."""
+    """Yield messages with the clients in roster order, several per message; one empty message if
+    there are no clients."""
     per_message = max(1, _ENTRIES_PER_MESSAGE // (3 * population.classes + 3))
     for start in range(0, max(1, len(population)), per_message):
         rows = range(start, min(start + per_message, len(population)))
@@ -75,8 +75,8 @@ def _entries(column: NDArray[np.float64] | None, row: int) -> list[float]:
 def audit_messages(
     population: Population, audits: Sequence[ClientAudit]
 ) -> Iterator[operator_pb2.AuditLabelsResponse]:
-    """Yield messages with the audits in roster order, several per message; one message if there are
-    none."""
+    """Yield messages with the audits in roster order, several per message; one empty message if
+    there are no audits."""
     for start in range(0, max(1, len(audits)), _AUDITS_PER_MESSAGE):
         some = audits[start : start + _AUDITS_PER_MESSAGE]
         yield operator_pb2.AuditLabelsResponse(

@@ -1,6 +1,6 @@
 """Rebuilds rows that a database has lost, from the records of committed rounds.
 
-A round is restored if its model is on disk, or if a later round is restored.
+A round is restored if its own model, or the model of a later round, is on disk.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def restore(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
     """Replace the state by the state in a backup; yield lines to show to the operator.
 
     All files are verified first. Existing revocation lists, member lists and records are kept,
-    because a backup can't have newer ones. Raises ConfigurationError while a coordinator uses the
+    because those in a backup can't be newer. Raises ConfigurationError while a coordinator uses the
     state directory, or if the folder is not a backup; StorageError if a file of the backup is
     damaged or a disk fails.
     """
@@ -79,7 +79,8 @@ def restore(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
                 made = path.with_name(f"{path.name}.restored")
                 copy(folder / found.database, made)
                 _mark(state, folder)
-                for suffix in ("-wal", "-shm"):  # logs of the newer file would damage the older one
+                # logs of the replaced database would damage the restored one
+                for suffix in ("-wal", "-shm"):
                     path.with_name(path.name + suffix).unlink(missing_ok=True)
                 made.replace(path)
                 sync_folder(path.parent)

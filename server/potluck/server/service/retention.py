@@ -22,7 +22,7 @@ from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.store_thread import InStore
 
 _AT_ONCE = 500
-"""Number of files checked at once; between checks, rounds can use the store."""
+"""Number of files checked at once. Between two checks, other callers can use the store."""
 _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.05
 """Seconds between attempts to empty SQLite's log. A read by another program, which blocks it,
@@ -43,8 +43,8 @@ class Tidying:
         self._one_at_a_time = asyncio.Lock()
 
     def begin(self, run_id: str, committed: int) -> None:
-        """Register a run that is driven now. Files of its rounds up to `committed` are left to
-        `look_at`."""
+        """Register a run that is driven now. Files of its rounds up to `committed` are checked by
+        `look_at`, not after each commit."""
         self._done.setdefault(run_id, committed)
 
     async def after_commit(self, run_id: str, retention: Retention, committed: int) -> None:
@@ -74,7 +74,7 @@ class Tidying:
         """Delete the candidates that are not needed.
 
         run_id, done: the run whose rounds after `done` have referenced the files written for them.
-        Rounds of other runs don't count: a file may be written again for a round that will
+        References by other runs are ignored: a file may be written again for a round that will
         reference it later.
         """
         in_use = self._in_use()

@@ -1,4 +1,4 @@
-"""Revocations that a running coordinator loads, from a watched file or from an operator.
+"""Loads revocations while the coordinator runs, from a watched file or from an operator.
 
 A revoked peer is disconnected immediately, and its calls are refused from then on.
 """
@@ -32,7 +32,7 @@ KEPT = "revoked.pem"
 
 
 class Revoking:
-    """The revoked certificates of a coordinator. Used on the event loop."""
+    """The certificates that a coordinator treats as revoked. Used on the event loop."""
 
     def __init__(self, state_directory: Path, authority: Path, watched: Path | None) -> None:
         """watched: the configured file to watch; None if there is none.

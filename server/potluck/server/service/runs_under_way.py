@@ -79,8 +79,8 @@ class RunsUnderWay:
         self.sums = open_collector(attendance, in_store, trust, metrics.secure_phase)
         metrics.watch_runs(self._away_hosts)
         self.broken: asyncio.Future[PotluckError] = asyncio.get_running_loop().create_future()
-        """Future that receives the error if the coordinator can't continue because the store has
-        failed."""
+        """Future that gets an error if the store has failed, so that the coordinator can't
+        continue."""
         self.changed: Callable[[], None] = lambda: None
         """Function called when a run has started or ended, or a round was committed."""
 
@@ -134,15 +134,15 @@ class RunsUnderWay:
         task = self._tasks.get(row.run_id)
         if task is None:
             raise RunError(f"run {row.run_id} is not under way, it is {row.state}", run=row.run_id)
-        self._stopping.add(row.run_id)  # the run's pre-training may start after this
+        self._stopping.add(row.run_id)  # so that its pre-training does not start later
         for run_id in (row.run_id, pretraining_id(row.run_id)):
             if run_id in self._drivers:
                 self._drivers[run_id].post(StopRequested())
         await asyncio.wait([task])
 
     async def ended(self, run_id: str) -> None:
-        """Wait until the driver of a run has finished. The end of the run may be stored before
-        that."""
+        """Wait until the driver of a run has finished, which may be after the run's end was
+        stored."""
         if run_id in self._tasks:
             await asyncio.wait([self._tasks[run_id]])
 

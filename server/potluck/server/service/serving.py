@@ -40,10 +40,10 @@ async def serving(
 ) -> AsyncIterator[str]:
     """Serve hosts and operators; yield the address to which they can connect.
 
-    broken: function called with the error if the coordinator can't continue; leave the block then,
-    and raise this error. Raises ConfigurationError or IdentityError if certificates can't be used,
-    StorageError if the state directory can't be used, UnreachableError if the coordinator can't
-    listen on the address.
+    broken: function called with the error if the coordinator can't continue; the caller must then
+    leave the block and raise this error. Raises ConfigurationError or IdentityError if certificates
+    can't be used, StorageError if the state directory can't be used, UnreachableError if the
+    coordinator can't listen on the address.
     """
     certificate = ServerCertificate(settings.tls)
     if settings.metrics_tls is not None:

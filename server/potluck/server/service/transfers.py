@@ -1,6 +1,4 @@
-"""Transfers of files: limits the number of simultaneous ones, and creates the messages that send a
-file.
-"""
+"""Limits the number of simultaneous file transfers, and creates the messages that send a file."""
 
 from __future__ import annotations
 
@@ -27,9 +25,9 @@ if TYPE_CHECKING:
 # Confirmed bytes ----------------------------------------------------------------------------------
 # Pure.
 #
-# gRPC buffers megabytes before it sends any, and loses them if the connection breaks. So bytes
-# count only when the host requests the file from a later offset, or when gRPC took the whole file.
-# Each byte of a file counts once.
+# gRPC buffers megabytes before it sends any, and loses them if the connection breaks. So bytes are
+# counted as received only when the host requests the file from a later offset, or when gRPC took
+# the whole file. Each byte of a file counts once.
 
 _MOST_REMEMBERED = 10_000
 """Maximum number of interrupted downloads that are remembered until their host requests the
@@ -96,12 +94,13 @@ _TURNS: Final = 4
 speed."""
 _TURN_SECONDS: Final = 1.0
 _TURN_BYTES: Final = 16 << 20
-"""Minimum number of bytes that a file must move within `_TURN_SECONDS`; otherwise its turn ends."""
+"""Minimum number of bytes of a file that must be transferred within `_TURN_SECONDS`; otherwise its
+turn ends."""
 
 
 class Transfers:
-    """Limits the number of simultaneous transfers, and the number of those at full speed. Used on
-    the event loop."""
+    """Limits the number of simultaneous transfers, and the number of transfers at full speed. Used
+    on the event loop."""
 
     def __init__(self, at_once: int) -> None:
         """at_once: see `concurrent_transfers` in `config.py`."""
@@ -110,7 +109,7 @@ class Transfers:
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Wait until one more transfer is allowed; count it while the block runs."""
+        """Wait until one more transfer is allowed, and count this transfer while the block runs."""
         async with self._places:
             yield
 

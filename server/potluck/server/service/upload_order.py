@@ -1,7 +1,7 @@
 """Orders the streams that carry one update: a newer stream ends an older one.
 
 A host that lost its connection sends the rest of its update over a new connection. Bytes of the old
-one may still arrive from the buffers of a proxy. They must not overwrite newer bytes.
+connection may still arrive from the buffers of a proxy. They must not overwrite newer bytes.
 """
 
 from __future__ import annotations

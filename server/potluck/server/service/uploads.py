@@ -169,8 +169,8 @@ class Uploads:
     async def _receive_piece(
         self, upload: _Upload, frames: AsyncIterator[Any], stack: contextlib.ExitStack
     ) -> coordinator_pb2.SubmitUpdateResponse:
-        """Receive the bytes of a file up to the offset where this stream ends; the header names
-        this offset."""
+        """Receive the bytes of a file up to the offset, named in the header, where this stream
+        ends."""
         header, transfers = upload.header, self._coordinator.transfers
         with upload.inbox.spooling(header):
             async with (
@@ -210,7 +210,8 @@ class Uploads:
     async def _collect(
         self, upload: _Upload, _: AsyncIterator[Any], stack: contextlib.ExitStack
     ) -> tuple[FileReceiver, str]:
-        """Read a file that its host has put into the object store; return as `_receive` does.
+        """Read a file that its host has put into the object store; return the same values as
+        `_receive`.
 
         `stack` deletes the object when the stack is closed, whether the object is valid or not.
         """

@@ -21,12 +21,13 @@ from potluck.server.store.records import RunRow, RunState
 from potluck.server.store.sql.failures import UnreadableRowError
 
 # Notes --------------------------------------------------------------------------------------------
-# This only saves time: without the file, the tracker is queried about every run again. The notes
+# The notes only save time: without their file, the tracker is queried about every run again. They
 # are valid only for the sink's current options; if the options change, all runs are queried again.
 
 
 class DeliveryNotes:
-    """The ids of the completely recorded runs, each with the time at which the run ended."""
+    """A file with the ids of the completely recorded runs, each with the time at which the run
+    ended."""
 
     def __init__(self, path: Path, options: str) -> None:
         """options: text that identifies the sink's options. Notes that have another text are
@@ -92,7 +93,7 @@ class SinkFeed:
         still_there: Callable[[], None] = lambda: None,
     ) -> None:
         """still_there: function called between two calls of the sink, each of which may take long.
-        It shows that the process is alive."""
+        It reports to the coordinator that the process is alive."""
         self._reader = reader
         self._sink = sink
         self._notes = notes

@@ -1,7 +1,7 @@
 """The process of one sink: reads the database and calls the sink. Run it as a module.
 
-Standard input has the job as a line of JSON, then one byte for each notification, and `f` to
-finish. It is open as long as the coordinator runs; when it is closed, the process ends. Standard
+Standard input has the job as a line of JSON, then one byte for each notification, and the byte `f`
+to finish. It is open as long as the coordinator runs; when it is closed, the process ends. Standard
 output has lines of JSON, see `SinkReport`.
 """
 
@@ -28,8 +28,8 @@ from potluck.server.sinks.sink_job import SinkJob, make_sink
 # The output ---------------------------------------------------------------------------------------
 
 OUTPUT: Final = "output.log"
-"""Name of the file in the sink's folder. Libraries append to it, so after it is emptied, they write
-at its new end."""
+"""Name of the file in the sink's folder. Libraries write their output to it, in append mode, so
+after it is emptied, they write at its new end."""
 EARLIER: Final = "output.log.1"
 MOST_BYTES: Final = 1_000_000
 
@@ -59,7 +59,7 @@ FAILED: Final = 3
 """Exit code after a failure whose reason is in the last line of output."""
 _GONE: Final = 4
 _LOOK_SECONDS: Final = 60.0
-"""Maximum seconds between checks for news. The process checks even without a message from the
+"""Maximum seconds between checks for news, which are made even without a message from the
 coordinator."""
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
@@ -119,7 +119,8 @@ class Told:
 def main() -> int:
     """Feed one sink until the coordinator sends `f`. Return the exit code."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries may print
+    # libraries may print, but the reports need standard output
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def answer(**values: bool | int | str | None) -> None:
         cut(job.folder)

@@ -20,8 +20,8 @@ from potluck.server.sinks.sink_process import FINISH, NEWS, OUTPUT, SinkReport, 
 log = structlog.get_logger()
 
 _FINISH_SECONDS = 1.5
-"""Seconds to record the last rounds when the coordinator stops. After a restart, the rest is
-recorded."""
+"""Seconds that a sink has to record the last rounds when the coordinator stops. Rounds that it
+can't record in time are recorded after a restart."""
 
 
 class SinkProcess:

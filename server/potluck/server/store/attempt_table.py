@@ -1,4 +1,5 @@
-"""Attempts at rounds, with all data that a coordinator needs to resume after a kill."""
+"""Stores the attempts at rounds, with all data that a coordinator needs to resume them after a
+kill."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ _CHANGE_MEMBER = update(schema.members).where(
 
 
 class Attempts(Part):
-    """Attempts at rounds, with their questions and cohorts. Only the open attempt can change."""
+    """Stores attempts at rounds, with their questions and cohorts. Only the open attempt can
+    change."""
 
     def begin_attempt(
         self, key: AttemptKey, available: Iterable[int], at: datetime, *, spent: int = 0
@@ -139,7 +141,7 @@ class Attempts(Part):
     ) -> None:
         """Store the answers to a question, before the selector gets them.
 
-        Raises StorageError if another question is stored for this step, or if it has answers
+        Raises StorageError if another question is stored for this step, or if this step has answers
         already.
         """
         table = schema.exchanges
@@ -240,7 +242,7 @@ class Attempts(Part):
                     )
 
     def abandon_attempt(self, key: AttemptKey, reason: str) -> None:
-        """Store that an attempt was given up. Raises StorageError if it is not open."""
+        """Mark an attempt as given up. Raises StorageError if it is not open."""
         attempts = schema.attempts
         with self._database.transaction() as connection:
             self._require_open(connection, key)

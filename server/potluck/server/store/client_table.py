@@ -40,11 +40,12 @@ _read_left_out = Reader(LeftOutRow, "left_out", ["run_id", "client_id"], {"at": 
 
 
 class Clients(Part):
-    """Times of last contact, quarantine, and the clients excluded from each run."""
+    """Stores the clients' times of last contact, the quarantine, and the clients excluded from each
+    run."""
 
     def see_clients(self, seen: Sequence[ClientSeen]) -> None:
-        """Store when clients were in contact, all in one transaction. An earlier time does not
-        replace a later one."""
+        """Store the times at which clients were in contact, all in one transaction. An earlier time
+        does not replace a later one."""
         rows = [
             {
                 "client_id": client.client_id,
@@ -82,7 +83,8 @@ class Clients(Part):
         return found if limit else sorted(found, key=lambda client: client.client_id)
 
     def quarantine(self, client_id: str, reason: str, at: datetime) -> None:
-        """Store that a client must not be selected. The client need not be known yet."""
+        """Put a client into quarantine, so that no run selects it. The client need not be known
+        yet."""
         row = {
             "client_id": encode_text(client_id),
             "reason": encode_text(reason),
@@ -92,8 +94,7 @@ class Clients(Part):
             upsert(connection, schema.quarantine, [row], update=["reason", "at"])
 
     def readmit(self, client_id: str) -> None:
-        """Store that a client may be selected again. Raises NotFoundError if it is not in
-        quarantine."""
+        """Remove a client from quarantine. Raises NotFoundError if it is not in quarantine."""
         table, client_id = schema.quarantine, encode_text(client_id)
         with self._database.transaction() as connection:
             if (
@@ -115,7 +116,7 @@ class Clients(Part):
         return sorted(found, key=lambda client: client.client_id)
 
     def leave_out(self, run_id: str, clients: Sequence[LeftOutRow]) -> None:
-        """Store that clients can't take part in a run. A new reason replaces an earlier one."""
+        """Record clients that can't take part in a run. A new reason replaces an earlier one."""
         rows = [
             {
                 "run_id": run_id,
@@ -130,7 +131,8 @@ class Clients(Part):
             upsert(connection, schema.left_out, rows, update=["process_id", "trouble", "at"])
 
     def let_in(self, run_id: str, clients: Sequence[str] | None = None) -> None:
-        """Store that clients can take part in a run again; by default, all clients of the run."""
+        """Record that these clients can take part in a run again; by default, all clients of the
+        run."""
         table = schema.left_out
         statement = delete(table).where(table.c.run_id == run_id)
         with self._database.transaction() as connection:
@@ -241,8 +243,8 @@ class Profiles(Part):
     ) -> list[Profile]:
         """Return profiles, sorted by client, signal and data epoch.
 
-        Each given argument limits the result: to one signal, to the clients of a run's roster, to
-        these clients.
+        Each given argument limits the result: to one signal, to the clients of a run's roster, or
+        to the clients with these ids.
         """
         table, roster = schema.profiles, schema.roster
         query = select(table)
@@ -287,12 +289,12 @@ _read_sum = Reader(
 
 
 class Sums(Part):
-    """Outcomes of secure-sum sessions, and certificates, which are stored before clients send
-    shares."""
+    """Stores the outcomes of secure-sum sessions, and the sets that clients certified, which must
+    be stored before clients send shares."""
 
     def keep_certificate(self, inputs: str, session_id: str, certificate: str) -> None:
-        """Store the set that a session's clients certified, as JSON. inputs: identifies one input
-        of the clients.
+        """Store the set that a session's clients certified, as JSON. inputs: text that is equal for
+        all sums that may have the same inputs of clients.
 
         Storing the certificate of the same session again changes nothing.
         """

@@ -54,7 +54,7 @@ def _holders() -> Select[Any]:
     ).join(runs, runs.c.run_id == named.c.run_id)
 
 
-# Statements are built only once: in SQLite, building one takes longer than executing it.
+# Each statement is built only once, because in SQLite, building it takes longer than executing it.
 _HOLDERS = _holders()
 _INITIAL_MODEL = select(
     schema.runs.c.run_id, schema.runs.c.initial_model_blake3.label("model_blake3")
@@ -105,8 +105,8 @@ class References(Part):
         return found
 
     def best_references(self, run_id: str, *, first: int, last: int) -> list[FileReference]:
-        """Return the files of a run's best rounds: each was the best after one of the rounds
-        `first` to `last`. Sorted by round."""
+        """Return the files of a run's best rounds, sorted by round. A best round is one that was
+        the best so far after one of the rounds `first` to `last`."""
         with self._database.transaction() as connection:
             bests = connection.execute(
                 _BEST_ROUNDS, {"run_id": run_id, "first": first, "last": last}

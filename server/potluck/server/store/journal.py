@@ -1,9 +1,9 @@
 """A second record of committed rounds, which shows whether the database has lost some.
 
 A flipped bit in SQLite's write-ahead log, or an older backup, removes the last commits without an
-error. So a line is written to a separate file after each commit. A round that is in this file and
-not in the database was lost. After a crash, the last line may be missing. Blocking; call it from
-any thread, but from only one at a time.
+error. So a line is written to a separate file after each commit. If a round is in this file but not
+in the database, the database has lost it. After a crash, the last line may be missing. Blocking;
+call it from any thread, but from only one at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ REBUILD = "restore them with `potluck-server rebuild`"
 
 @dataclass(frozen=True, kw_only=True)
 class Noted:
-    """The last round of a run after a commit. Round 0, without files, if none is committed."""
+    """The last committed round of a run, as one line of the journal. Round 0, without files, if no
+    round is committed."""
 
     run_id: str
     round: int
@@ -113,7 +114,7 @@ class Journal:
 
 @dataclass(frozen=True, kw_only=True)
 class LostRounds:
-    """Rounds of a run that were committed and are not in the database.
+    """Committed rounds of a run that are missing in the database.
 
     committed: number of the last round in the database; None if the run itself is missing. lost:
     number of the last round that was committed. recorded: True if some of these rounds have
@@ -126,7 +127,7 @@ class LostRounds:
     recorded: bool = False
 
     def explain(self, database: str) -> str:
-        """Return one line that explains the loss and its remedy."""
+        """Return one line that explains the loss and how to repair it."""
         rebuild = f"stop the coordinator and {REBUILD}, or " if self.recorded else ""
         if self.committed is None:
             return (

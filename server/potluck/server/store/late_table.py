@@ -19,11 +19,12 @@ _read_late = Reader(LateRow, "late_updates", ["run_id", "round", "client_id"])
 
 
 class LateTrainings(Part):
-    """Trainings that missed their round. The table `members` has their updates, in the rows of the
-    clients."""
+    """Stores trainings that missed their round. Their updates are in the table `members`, in the
+    rows of their clients."""
 
     def awaited(self, run_id: str) -> list[LateRow]:
-        """Return the trainings of a run whose updates may still join a round, sorted by client."""
+        """Return those trainings of a run whose updates may still join a round, sorted by
+        client."""
         table = schema.late_updates
         where = and_(table.c.run_id == run_id, table.c.state == LateState.AWAITED.value)
         with self._database.transaction() as connection:

@@ -90,7 +90,7 @@ def update_values(update: UpdateRow) -> dict[str, Any]:
 
 
 def take_part_late(connection: Connection, rows: Sequence[LateRow]) -> None:
-    """Store which clients took part in a round being committed through late updates."""
+    """Store which clients took part, by a late update, in the round that is being committed."""
     values = [
         {
             "run_id": row.run_id,
@@ -126,7 +126,8 @@ def provenance_values(provenance: Provenance) -> dict[str, Any]:
 
 
 def take_part(connection: Connection, key: AttemptKey, included: Sequence[str]) -> None:
-    """Store which clients took part in a round being committed. A resumed run reads these rows."""
+    """Store which clients took part in the round that is being committed. A resumed run reads these
+    rows."""
     members, table = schema.members, schema.participation
     query = select(members.c.client_id, members.c.samples).where(of_attempt(members, key))
     in_model = set(included)

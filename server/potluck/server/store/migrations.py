@@ -1,11 +1,11 @@
 """The version of a database's schema, and the steps from one version to the next.
 
 A new database gets the tables of `schema.py` directly. An older one gets the missing migrations,
-all in one transaction. So every change of the schema is made in both places; a test compares the
-results.
+all in one transaction. So every change of the schema is made in `schema.py` and as a migration; a
+test compares the results.
 
-A database whose schema does not match its version number is refused: an unreleased build created
-it, or it was changed by hand.
+A database whose schema does not match its version number is refused, because an unreleased build
+created it, or it was changed by hand.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Rendition(BaseModel):
 
     @classmethod
     def whole(cls, digest: FileDigest) -> Rendition:
-        """Return the rendition that is the float32 file of the model itself."""
+        """Return the model's own float32 file as a rendition."""
         return cls(blake3=digest.blake3, size=digest.size, encoding=Encoding.FLOAT32)
 
 
@@ -86,7 +86,7 @@ class ModelFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._fresh: set[str] = set()  # written; not yet declared as needed by its run
+        self._fresh: set[str] = set()  # written, but not yet declared as needed by their run
         self._unsettled: set[str] = set()  # written or released: to be checked when tidying up
         self._lent: Counter[str] = Counter()
         self._spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=2)
@@ -156,7 +156,8 @@ class ModelFiles:
 
     @contextlib.contextmanager
     def large_arrays(self) -> Iterator[None]:
-        """Allocate the large arrays created in this block in unnamed files on the models' disk."""
+        """Within this block, allocate large arrays in unnamed files on the models' disk instead of
+        memory."""
         with large_arrays_in(self._folder):
             yield
 
@@ -203,10 +204,11 @@ class ModelFiles:
         return published
 
     def published(self, blake3: str) -> ModelVersion:
-        """Return a model on disk with its files. If the list is missing, it has only the whole
-        file.
+        """Return a model on disk with its files. If the list of files is missing, the model has
+        only its float32 file.
 
-        Like new files, these are kept until the caller declares whether they are needed.
+        Like new files, the model's files are kept until the caller declares whether they are
+        needed.
         """
         with self._lock:
             found = self._published(blake3)
@@ -260,7 +262,8 @@ class ModelFiles:
     # Tidying up -------------------------------------------------------------------------------
 
     def unsettled(self) -> set[str]:
-        """Digests of files that may be deleted: new ones, and those to check again."""
+        """Digests of files that may have become unnecessary: new files, and files that must be
+        checked again."""
         with self._lock:
             return set(self._unsettled)
 
@@ -285,7 +288,7 @@ class ModelFiles:
 
     def let_go(self, digests: Iterable[str]) -> None:
         """Record that the runs for which these files were written no longer need them; other runs
-        may."""
+        may still need them."""
         with self._lock:
             self._fresh -= set(digests)
             self._unsettled |= set(digests)
@@ -294,7 +297,7 @@ class ModelFiles:
         """Delete these files, except new ones of an open round. Delete none while a backup holds
         the folder.
 
-        One file is kept, so that a new one can overwrite it.
+        One of them is only renamed, so that a new file can overwrite it.
         """
         with self._lock, free_to_delete(self._folder) as free:
             if not free:

@@ -17,7 +17,7 @@ from potluck.server.store.sql.database import Database
 class Part:
     """Base class of the store's parts; each has the methods for some tables.
 
-    Call from one thread at a time; every method may block.
+    Call the methods from one thread at a time; each may block.
     """
 
     def __init__(self, database: Database) -> None:

@@ -24,7 +24,7 @@ JsonObject = Mapping[str, object]
 
 
 class AttemptKey(NamedTuple):
-    """Key of an attempt at a round of a run; rounds and attempts count from 1."""
+    """Identifies an attempt at a round of a run; rounds and attempts count from 1."""
 
     run_id: str
     round: int
@@ -68,8 +68,8 @@ class BestSoFar:
     """The best value of the metric in a run's `[stop]` up to one of its rounds.
 
     round, value: the first round with the best value, and this value; both None until an evaluation
-    that counts measures the metric. mark: last value that was an improvement. stalled: number of
-    evaluations since that improvement.
+    that counts measures the metric. mark: last value that counted as an improvement. stalled:
+    number of evaluations since that improvement.
     """
 
     measure: str
@@ -83,8 +83,8 @@ class BestSoFar:
 class NewRun:
     """A new run.
 
-    seed: in [0, 2^64). rounds, count: ≥ 1. measures: metrics that the task's own trainer declares,
-    in its order; empty for a classification task.
+    seed: in [0, 2^64). rounds: number of rounds, ≥ 1. count: clients per round, ≥ 1. measures:
+    metrics that the task's own trainer declares, in its order; empty for a classification task.
     """
 
     run_id: str
@@ -300,13 +300,13 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRound:
-    """The data of a committed round that are stored as they are.
+    """The data of a committed round that are stored unchanged.
 
-    state_blake3: digest of the file with the arrays of both states. spreads: spread of each metric
-    over clients. best: best value after this round, see `RunRow`. software: version of each program
-    and library of the coordinator. coverage: numbers of clients and samples behind each metric,
-    also for metrics that no client could compute. privacy: the round's privacy loss; None for runs
-    without `[privacy]`.
+    state_blake3: digest of the file with the arrays of the selector's and the strategy's states.
+    spreads: spread of each metric over clients. best: best value after this round, see `RunRow`.
+    software: version of each program and library of the coordinator. coverage: numbers of clients
+    and samples behind each metric, also for metrics that no client could compute. privacy: the
+    round's privacy loss; None for runs without `[privacy]`.
     """
 
     key: AttemptKey
@@ -386,8 +386,8 @@ class FileHolder:
     """A round whose row references a file; round 0 is the initial model.
 
     of_state: True if the file contains the round's states, False if it contains its model.
-    committed_rounds, run_file: those of the round's run. best_round: round of the run's best model,
-    if this model is kept.
+    committed_rounds, run_file: number of committed rounds, and run file, of the round's run.
+    best_round: round of the run's best model, if this model is kept.
     """
 
     blake3: str

@@ -44,7 +44,8 @@ _IN_ORDER = (
     schema.rounds,
     schema.participation,
 )
-"""The tables that have rows of a round. A table comes after the tables that it references."""
+"""The tables that have rows of a round. Each table comes after the tables that it references, so
+rows can be inserted in this order."""
 
 
 class RoundCopies(Part):
@@ -93,8 +94,8 @@ class RoundCopies(Part):
         return tables
 
     def put_run(self, row: Mapping[str, Any], at: datetime) -> None:
-        """Restore the row of a run, in the state stopped. The run gets another number if its own is
-        taken."""
+        """Restore the row of a run, in the state stopped. The run gets another number if another
+        run has its number."""
         runs = schema.runs
         with self._database.transaction() as connection:
             numbers = list(connection.execute(select(runs.c.number)).scalars())
@@ -167,8 +168,8 @@ def _clear_after(connection: Connection, run_id: str, last: int) -> None:
 
 
 def _known(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those columns of a row that the table has. Another release may have written the
-    row."""
+    """Return those columns of a row that the table has: another release, with other columns, may
+    have written the row."""
     return {name: value for name, value in row.items() if name in table.c}
 
 
@@ -197,7 +198,7 @@ class RoundRecords:
         except OSError as error:
             raise _unusable(path, error) from error
         finally:
-            temporary.unlink(missing_ok=True)  # deleting it frees space on a full disk
+            temporary.unlink(missing_ok=True)  # frees space if the disk is full
 
     def read(self, run_id: str, number: int) -> Tables:
         """Return the rows of a round. Raises StorageError if its record is missing or damaged."""

@@ -92,9 +92,10 @@ class Rounds(Part):
     def commit_round(self, commit: RoundCommit) -> None:
         """Commit a round of a run, in one transaction.
 
-        Included members become INCLUDED, those set aside SPARED; members still SELECTED or RECEIVED
-        become LATE. Raises StorageError unless the attempt is open, the round follows the last
-        committed one, and every included client is a member whose update has arrived.
+        Included members become INCLUDED, and members whose update was set aside become SPARED.
+        Members that are still SELECTED or RECEIVED become LATE. Raises StorageError unless the
+        attempt is open, the round follows the last committed one, and every included client is a
+        member whose update has arrived.
         """
         key, attempts = commit.key, schema.attempts
         row = _values(commit)

@@ -133,7 +133,8 @@ class Runs(Part):
     def run(self, run_id: str) -> RunRow:
         """Return a run by its id, by a unique prefix of its id, or by its unique name.
 
-        Raises NotFoundError if no run matches, or several; the error then lists them.
+        Raises NotFoundError if no run matches; also if several runs match, which the error then
+        lists.
         """
         text = encode_text(run_id)
         with self._database.transaction() as connection:
@@ -227,7 +228,7 @@ def _meant(connection: Connection, text: str) -> list[str]:
     named = runs.c.name == text
     begun = runs.c.run_id.startswith(text, autoescape=True)
     query = select(runs.c.run_id, named).where(named | begun).order_by(runs.c.number.desc())
-    # LIKE ignores case in SQLite.
+    # In SQLite, the query's LIKE ignores case, so each prefix is compared again.
     return [
         str(each)
         for each, is_name in connection.execute(query)

@@ -33,7 +33,8 @@ OF_RUNS = (
     schema.roster,
     schema.runs,
 )
-"""The tables whose rows belong to one run. A table comes before the tables that it references."""
+"""The tables whose rows belong to one run. Each table comes before the tables that it references,
+so rows can be deleted in this order."""
 
 
 class Deletions(Part):

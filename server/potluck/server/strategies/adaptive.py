@@ -28,7 +28,7 @@ from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Wei
 
 
 class _Adaptive(Averaging):
-    """Base class with the common step of the three strategies; both moments are stored as
+    """Base class with the server step of the three strategies; both moments are stored as
     float32."""
 
     learning_rate: PositiveFloat
@@ -37,7 +37,7 @@ class _Adaptive(Averaging):
 
     @abstractmethod
     def _second_moment(self, moment: Doubles, square: Doubles) -> Doubles:
-        """Return the next v. moment: the current v. square: Δ². Both float64."""
+        """Return the next v. moment: the current v. square: Δ². Both are float64."""
 
     def init(self, model: Weights) -> State:
         """Return the state with m = 0 and v = τ²."""

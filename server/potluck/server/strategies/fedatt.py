@@ -24,8 +24,8 @@ class FedAtt(Averaging):
 
     The norms are Frobenius norms, for tensors of any shape. Numbers of samples have no effect.
     Large tensors have large distances, and the softmax then gives nearly all attention to one
-    client. The paper adds noise to the result; it is omitted here, because it does not protect
-    clients.
+    client. The paper adds noise to the result. This noise is omitted here, because it does not
+    protect clients.
     """
 
     step_size: PositiveFloat = 1.2

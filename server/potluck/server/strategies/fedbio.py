@@ -23,8 +23,8 @@ from potluck.server.strategy import (
 )
 
 DIRECTION: Final = "direction"
-"""Name of the auxiliary u. The coordinator sends the last round's mean of it, a client returns its
-own u."""
+"""Name of the auxiliary u. The coordinator sends the last round's mean u, and each client returns
+its own u."""
 
 
 @dataclass(kw_only=True)
@@ -33,8 +33,8 @@ class FedBiO(Averaging):
 
     g is the clients' training loss, with a weight σ(λ_i) for each sample. f is the loss on samples
     that clients hold out (training.validation_share; 0.2 if unset). A client's λ never leave the
-    client; new ones replace the old only if its update became part of a committed round. Sending u
-    doubles the traffic in both directions. A step needs two more backward passes.
+    client; a client's new λ replace its old ones only if its update became part of a committed
+    round. Sending u doubles the traffic in both directions. A step needs two more backward passes.
 
     tau > 0: step size of u. eta > 0: step size of the λ. clip > 0: maximum L2 norm of u.
     """

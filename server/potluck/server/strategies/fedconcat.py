@@ -1,4 +1,5 @@
-"""FedConcat: groups of clients train encoders, then all train a head on them (Diao et al.)."""
+"""FedConcat: groups of clients train encoders, then all clients train a head on these encoders
+(Diao et al.)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from potluck.server.strategies.server_step import moved
 from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Weights
 
 JOINED: Final = "joined"
-"""Name of the model's integer that is 1 if its head is in use."""
+"""Name of the model's integer tensor that is 1 if the head on the joined encoders is in use, else
+0."""
 _CENTRES: Final = "centres"
 _GROUP: Final = "group/"
 _ROUNDS: Final = "rounds"
@@ -63,11 +65,11 @@ class FedConcat(Averaging):
             )
 
     def init(self, model: Weights) -> State:  # noqa: ARG002  part of the interface
-        """Return a state in which no client has a group."""
+        """Return a state in which no client has been assigned to a group."""
         return State(scalars={_ROUNDS: 0})
 
     def enrol(self, state: State, population: Population, seed: int) -> State:
-        """Assign new clients to the group with the nearest centre. The first clients define the
+        """Assign new clients to the group with the nearest centre. The first clients determine the
         centres."""
         new = [
             row for row, client in enumerate(population.ids) if _GROUP + client not in state.scalars
@@ -87,7 +89,8 @@ class FedConcat(Averaging):
         return State(scalars={**state.scalars, **found}, arrays={_CENTRES: centres})
 
     def part(self, state: State, client: str) -> int | None:
-        """Return the client's group; in phase 2, `groups`, which stands for the head."""
+        """Return the number of the client's group; in phase 2, return `groups`, which stands for
+        the head."""
         if self._joins(state):
             return self.groups
         group = state.scalars.get(_GROUP + client, 0)

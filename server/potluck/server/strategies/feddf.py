@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch is only needed in the training process
     from torch import Tensor, nn
 
 _HELD_BACK: Final = 10
-"""One of every ten public samples is held out, to decide when training stops."""
+"""One of every ten public samples is held out from training, to decide when training stops."""
 _AT_ONCE: Final = 1024
 
 
@@ -44,7 +44,7 @@ class FedDF(Averaging):
     gradient_clip: PositiveFloat = 5.0
 
     individual = True
-    by_samples = False  # the teacher's mean is unweighted
+    by_samples = False  # the mean of the clients' logits is unweighted
     trains = True
 
     def train(self, training: ServerTraining) -> None:

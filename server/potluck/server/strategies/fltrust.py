@@ -1,5 +1,5 @@
-"""FLTrust: trusts updates as far as they agree with one that the coordinator trains (Cao et al.
-2021)."""
+"""FLTrust: trusts an update as far as it agrees with an update that the coordinator trains itself
+(Cao et al. 2021)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FLTrust(Averaging):
 
     g_0 is the coordinator's own update, from the round's model on the task's public samples. The
     trust in update g_i is ReLU(cos(g_i, g_0)), and w ← w + α · Σ trust_i · (‖g_0‖ / ‖g_i‖) · g_i /
-    Σ trust_i. Without any trust, the model stays.
+    Σ trust_i. If the trust in all updates is 0, the model does not change.
 
     step_size: α. epochs, batch_size, learning_rate, momentum: settings of the coordinator's
     training with SGD. They determine ‖g_0‖, the length of a step, and should be those of the

@@ -77,8 +77,8 @@ class Bulyan(_ByDistance):
     """Selects updates with Krum one after another, then averages each coordinate near its median.
 
     With n updates of which f may be hostile, n − 2f are selected: Krum's update is selected and
-    removed, and Krum is applied to the rest. Of each coordinate, the n − 4f values nearest to the
-    median of the selected ones are averaged, without weights. hostile: f as a share of n, rounded
+    removed, and Krum is applied to the rest. For each coordinate, the n − 4f selected values that
+    are nearest to their median are averaged, without weights. hostile: f as a share of n, rounded
     down to whole updates; f is at most (n − 3) / 4, so that n ≥ 4f + 3.
     """
 
@@ -134,7 +134,8 @@ def scores(distances: Doubles, hostile: int) -> Doubles:
 
 
 def by_score(distances: Doubles, hostile: int, clients: Sequence[str]) -> NDArray[np.int64]:
-    """Return the positions of the updates by ascending score, equal ones by the clients' names."""
+    """Return the positions of the updates by ascending score; updates with equal scores by the
+    clients' names."""
     found = scores(distances, hostile)
     exponents = np.floor(np.log10(found, out=np.zeros(len(found)), where=found > 0))
     units = 10.0 ** (exponents - _DIGITS + 1)

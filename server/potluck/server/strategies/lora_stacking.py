@@ -39,10 +39,11 @@ class Adapter:
 class LoraStacking(Averaging):
     """W ← W + s·Σ p_k B_k A_k for each adapted layer, p_k = n_k / Σ n_j; B ← 0, A is drawn again.
 
-    This is the mean of the full differences; separate means of A and of B would not be. Stacked,
-    [p_1 B_1 … p_m B_m]·[A_1; …; A_m] is that sum for any ranks. A client with a lower rank than the
-    model's leaves rows of A and columns of B zero. All other tensors are averaged as by FedAvg. The
-    product is merged into W, so clients receive W and the adapters, and send only the adapters.
+    This is the mean of the full differences B_k A_k; the product of separate means of A and B is
+    not. The product of the stacked factors, [p_1 B_1 … p_m B_m]·[A_1; …; A_m], is that sum for any
+    ranks. A client with a lower rank than the model's leaves rows of A and columns of B zero. All
+    other tensors are averaged as by FedAvg. The product is merged into W, so clients receive W and
+    the adapters, and send only the adapters.
 
     The new A is uniform in ±1/√in, as `peft` initialises it, with a seed derived from the old A.
     Tensors have the names that `peft` gives them.
@@ -91,7 +92,8 @@ class LoraStacking(Averaging):
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """Merge the stacked adapters into the weights, and initialise the next ones."""
+        """Merge the stacked adapters into the weights, and initialise the adapters of the next
+        round."""
         following: dict[str, NDArray[Any]] = {}
         for each in adapters(list(model)):
             ups, downs = _stacked(each, context.updates, self.scaling * context.weights)
@@ -134,7 +136,7 @@ def _stacked(
     for update, weight in zip(updates, weights, strict=True):
         up = update.tensor(adapter.up).astype(np.float64)
         down = update.tensor(adapter.down).astype(np.float64)
-        used = up.any(axis=0) & down.any(axis=1)  # all other ranks contribute nothing
+        used = up.any(axis=0) & down.any(axis=1)  # ranks with a zero factor contribute nothing
         ups.append(weight * up[:, used])
         downs.append(down[used])
     return np.concatenate(ups, axis=1), np.concatenate(downs)

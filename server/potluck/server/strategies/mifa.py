@@ -31,10 +31,11 @@ class Mifa(Averaging):
 
     For a client that is not available, its last update is used. learning_rate: η_g. wait: True if
     the model does not move until every client has sent an update, as in the paper; a client that
-    never does then stops the run's progress. False: Δ_k is 0 until a client sends one.
+    never sends one then stops the run's progress. False: Δ_k is 0 until a client sends one.
 
     The coordinator stores one copy of the model for each client that has sent an update, and a sum
-    of twice that size; all of it is written at each commit. Numbers of samples have no effect.
+    that is twice as large as the model; all of this is written at each commit. Numbers of samples
+    have no effect.
     """
 
     learning_rate: PositiveFloat = 1.0
@@ -69,7 +70,8 @@ class Mifa(Averaging):
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """Remember the updates of the round, and move by the mean of all that are in memory."""
+        """Store the round's updates in the state, and move the model by the mean of all stored
+        updates."""
         arrays: dict[str, NDArray[Any]] = dict(state.arrays)
         sums = unnamed(_SUM, state.arrays)
         new = [u.client for u in context.updates if not unnamed(_last(u.client), arrays)]

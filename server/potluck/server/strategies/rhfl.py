@@ -43,7 +43,8 @@ class RHFL(Averaging):
 
 
 def losses_before(statistics: UpdateStatistics) -> NDArray[np.float64]:
-    """Return each client's loss when it last took part: N values, NaN if unknown."""
+    """Return the loss that each client reported when it last took part: N values, NaN if
+    unknown."""
     before = [statistics.state.scalars.get(_LOSS + client) for client in statistics.clients]
     return np.array([np.nan if loss is None else float(loss) for loss in before])
 
@@ -59,7 +60,7 @@ def confidence(before: NDArray[np.float64], losses: NDArray[np.float64]) -> NDAr
     """Return the clients' weights, which sum to 1. before, losses: N each, NaN if unknown."""
     count = len(losses)
     known = np.isfinite(before) & np.isfinite(losses) & (losses > 0) & (before > losses)
-    with np.errstate(all="ignore"):  # overflows are replaced by the largest number
+    with np.errstate(all="ignore"):  # overflows are replaced by the largest float
         fall = np.where(known, np.nan_to_num((before - losses) / losses), 0.0)
     largest = fall.max(initial=0.0)
     if largest < _NO_FALL:

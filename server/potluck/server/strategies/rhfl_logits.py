@@ -48,9 +48,10 @@ class RHFLLogits(Averaging):
     with `clients` members, one model per client.
 
     epochs: number of passes over the public samples in each round. batch_size: number of public
-    samples per batch. learning_rate: learning rate of Adam, which is reset in each round. All
-    members are updated together for a batch, towards the outputs that the others had before this
-    batch. A client's member is fixed by the first round that is committed after the client joined.
+    samples per batch. learning_rate: learning rate of Adam, which is reset in each round. For each
+    batch, all members are updated together, towards the outputs that the other members had before
+    this batch. A client's member is fixed by the first round that is committed after the client
+    joined.
     """
 
     clients: Annotated[int, Field(ge=2, le=MOST_CLIENTS)] = 10
@@ -81,8 +82,8 @@ class RHFLLogits(Averaging):
             )
 
     def enrol(self, state: State, population: Population, seed: int) -> State:  # noqa: ARG002  part of the interface
-        """Assign the next members to clients that have none. Raises RunError if too few are
-        left."""
+        """Assign the next free members of the ensemble to clients that have none. Raises RunError
+        if too few are left."""
         known = [name for name in state.scalars if name.startswith(_PLACE)]
         new = [client for client in population.ids if _PLACE + client not in state.scalars]
         if len(known) + len(new) > self.clients:
@@ -95,7 +96,7 @@ class RHFLLogits(Averaging):
         return State(scalars={**state.scalars, **places}, arrays=state.arrays)
 
     def part(self, state: State, client: str) -> int | None:
-        """Return the number of the client's member."""
+        """Return the number of the ensemble's member that this client trains."""
         place = state.scalars.get(_PLACE + client)
         return place if isinstance(place, int) else None
 

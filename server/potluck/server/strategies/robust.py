@@ -15,8 +15,8 @@ from potluck.server.strategy import Combine, Reduction, Statistic, UpdateStatist
 
 
 class _Robust(Averaging):
-    """Base class of the three robust strategies, which read single updates; a sum would hide
-    these."""
+    """Base class of the three robust strategies. They read single updates, which a secure sum would
+    hide."""
 
     individual = True
 
@@ -36,7 +36,7 @@ class TrimmedMean(_Robust):
     """The unweighted mean of each coordinate, without the smallest and the largest values.
 
     trim in [0, 0.5): share of the updates cut at each end, rounded down to whole updates. The
-    result is robust to this number of bad updates.
+    result tolerates this number of bad updates.
     """
 
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1

@@ -82,8 +82,8 @@ class Scaffold(Strategy):
         self.by_samples = self._step.by_samples
 
     def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
-        """Return a remark if clients use Adam. Raises ConfigurationError for Adam unless `control =
-        "gradients"`."""
+        """Return a remark if clients use Adam. Raises ConfigurationError if clients use Adam and
+        `control` is not "gradients"."""
         remarks = self._step.review(training, weighting)
         if training.adaptive and self.control == "gradients":
             return (
@@ -128,7 +128,7 @@ class Scaffold(Strategy):
         return {CONTROL: kept}
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Return the weights of the server's step, and the sum of the changes of the clients'
+        """Request what the server's step combines, and the sum of the changes of the clients'
         c_k."""
         ones = np.ones(len(statistics.clients))
         of_step = replace(statistics, state=_step_state(statistics.state))

@@ -1,7 +1,7 @@
 """The server's step: computes the next model from a model and a difference, tensor by tensor.
 
-Arithmetic is in float64 and rounded to float32 once, block by block, so that a step needs little
-memory besides its arrays. The next model overwrites the difference.
+Computes in float64 and rounds to float32 once, block by block, so that a step needs little memory
+in addition to its arrays. The next model overwrites the difference.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def moved(
 
     The returned arrays are those of `difference`, overwritten if possible. Floating-point buffers
     (running statistics) are not parameters: the difference itself is added to them. Integer tensors
-    are taken from `difference`, which has those of one client.
+    are taken from `difference`, which has the integer tensors of one client.
     """
     result: dict[str, NDArray[Any]] = {}
     for name, array in model.items():
@@ -56,8 +56,8 @@ def _target(difference: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:
 
 
 def following(arrays: Weights, buffers: frozenset[str]) -> dict[str, NDArray[Any]]:
-    """Return arrays for the next values of a state. The step overwrites all of them except those of
-    buffers."""
+    """Return arrays for the next values of a state. The step overwrites all of them except the
+    arrays of buffers."""
     return {
         name: array if name in buffers else empty(array.shape, array.dtype)
         for name, array in arrays.items()
@@ -93,7 +93,8 @@ def named(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[
 
 
 def unnamed(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a state whose names have this prefix, under their names without it."""
+    """Return those arrays of a state whose names have this prefix, under their names without the
+    prefix."""
     start = f"{prefix}/"
     return {
         name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)

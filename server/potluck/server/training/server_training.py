@@ -24,8 +24,8 @@ from potluck.server.training.training_job import TrainingJob, UpdateInJob, Workp
 log = structlog.get_logger()
 
 ATTEMPTS: Final = 3
-"""Maximum number of attempts. If the process is killed, it is started again, because its result
-would be the same."""
+"""Maximum number of attempts. If the process is killed, another attempt is made, which gives the
+same result."""
 
 
 async def train_apart(job: TrainingJob, progress: Callable[[float], None]) -> None:
@@ -52,15 +52,15 @@ async def train_apart(job: TrainingJob, progress: Callable[[float], None]) -> No
 
 
 async def _attempt(job: TrainingJob, progress: Callable[[float], None]) -> tuple[int, str]:
-    """Run the process once. Return its exit code (negative for a signal), and the reason of a
-    failure."""
+    """Run the process once. Return its exit code (negative if a signal ended it), and the reason of
+    a failure."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "potluck.server.training.training_process",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,  # a terminal's signals are for the coordinator only
+        start_new_session=True,  # a terminal's signals must only reach the coordinator
     )
     stdin, stdout = process.stdin, process.stdout
     error = ""
@@ -85,7 +85,7 @@ async def _attempt(job: TrainingJob, progress: Callable[[float], None]) -> tuple
 
 
 def _read(line: bytes) -> dict[str, Any]:
-    """Return the content of a line. Return an empty dictionary if the process was killed while it
+    """Return the values in a line of the process's output; none if the process was killed while it
     wrote the line."""
     try:
         found = json.loads(line)

@@ -1,5 +1,5 @@
-"""A training on the coordinator: the job that describes it, and the function that the training
-process runs."""
+"""The job that describes a training on the coordinator, and the function with which the training
+process carries it out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PUBLIC_DATA: Final = "its public data"
 
 
 class UpdateInJob(BaseModel):
-    """One update of the round, and its file in the spool."""
+    """One of the round's updates, with its file in the spool."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -93,7 +93,7 @@ def public_inputs(plan: RunPlan, data_directory: Path | None) -> torch.Tensor:
 def public_labels(plan: RunPlan, data_directory: Path | None) -> torch.Tensor | None:
     """Return the labels of the public data; None if the strategy does not need them.
 
-    Raises ConfigurationError if the task has none.
+    Raises ConfigurationError if the task has no labels for them.
     """
     if not plan.strategy.needs_labels:
         return None

@@ -1,8 +1,8 @@
 """The training process of the coordinator: reads a job, trains, reports progress.
 
 Run it as a module. The job is a line of JSON on standard input, which is open as long as the
-coordinator runs; when it is closed, the result is no longer needed. Answers are lines of JSON on
-standard output.
+coordinator runs; when it is closed, the result is no longer needed. Progress and errors are lines
+of JSON on standard output.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _GONE: Final = 4
 def main() -> int:
     """Carry out one job; return the exit code."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # plug-ins may print to standard output
+    # plug-ins may print, but the coordinator reads standard output
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     job = TrainingJob.model_validate_json(sys.stdin.readline())
     threading.Thread(target=_leave_when_alone, daemon=True).start()
     try:

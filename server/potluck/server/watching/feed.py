@@ -46,7 +46,7 @@ _STAGES = {
 
 _AWAY_NAMED = 20
 _LABEL = 40
-_UNREAD = 1000  # a watcher with more unread events is cut off; it may watch again
+_UNREAD = 1000  # a watcher with more unread events is disconnected; it may watch again
 
 Event = operator_pb2.WatchRunResponse
 
@@ -84,7 +84,7 @@ class RunFeed:
                 watcher.put_nowait(event)
 
     def say(self, text: str, at: datetime, *, warning: bool) -> None:
-        """Publish a notice. Later watchers get the latest notices as well."""
+        """Publish a notice. Operators that start to watch later also get the latest notices."""
         notice = operator_pb2.Notice(warning=warning, text=text)
         notice.at.FromDatetime(at)
         event = Event(notice=notice)
@@ -102,7 +102,8 @@ class RunFeed:
 def run_status(
     row: RunRow, waiting: operator_pb2.Waiting | None = None, left_out: str = ""
 ) -> operator_pb2.RunStatus:
-    """Return the message with a run's state, its wait, and the excluded clients with reasons."""
+    """Return the message with a run's state, its current wait for clients, and the excluded clients
+    with reasons."""
     status = operator_pb2.RunStatus(
         run_id=row.run_id,
         name=row.name,
@@ -205,7 +206,7 @@ log = structlog.get_logger()
 
 
 class RunRecord:
-    """Holds a run's row and feed. It exists during the whole life of a run's driver."""
+    """Holds a run's row and feed, for as long as the run's driver exists."""
 
     def __init__(self, row: RunRow, in_store: InStore) -> None:
         self.row = row
@@ -224,7 +225,8 @@ class RunRecord:
         self.say(text, warning=True)
 
     def reason(self, error: PotluckError) -> str:
-        """Return the reason of a failure; for a disk or database, add how to resume the run."""
+        """Return the text for a run's failure; if a disk or database failed, add how to resume the
+        run."""
         if not isinstance(error, StorageError):
             return error.message
         return f"{error.message}; then `potluck resume {self.row.run_id}`"

@@ -1,4 +1,4 @@
-"""The metrics of one run, updated by the run's parts.
+"""The Prometheus metrics of one run, which the run's parts update.
 
 No clock: times are arguments, in monotonic seconds. Used on the event loop.
 """
@@ -62,7 +62,7 @@ _OPEN = (Phase.SELECTING, Phase.TRAINING, Phase.REDUCING)
 class RunObserver:
     """Updates metrics from the events of a run.
 
-    shown: False for a pre-training run, which has no series of its own.
+    shown: False for a pre-training run, which has no metric series of its own.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class RunObserver:
         last: RoundRow | None,
         cohort: Sequence[tuple[str, MemberState]] = (),
     ) -> None:
-        """Record that the run resumes after its last committed round, with an open round's
-        cohort."""
+        """Record that the run resumes after its last committed round, with the cohort of the open
+        round, if any."""
         if self._shown:
             self._instruments.count(metrics.RUNS_RESUMED)
         self._cohort = {client: _OUTCOMES.get(state, _AT_WORK) for client, state in cohort}
@@ -213,7 +213,7 @@ class RunObserver:
         self._spent_on_updates(row.privacy)
 
     def late(self, rows: Sequence[LateRow]) -> None:
-        """Count the late trainings, among these rows, that the run no longer waits for."""
+        """Count those of these late trainings that the run no longer waits for."""
         for row in rows:
             if row.state is not LateState.AWAITED:
                 self._instruments.count(metrics.LATE_UPDATES, outcome=LateOutcome(row.state.value))
@@ -254,7 +254,8 @@ class RunObserver:
     # Clients ----------------------------------------------------------------------------------
 
     def failed(self, reason: str) -> None:
-        """Count a client that could not deliver an update; the host may have sent the reason."""
+        """Count a client that could not deliver an update. The reason may come from the host; an
+        unknown one is counted as OTHER."""
         self._instruments.count(metrics.CLIENT_FAILURES, reason=known_reason(reason))
 
     def profile(self, signal: str, outcome: ProfileOutcome, count: int = 1) -> None:

@@ -29,7 +29,7 @@ _SPENT = (BUDGET_SPENT, NO_ANSWER, RUN_BUDGET_SPENT)
 
 
 class RunPrivacy:
-    """Computes what the coordinator can know of a run's privacy loss.
+    """Computes a run's privacy loss, as far as the coordinator can know it.
 
     Counts the updates that have arrived, in all attempts and in pre-training.
     """

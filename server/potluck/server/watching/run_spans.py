@@ -10,7 +10,7 @@ collector may not accept all spans of a run in one trace.
            └─ commit
 
 The duration of a training reveals a client's number of samples. If the run does not disclose exact
-numbers, all clients' spans end together with the training phase, and hosts create none.
+numbers, all clients' spans end together with the training phase, and hosts create no spans.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ _NAMES: Final = {
     Phase.COMMITTING: "commit",
 }
 _WRONG: Final = {MemberState.LOST, MemberState.FAILED, MemberState.LATE}
-"""States shown as an error. A spared client is not one: the round had enough updates."""
+"""States that a span shows as an error. SPARED is not an error, because the round had enough
+updates."""
 
 
 class RunSpans:
-    """Creates the spans of a run; `close` ends those that are still open."""
+    """Creates the spans of a run's trace; `close` ends the spans that are still open."""
 
     def __init__(self, tracer: Tracer, row: RunRow, *, alike: bool = False) -> None:
         """alike: True if no client's span may reveal its training time."""

@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 
 
 class CorruptRowError(Exception):
-    """A row that this software can't have written."""
+    """A row with content that this software can't have written."""
 
 
 def encode_time(at: datetime) -> str:
@@ -59,8 +59,8 @@ def encode_float(value: float | None) -> float | None:
 
 
 def encode_json(value: Mapping[str, Any]) -> str:
-    """Return canonical JSON: sorted keys, no spaces, ASCII. NaN and infinities are written as
-    Python does."""
+    """Return canonical JSON: sorted keys, no spaces, ASCII. NaN and infinities have Python's form,
+    which is not standard JSON."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError) as error:
@@ -81,7 +81,7 @@ def encode_value(value: object) -> object:
 
 
 def encode_numbers(numbers: Sequence[float] | None) -> str | None:
-    """Return a JSON list of the numbers. Infinities are written as Python does. None gives None."""
+    """Return a JSON list of the numbers, with infinities as Python writes them. None gives None."""
     if numbers is None:
         return None
     return json.dumps([float(number) for number in numbers], separators=(",", ":"))

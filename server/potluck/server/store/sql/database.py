@@ -36,7 +36,7 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 _LOOK_SECONDS = 0.25
 _TRANSACTION_NUMBER = text("SELECT CAST(pg_current_xact_id_if_assigned() AS text)")
-# These values detect within half a minute that a server is lost; the URL may set other values.
+# With these values, a lost server is detected within half a minute; the URL may set other values.
 _CONNECTING = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -45,7 +45,8 @@ _CONNECTING = {
     "tcp_user_timeout": 25_000,
 }
 _LOCK_SECONDS = 2
-# Number of PostgreSQL's lock: "potluck" in ASCII. Every version of Potluck must use the same.
+# Number of PostgreSQL's lock: "potluck" in ASCII. Every version of Potluck must use this number, so
+# that two coordinators exclude each other.
 _ADVISORY_LOCK = int.from_bytes(b"potluck")
 
 VERSION_TABLE = "potluck_schema_version"
@@ -62,7 +63,8 @@ class Database:
         self._away = ""
         self.name = name
         self.version: int | None = None
-        """Version of the schema, once it is known. New connections must find the same version."""
+        """Version of the schema; None until it is known. New connections must find the same
+        version."""
         self.tell_away: Callable[[str], None] = lambda _: None
         """Function called with the reason when the database becomes unreachable, and with "" when
         it is reachable again; from any thread."""
@@ -104,7 +106,7 @@ class Database:
             raise UnreadableRowError(
                 f"{self.name}: {error}; restore the database from a backup", database=self.name
             ) from error
-        # SQLAlchemy does not convert a driver's error if a number exceeds 64 bits or a text is #
+        # SQLAlchemy does not convert a driver's error if a number exceeds 64 bits or a text is
         # invalid.
         except (SQLAlchemyError, OverflowError, UnicodeError) as error:
             failed = storage_error(error, self.name)
@@ -157,7 +159,7 @@ class Database:
         return not busy
 
     def check(self, *, quickly: bool = False) -> None:
-        """Check all of SQLite's file. Raises DamagedDatabaseError. quickly: True to skip the
+        """Check the whole SQLite file. Raises DamagedDatabaseError. quickly: True to skip the
         indexes."""
         if self._engine.dialect.name != "sqlite":
             return  # PostgreSQL checks its files itself
@@ -168,7 +170,8 @@ class Database:
             raise _damaged(self.name, str(damage))
 
     def look(self) -> None:
-        """Check a part of SQLite's file for at most 0.25 s; call `tell_damaged` if it is damaged.
+        """Check a part of the SQLite file, for at most 0.25 s; call `tell_damaged` if the file is
+        damaged.
 
         It uses a separate connection, which has no pages in memory. Thread-safe.
         """
@@ -200,7 +203,8 @@ class Database:
         return self.patiently(lambda: self._is_committed(number))
 
     def _is_committed(self, number: int) -> bool:
-        """Return True if a transaction with unknown outcome was committed."""
+        """Return True if the transaction with this number, whose outcome is unknown, was
+        committed."""
         query = text("SELECT pg_xact_status(CAST(CAST(:number AS text) AS xid8))")
         with self.transaction() as connection:
             status = connection.execute(query, {"number": str(number)}).scalar_one()
@@ -273,7 +277,7 @@ def shown_url(url: URL) -> str:
 
 
 def _engine(url: URL, name: str, **options: Any) -> Engine:
-    # Only one connection: PostgreSQL's lock belongs to the connection that writes.
+    # Only one connection, because PostgreSQL's lock belongs to the connection that writes.
     try:
         return create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0, **options)
     except (NoSuchModuleError, ImportError) as error:
@@ -284,7 +288,7 @@ def _engine(url: URL, name: str, **options: Any) -> Engine:
 
 
 def _open_sqlite(url: URL) -> Database:
-    # The path is resolved, so that two paths to one file give the same lock.
+    # The path is resolved, so that two paths to the same file use the same lock.
     path = Path(url.database or "").resolve()
     name = str(path)
     lock = _lock_file(path)
@@ -299,7 +303,7 @@ def _open_sqlite(url: URL) -> Database:
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: object) -> None:
         try:
-            connection.isolation_level = None  # we begin transactions ourselves, below
+            connection.isolation_level = None  # transactions are begun explicitly, below
             for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
                 connection.execute(f"PRAGMA {pragma}").close()
         except BaseException:

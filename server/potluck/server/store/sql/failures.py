@@ -38,7 +38,7 @@ _MEANINGS = {
     "08": ("the connection broke", "check that the server is up"),
     "23": ("it refused a row that breaks a rule", "please report this as a bug"),
 }
-# Errors that disappear after a while: the server restarts, has too many connections, or has not #
+# Errors that disappear after a while: the server restarts, has too many connections, or has not
 # noticed the end of the session that held the lock; or another program has locked SQLite's file.
 _AWAY = ("57P", "08", "53300", "55P03", "SQLITE_BUSY")
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "XX")

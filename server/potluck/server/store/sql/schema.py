@@ -2,8 +2,8 @@
 
 Only four types are used, which behave the same in SQLite and PostgreSQL: text, 64-bit integers,
 doubles, and text with JSON. Times are ISO 8601 text in UTC with microseconds, so they sort and
-people can read them. Booleans are 0 and 1. A 64-bit unsigned seed does not fit SQL's integers, so
-it is decimal text.
+people can read them. Booleans are 0 and 1. A 64-bit unsigned seed does not fit into SQL's integers,
+so it is stored as decimal text.
 """
 
 from __future__ import annotations
@@ -161,7 +161,8 @@ members = Table(
     _text("software", null=True),
     UniqueConstraint("run_id", "round", "attempt", "client_id"),
     ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
-    # Queries that count selections and inclusions by client read only this index.
+    # With this index, queries that count selections and inclusions by client need not read the
+    # table.
     Index("members_by_client", "client_id", "state"),
 )
 
