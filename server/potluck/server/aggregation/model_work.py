@@ -161,7 +161,8 @@ class ModelWork:
             check_noised_evaluation(run_file, on_clients=self._own_samples() is None)
 
     def _check_measuring(self, selector: str) -> None:
-        """Raise ConfigurationError if the selector evaluates updates, and the coordinator can't."""
+        """Raise ConfigurationError unless the coordinator can evaluate updates, as this selector
+        requires."""
         trainer, task = self._plan.trainer, self._plan.run_file.task.name
         why = ""
         if self._own_samples() is None:

@@ -25,7 +25,7 @@ LOOK_SECONDS = 10.0
 """Seconds between checks for instructions whose deadline has passed."""
 
 LONGEST_TASK_NAME = 64
-"""Length at which a task's name is cut off, in characters."""
+"""Number of characters after which a task's name is cut off."""
 
 LARGEST_EPOCH = 1 << 53
 """Maximum version number of a host's data; the host's owner increments this number."""
@@ -307,8 +307,8 @@ class Attendance:
             pending.on_answer(answer)
 
     def _of(self, session: HostSession, instruction_id: str) -> Pending | None:
-        """Return the pending instruction with this id if it is for a client of this host; else
-        None."""
+        """Return the pending instruction with this id; None if there is none, or if it is not for a
+        client of this host."""
         pending = self._pending.get(instruction_id)
         if pending is None or pending.instruction.client_id not in session.client_ids:
             return None

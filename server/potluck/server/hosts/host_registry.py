@@ -122,7 +122,7 @@ class HostRegistry:
 
     @contextlib.asynccontextmanager
     async def attending(self, session: HostSession) -> AsyncIterator[None]:
-        """Keep a host that has connected registered while the block runs.
+        """Register a connected host, for as long as the block runs.
 
         Raises IdentityError if another process is connected as this host.
         """

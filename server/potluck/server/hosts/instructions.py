@@ -282,7 +282,8 @@ def privacy_terms(settings: PrivateUpdates, plan: RunPlan) -> coordinator_pb2.Pr
 
 
 def _how_to_train(plan: RunPlan, round_number: int, client: str) -> coordinator_pb2.Train:
-    """Return the settings that determine the trained weights, together with the initial weights."""
+    """Return the settings that, together with the initial weights, determine the trained
+    weights."""
     run_file = plan.run_file
     return coordinator_pb2.Train(
         objective=plugin(run_file.objective[0]),

@@ -9,7 +9,7 @@ from typing import Final
 from potluck.common.errors import NotFiniteError, OutOfBoundsError
 
 OFFENCES: Final = frozenset({NotFiniteError.reason, OutOfBoundsError.reason})
-"""Refusal reasons that updates of an honest client seldom cause."""
+"""Reasons for refusing an update that seldom occur with an honest client."""
 
 MOST_OFFENCES: Final = 3
 """Number of refused updates after which a client is put into quarantine."""

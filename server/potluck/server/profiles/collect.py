@@ -49,7 +49,8 @@ log = structlog.get_logger()
 
 
 _ASKED_BY_NAME = 500
-"""Maximum number of clients that a database query lists by id."""
+"""Maximum number of clients that a database query lists by id; for more, it reads all clients of
+the run."""
 
 
 @dataclass(kw_only=True)
@@ -115,7 +116,7 @@ class Profiling:
         self._columns = {signal: np.empty((0, *self._shape(signal))) for signal in self.needs}
         self._changed = False
         self.observe: Callable[[str, ProfileOutcome, int], None] = lambda *_: None
-        """Function called with a signal, an outcome and the number of clients with it."""
+        """Function called with a signal, an outcome and the number of clients with this outcome."""
         self.largest_epsilon: float | None = None
         """The largest total ε of one client's profiles in use; None without profiles."""
 
@@ -214,7 +215,7 @@ class Profiling:
         return self._signals[signal].shape(self._plan.task.classes)
 
     def _hold(self, profile: Profile, numbers: Floats, *, present: bool = False) -> None:
-        """Use a profile if it is newer than the client's profile in use.
+        """Use a profile if it is newer than the profile that the client has in use.
 
         present: True if the profile is known to be of the client's current data; it is then always
         used.

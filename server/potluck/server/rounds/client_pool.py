@@ -42,8 +42,7 @@ class Presence:
         return client in self._attending
 
     def back_by(self, client: str) -> float:
-        """Return the time until which a disconnected client may reconnect; it is long past if the
-        client may not."""
+        """Return the time until which a disconnected client may reconnect; −∞ if it may not."""
         if client in self._attending:
             return -math.inf
         return self._back_by.get(client, -math.inf)
@@ -74,7 +73,7 @@ class Presence:
             self._back_by[client] = now + self.grace
 
     def expect(self, clients: Iterable[str], until: float) -> None:
-        """Allow those of these clients that are disconnected to reconnect until this time."""
+        """Set the time until which those of these clients that are disconnected may reconnect."""
         for client in clients:
             if client not in self._attending:
                 self._back_by[client] = until
@@ -83,7 +82,7 @@ class Presence:
 # The pool -----------------------------------------------------------------------------------------
 
 REATTACH_SECONDS = 30.0
-"""Maximum wait for a run's clients after a restart, or after too few were connected."""
+"""Maximum seconds to wait for a run's clients after a restart, or after too few were connected."""
 
 _LONG_AGO = -math.inf
 

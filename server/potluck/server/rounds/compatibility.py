@@ -128,9 +128,10 @@ def check_noised_model(network: Any, layout: Layout) -> None:
 
 
 def check_noised_evaluation(run_file: RunFile, *, on_clients: bool) -> None:
-    """Raise ConfigurationError if a number without noise decides which model is kept.
+    """Raise ConfigurationError if a metric without noise decides which model is the best.
 
-    on_clients: True if models are evaluated on the clients' held-out samples."""
+    on_clients: True if models are evaluated on the clients' held-out samples.
+    """
     name = run_file.followed
     of_clients = (TRAINING, MeasuredModel.TUNED, MeasuredModel.PERSONAL)
     if name is None or not (on_clients or name.startswith(of_clients)):

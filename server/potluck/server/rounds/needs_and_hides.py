@@ -28,7 +28,7 @@ from potluck.server.strategy import Strategy, Summation
 
 
 class Trait(Enum):
-    """Property of a part of a run that matters for its compatibility with other parts."""
+    """Property of a part of a run that decides with which other parts it is compatible."""
 
     # of strategies
     SINGLE_UPDATES = auto()
@@ -229,8 +229,8 @@ class RunParts:
 
 
 def selector_traits(selector: Selector) -> Mapping[Trait, object]:
-    """Return the traits that a selector declares, each with a detail; empty or false if it lacks
-    the trait."""
+    """Return every trait of selectors with a detail for messages; the detail is empty or false if
+    this selector lacks the trait."""
     signals = {str(name): signal_named(name) for name in selector.needs_profiles}
     unhidden = sorted(name for name, signal in signals.items() if not signal.hides_records)
     asked = sorted(set(selector.asks_questions) - {AVAILABILITY})
@@ -280,7 +280,8 @@ OF_STRATEGIES: Final = (
 
 
 def check_hidden(parts: RunParts, *hiders: Trait, source: str) -> None:
-    """Raise ConfigurationError if a trait of the run hides another one."""
+    """Raise ConfigurationError if the run has one of the traits `hiders`, and this hides another
+    trait of the run."""
     run_file, traits = parts.run_file, parts.traits
     names = {
         "selector": run_file.selector.name,

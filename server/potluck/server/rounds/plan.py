@@ -135,9 +135,9 @@ class RunPlan:
         return self.selector.wants_label_totals and disclosure in ("noisy", UNSAFE_STEPWISE)
 
     def with_base(self, blake3: str) -> RunPlan:
-        """Return this plan with the digest of the part of the model that is not sent.
+        """Return this plan, with the digest of the part of the model that hosts don't receive.
 
-        Return it unchanged if all of the model is sent.
+        The plan is unchanged if hosts receive the whole model.
         """
         table = self.run_file.model
         if table is None or not blake3:
@@ -235,8 +235,7 @@ def _path(run_file: RunFile, source: str) -> type[PathRules]:
 
 
 def _check_parts(run_file: RunFile, task: Task, source: str) -> None:
-    """Raise ConfigurationError if a task with data for a fixed number of clients has too few for
-    the run."""
+    """Raise ConfigurationError if the task has data for fewer clients than the run expects."""
     if task.clients and run_file.expected_clients > task.clients:
         raise ConfigurationError(
             f"{source}: 'expected_clients' is {run_file.expected_clients}, but task "

@@ -32,7 +32,7 @@ def pretraining_run(run_id: str, run_file: RunFile, *, clients: int, at: datetim
     """Return the pre-training run for `run_id`: T₀ rounds of FedAvg with uniform selection.
 
     clients: number of clients, all of which train in each round. The seed differs from the main
-    run's, so round 1 does not repeat these batches.
+    run's, so that round 1 does not train on the same batches again.
     """
     settings = run_file.profiles.triplet
     count = run_file.clients_per_round

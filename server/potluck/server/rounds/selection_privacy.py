@@ -78,8 +78,8 @@ def _cause(refusal: str, name: str) -> str:
 
 
 def _reasons(traits: Mapping[Trait, str], protection: Protection) -> list[str]:
-    """Return descriptions of the data that a selector uses and that cost no additional privacy
-    loss; empty if it uses no data of clients."""
+    """Return texts about the data that a selector uses without additional privacy loss; empty if it
+    uses no data of clients."""
     reasons = []
     if Trait.PROFILES in traits:
         by_unit = {

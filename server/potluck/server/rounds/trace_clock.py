@@ -26,11 +26,11 @@ class TraceClock:
     begun: float = 0.0
 
     def begin(self, clients: Sequence[str], needed: int, *, failed: int) -> Sequence[str]:
-        """Begin an attempt as soon as enough of these clients are available; return those that are.
+        """Begin an attempt at the first simulated time when enough of these clients are available;
+        return the available ones.
 
-        The simulated time passes until then. needed: minimum number of clients. failed: number of
-        failed attempts at this round. Raises RunError if a client is not in the trace, or if too
-        few are ever available.
+        needed: minimum number of clients. failed: number of failed attempts at this round. Raises
+        RunError if a client is not in the trace, or if too few are ever available.
         """
         unknown = [client for client in clients if client not in self.trace.spans]
         if unknown:

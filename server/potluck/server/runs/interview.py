@@ -36,10 +36,10 @@ MOST_QUESTIONS = 100
 """Maximum number of questions in one round: a selector that asks more might never choose."""
 
 OFFERS = "offers"
-"""Key of a stored question: true if it was asked about trained models."""
+"""Key in a stored question: true if the question is about trained models."""
 
 _AGAIN = "again"
-"""Key of a stored question: number of additional calls of the selector before it."""
+"""Key in a stored question: number of additional calls of the selector before this question."""
 
 
 class ReplayError(RunError):

@@ -163,8 +163,8 @@ class Models:
         self._before, self.current, self.states = self.current, self.result.model, states
 
     async def last_step(self) -> float | None:
-        """Return the norm of the last committed step. Return None if no new step was committed
-        since the last call."""
+        """Return the norm of the last committed change of the model. Return None if no new change
+        was committed since the last call."""
         if self._before is None:
             return None
         norm = await in_thread(self.work.step_norm, self._before, self.current)

@@ -51,7 +51,7 @@ def _training(plan: RunPlan, attempt: Attempt, client: str) -> LocalTraining:
 
 
 def report_said(plan: RunPlan, message: transfer_pb2.TrainingReport) -> UpdateReport:
-    """Return the report in a client's message, with those of the selector's numbers that are
+    """Return the report in a client's message. Numbers for the selector are kept only if they are
     finite."""
     report = UpdateReport.from_message(message)
     reports = {
@@ -60,9 +60,10 @@ def report_said(plan: RunPlan, message: transfer_pb2.TrainingReport) -> UpdateRe
         if name in report.reports and math.isfinite(report.reports[name])
     }
     privacy = plan.run_file.privacy
-    if privacy is not None and privacy.at_coordinator:  # numbers of trainings have no noise
+    # loss and metrics have no noise, so they are dropped
+    if privacy is not None and privacy.at_coordinator:
         return replace(report, reports=reports, loss=None, measures={})
-    # The message always has a loss; it means nothing if the training has noise or no loss.
+    # The message always has a loss, which must be ignored if the training has noise or no loss.
     said = (not plan.measures or "loss" in plan.measures) and privacy is None
     return replace(report, reports=reports, loss=report.loss if said else None)
 

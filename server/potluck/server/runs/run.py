@@ -171,7 +171,7 @@ class Run:
     def companions_of(self, client: str) -> list[str]:
         """Return the instruction ids of the client and its companions; empty if it has no
         companions."""
-        key = self.key  # computed once: ids grow with the square of the cohort
+        key = self.key  # computed once: in a cohort of n clients, up to n² ids are made
         return [
             train_instruction_id(*key, each) for each in self.attempt.companions.get(client, ())
         ]

@@ -157,7 +157,8 @@ class SummedRounds(UpdatePath):
         await asyncio.to_thread(check)
 
     def report(self, member: transfer_pb2.SumMember) -> UpdateReport:
-        """Return the report of one member, with those of the selector's numbers that are finite."""
+        """Return the report of one member. Numbers for the selector are kept only if they are
+        finite."""
         return report_said(self._run.plan, member.report)
 
     async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel | None:

@@ -131,7 +131,7 @@ class OpenRounds(UpdatePath):
         )
 
     def report(self, member: transfer_pb2.SumMember) -> UpdateReport:
-        """Return the report, with those of the selector's numbers that are finite."""
+        """Return the report. Numbers for the selector are kept only if they are finite."""
         return report_said(self._run.plan, member.report)
 
     async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel | None:

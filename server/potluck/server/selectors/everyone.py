@@ -11,8 +11,8 @@ class Everyone(Selector):
 
     The run's `count` is the number of clients that the run waits for before a round; if there are
     fewer, the quorum is a share of it. This selector is an upper limit to compare other selectors
-    with; every client trains in every round. FedDiverse runs FedNova like this. Needs no profile.
-    O(K) per round.
+    with; every client trains in every round. The FedDiverse paper runs FedNova with full
+    participation. Needs no profile. O(K) per round.
     """
 
     def everybody(self, round_number: int) -> bool:

@@ -35,7 +35,7 @@ class FedCS(Selector):
 
     Clients train at the same time and upload one after another: after time Θ, a client with t_train
     and t_upload prolongs the round by t_upload + max(0, t_train − Θ). Times are those of a client's
-    last training; a client without one goes first, once.
+    last training; a client that has not trained yet is added first, but only once.
 
     deadline_seconds: time in which all selected clients must finish. upload_share: share of a
     client's time that is its upload; 0 if uploads don't wait for one another. candidates: share of

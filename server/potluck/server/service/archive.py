@@ -35,7 +35,7 @@ class SumRecord(BaseModel):
 
     clients: clients in the sum, or the invited clients if the sum was aborted; each with its host.
     refusals: each client that refused, with the rule that it named. have, need: found and needed
-    numbers of what `rule` counts, if the sum was aborted. convicted: client that, as proven, sent a
+    numbers of what `rule` counts, if the sum was aborted. convicted: client that provably sent a
     share that can't be decrypted, and the client that proved it. verdict: the proof in base64.
     epsilon: ε of the sum; None if the sum is exact.
     """

@@ -21,7 +21,7 @@ from potluck.server.store.sql.reading import open_for_reading
 
 
 class _TablesOfRuns(Runs, Rounds):
-    """Part of the store with the tables that sinks need."""
+    """The part of the store whose tables sinks need."""
 
 
 @dataclass(frozen=True, kw_only=True)

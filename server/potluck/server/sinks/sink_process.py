@@ -70,7 +70,8 @@ _NICENESS: Final = 10
 
 
 class SinkReport(BaseModel):
-    """A line of output: the state of a pass; once the pass is finished, also its errors.
+    """A line of output, with the state of a pass over all runs; once the pass is finished, also
+    with its errors.
 
     behind: number of rounds that the sink has not recorded; None if the database failed.
     unreadable: reason why runs are omitted; empty if none are.

@@ -1,4 +1,5 @@
-"""The coordinator's side of a sink's process: starts it, notifies it, restarts it if it ends.
+"""The coordinator's side of a sink's process: starts and notifies the process, and restarts it if
+it ends.
 
 Used on the event loop, which never waits for a sink.
 """

@@ -36,8 +36,8 @@ _KIND = "gradient-norm"
 _FACTOR = 100.0
 """Maximum plausible gradient norm, as a multiple of the median; larger norms are limited to it."""
 _NOTHING = 1e-100
-"""Minimum share of the total importance; smaller shares are taken as 0. The square of this number
-is still a valid double."""
+"""Smallest share of the total importance that is used; smaller shares are taken as 0. The square of
+this number is still a valid double."""
 
 
 @dataclass(frozen=True, kw_only=True)

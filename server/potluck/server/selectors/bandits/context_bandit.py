@@ -63,7 +63,7 @@ class ContextBandit(Selector):
 
     @abstractmethod
     def beginning(self) -> State:
-        """Return the bandit's state before the first reward, without any client's row."""
+        """Return the bandit's state before the first reward, without rows for clients."""
 
     @abstractmethod
     def learned(self, known: State, lesson: Lesson, clients: int) -> State:

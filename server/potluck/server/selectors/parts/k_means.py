@@ -35,8 +35,8 @@ def k_means(points: Floats, clusters: int, *, seed: int = 0) -> Floats:
 
 
 def nearest(points: Floats, centres: Floats) -> NDArray[np.int64]:
-    """Return, for each point, the position of its nearest centre. If several are equally near, the
-    first one counts."""
+    """Return, for each point, the position of its nearest centre. If several centres are equally
+    near, the first one is returned."""
     scale = max(float(np.abs(points).max(initial=0)), float(np.abs(centres).max())) or 1.0
     found: NDArray[np.int64] = distances(points / scale, centres / scale).argmin(axis=1)
     return found

@@ -49,7 +49,7 @@ def shapley_values(
 
     tolerance: once the value of a permutation's first players is within this distance of the value
     of all players, the players that follow add nothing. If the value of all players is within this
-    distance of that of the empty coalition, all Shapley values are 0. permutations: maximum number
+    distance of the empty coalition's value, all Shapley values are 0. permutations: maximum number
     of permutations, rounded up to a multiple of players. Stops earlier if the last means differ by
     at most 5 % on average.
     """
