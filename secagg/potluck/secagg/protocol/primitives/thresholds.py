@@ -75,8 +75,7 @@ def complete_thresholds(hosts: Iterable[str], colluding_hosts: int | None = None
 
 @lru_cache(maxsize=256)
 def circulant_thresholds(clients: int, colluding: int, dropping: int) -> Thresholds | None:
-    """Return the least even degree and its threshold that are safe and allow dropouts;
-    experimental.
+    """Return the least even degree, and its threshold, that are safe with dropouts; experimental.
 
     colluding, dropping: maximum number of clients that collude, or drop out. None if only the
     complete graph is.
