@@ -85,7 +85,7 @@ class Triplet(ProfileSignal):
     hides_records = False  # one record can change the estimated attribute of other records
 
     def shape(self, classes: int) -> tuple[int, ...]:  # noqa: ARG002  the same for all
-        """Return the shape of the numbers: three shares."""
+        """Return the shape of the numbers: CI, AI and SC."""
         return (3,)
 
     def measure(self, context: SignalContext) -> Mapping[str, Any]:
@@ -115,11 +115,11 @@ def released_triplet(
     """Return the payload for an estimated matrix. noisy: function that adds noise; None for an
     exact payload.
 
-    With `noisy`, every cell of Ñ gets noise and is clipped at 0. The triplet is computed from the
-    result, and `degenerate` is not disclosed. ε then holds for the counts, given the split of the
-    samples. It does not cover that the models were trained on the same samples: adding or removing
-    one sample can change the estimated attribute of other samples.
-    docs/research/triplet-estimate.md has measurements.
+    With `noisy`, every number of the matrix gets noise and is clipped at 0. The triplet is computed
+    from the result, and `degenerate` is not disclosed. ε then holds for the counts, if the
+    estimated attributes are fixed. But these were estimated by models trained on the same samples:
+    adding or removing one sample can change the estimated attribute of other samples, which ε does
+    not cover. docs/research/triplet-estimate.md has measurements.
     """
     if noisy is None:
         return {TRIPLET: list(triplet(found.matrix)), "degenerate": found.degenerate}

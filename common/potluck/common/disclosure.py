@@ -28,7 +28,7 @@ BUILT_IN_SIGNALS: Final = (LABEL_COUNTS, TRIPLET, INTERACTION_MATRIX)
 Adjacency = Literal["add-remove", "replace"]
 
 LEAST_EPSILON = 1e-6
-"""Minimum of epsilon. With a smaller value, the noise would exceed any data set's counts."""
+"""Minimum of epsilon. A smaller value gives noise that exceeds any data set's counts."""
 
 LEAST_HOSTS: Final = 5
 SMALLEST_LEAST_HOSTS: Final = 3
@@ -51,14 +51,14 @@ CLAIM: Final = (
 
 
 class SumKind(StrEnum):
-    """The kinds of secure sums, as messages and ledgers name them."""
+    """The kinds of secure sums. The values are the names in messages and ledgers."""
 
     TOTAL = "total"
     """Label counts of the federation."""
     CELLS = "cells"
     """Label counts of a group of clients that the clients themselves draw."""
     STEPWISE = "protocol"
-    """Label counts of any group, at every step of a selection; `unsafe-stepwise` in settings."""
+    """Label counts of the clients chosen so far, at each step; `unsafe-stepwise` in settings."""
     UPDATE = "update"
     """Masked updates."""
 
@@ -88,7 +88,7 @@ NoisyOrExact = Annotated[
 
 
 class Weighting(StrEnum):
-    """Precision with which a number of samples is disclosed, from exact to none."""
+    """Precision with which a client discloses its number of samples, from exact to none."""
 
     EXACT = "exact"
     BUCKETED = "bucketed"
@@ -189,13 +189,13 @@ def parse_parameters(text: str) -> Parameters:
         why = "no canonical JSON"
     except ValidationError as error:
         why = first_fault(error)
-    except ValueError as error:  # options with NaN
+    except ValueError as error:  # the task's options contain NaN
         why = str(error)
     raise ProtocolError(f"parameters of a profile: {why}")
 
 
 def first_fault(error: ValidationError) -> str:
-    """Return the first error in a validation error as text, with its place."""
+    """Return the first error of a failed validation as text, with its place."""
     fault = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in fault["loc"])
     return f"{place}: {fault['msg']}" if place else str(fault["msg"])

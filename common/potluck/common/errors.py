@@ -34,8 +34,8 @@
         └── ObjectStoreError      the object store or its content is missing
 
 Each class owns its gRPC status code, its reason, and whether it is permanent. Only the services and
-the agents translate: `to_status` on the way out, `from_rpc_error` on the way in. Peers branch on
-the reason, never on the text.
+the agents translate: `to_status` on the way out, `from_rpc_error` on the way in. Peers decide by
+the reason, never by the text.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from typing import ClassVar
 # gRPC reads both variables once, when it is imported. The first turns off its log: Potluck reports
 # failed handshakes better.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# gRPC for Python has no setting for the minimum TLS version, but this list is for TLS 1.2 only. Its
-# one cipher needs a key that both sides were given beforehand, so no handshake below 1.3 succeeds.
+# gRPC for Python has no setting for the minimum TLS version. This list of ciphers is for TLS 1.2
+# only, and its one cipher needs a pre-shared key, so no handshake below 1.3 succeeds.
 os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-PSK-AES256-CBC-SHA"
 
 import grpc
@@ -72,7 +72,7 @@ class PotluckError(Exception):
     that raised it. A client that fails with such an error is excluded from its run, and the attempt
     does not count.
 
-    metadata: every value that the message mentions. Never put weights, counts or keys in it. Text
+    metadata: every value that the message mentions. Never put weights, counts or keys into it. Text
     from other machines is allowed: the constructor escapes control characters and removes
     passwords.
     """
@@ -331,7 +331,7 @@ def open_files_error(error: BaseException, program: str) -> OpenFilesError | Non
     """
     cause: BaseException | None = error
     seen: list[BaseException] = []
-    while cause is not None and cause not in seen:  # an error may be raised from itself
+    while cause is not None and cause not in seen:  # end a cycle: an error may be its own cause
         seen.append(cause)
         if isinstance(cause, OSError) and (limit := _open_files_limit(cause)) is not None:
             return OpenFilesError(f"the {program} can't open another file: {limit}")
@@ -340,7 +340,7 @@ def open_files_error(error: BaseException, program: str) -> OpenFilesError | Non
 
 
 def _open_files_limit(error: OSError) -> str | None:
-    """Return which limit on open files is reached, and how to raise it; None for other errors."""
+    """Return text: the limit on open files that is reached, and a remedy; None for other errors."""
     if error.errno == errno.EMFILE:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return (

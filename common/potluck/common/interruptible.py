@@ -1,4 +1,7 @@
-"""Runs blocking work in threads. The work ends soon after its caller is cancelled."""
+"""Runs blocking work in threads.
+
+The work ends soon after the code that waits for it is cancelled.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A signal is one class, derived from `ProfileSignal` and registered in the entry-
 `potluck.signals`. It is installed on both sides: the coordinator requests it and checks the
 answers, hosts compute it. Potluck does everything else: the owner's policy, the privacy budget, the
 noise, the ledger, signatures, storage, and the columns that selectors read. Each client discloses a
-signal once; numbers that change from round to round answer a `Question` instead.
+signal once; for numbers that change from round to round, write a `Question` instead.
 
 A module with a signal is loaded on coordinators too: import torch inside `measure` only.
 """
@@ -201,7 +201,7 @@ def read_payload(name: str, parameters: Parameters, text: str, *, classes: int) 
         numbers = np.array(getattr(signal.payload.model_validate_json(text), name), np.float64)
     except ValidationError as error:
         _refuse(name, first_fault(error))
-    except (TypeError, ValueError):  # ragged rows, or texts
+    except (TypeError, ValueError):  # rows of unequal length, or texts
         _refuse(name, "its numbers have no shape")
     shape = signal.shape(classes)
     if numbers.ndim and shape[0] == classes != len(numbers):

@@ -82,7 +82,10 @@ class ClientData(Generic[Data]):
 
 
 class Task(Plugin):
-    """A learning task. Called from worker threads; may block; deterministic."""
+    """A learning task.
+
+    Its methods run in worker threads and may block; they must be deterministic.
+    """
 
     group = TASKS
 

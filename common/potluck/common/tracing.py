@@ -1,7 +1,7 @@
 """Traces: how the time of a round is spent, on the coordinator and on its hosts.
 
-Tracing is off unless it is configured. Then the class that creates spans and sends them to a
-collector is found by its entry-point name.
+Tracing is off unless it is configured. The class that creates spans and sends them to a collector
+is then found by its entry-point name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Span(Protocol):
 
 
 class Tracer(ABC):
-    """Creates spans. Thread-safe; it never blocks and never fails: instead, spans are dropped.
+    """Creates spans. Thread-safe. It never blocks or fails; it drops spans instead.
 
     share: share of the rounds that are traced, in [0, 1].
     """

@@ -47,7 +47,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Measured:
-    """Sum and count of a measure over samples, or over other units that it counts.
+    """Sum and count of a measure over samples, or over other units, such as images.
 
     Sums and counts of several clients are added, so the mean over a federation is exact. count: ≥
     0.
@@ -67,10 +67,10 @@ Measures = Mapping[str, Measured]
 
 
 class Capability(StrEnum):
-    """Information that a selector requests from clients, and that a trainer may provide.
+    """An ability that a trainer may have, and that selectors or `[privacy]` may need.
 
     LABEL_COUNTS: `Trainer.label_counts`, for profiles, secure sums and stepwise selection; the task
-    declares the number of classes. LOSS: its measure `loss`, over a client's training samples, for
+    declares the number of classes. LOSS: the measure `loss`, over a client's training samples, for
     selectors that request it before they select (pow-d). GRADIENT_NORM: `Trainer.gradient_norm`
     (feel). SKETCH: needs no further method; `train` may also be called to answer a question
     (hcsfed), with an empty folder that is deleted afterwards. PRIVACY: `train` takes only steps

@@ -6,9 +6,9 @@ A trace is a CSV file with one row per client and stretch of time:
     client-0,0,28800,1.0
     client-0,79200,86400,0.5
 
-Times are simulated seconds since the start of a run, in microsecond steps; `end` is not part of the
-stretch. A client is available during its rows, and unavailable between them. `speed` divides
-the duration of its trainings; 0 means unavailable. In place of `speed`, a file may have the column
+Times are simulated seconds since the start of a run, in microsecond steps; a stretch excludes
+`end`. A client is available during its rows, and unavailable between them. `speed` divides the
+duration of its trainings; 0 means unavailable. In place of `speed`, a file may have the column
 `state` with the values `available` and `unavailable`. After the largest `end`, the trace repeats.
 """
 
@@ -33,7 +33,7 @@ STATES: Final[Mapping[str, float]] = {"available": 1.0, "unavailable": 0.0}
 """The values of the column `state`, with the speed that each stands for."""
 
 _COLUMNS = ("client", "start", "end")
-_DECIMALS = 6  # of a second; finer differences are lost in sums of seconds
+_DECIMALS = 6  # decimals of a second; floats lose finer differences in sums
 _LONGEST_SHOWN = 40
 
 
@@ -69,7 +69,7 @@ class AvailabilityTrace:
 
     @classmethod
     def lasting(cls, spans: Mapping[str, Iterable[TraceSpan]], seconds: float) -> AvailabilityTrace:
-        """Return the trace of these spans with the period `seconds`, in which all of them end.
+        """Return the trace of these spans with the period `seconds`. All spans must end within it.
 
         Clients without a span are unavailable at all times.
         """
@@ -97,7 +97,7 @@ class AvailabilityTrace:
             if left <= 0:
                 return True
             position = 0.0 if span.end >= self.period else span.end
-        return True  # available during a whole period
+        return True  # available during a whole period, and so always
 
     def next_time(self, clients: Sequence[str], at: float, count: int) -> float | None:
         """Return the earliest time from `at` on when `count` of these clients are available.

@@ -39,7 +39,7 @@ def entropy(shares: Floats) -> Floats:
     probabilities = np.divide(shares, totals, out=np.zeros_like(shares), where=totals > 0)
     logarithms = np.log(probabilities, out=np.zeros_like(shares), where=probabilities > 0)
     result: Floats = -(probabilities * logarithms).sum(axis=-1)
-    return result.clip(min=0.0)  # a row with a single class gives -0.0
+    return result.clip(min=0.0)  # avoid -0.0, for a row with a single class
 
 
 def triplets(matrices: ArrayLike) -> Floats:

@@ -1,8 +1,8 @@
 """The normaliser a_k of FedNova: the weight of a client's local steps.
 
 Wang et al. 2020 ("Tackling the Objective Inconsistency Problem", §4.1) write a client's weight
-delta as η·Σ a_i·g_i over its gradients; a_k is Σ a_i. This is the distance that the optimiser would
-move against a constant gradient of 1 at a learning rate of 1. This definition is used here for
+delta as η·Σ a_i·g_i over its gradients; a_k is Σ a_i. So a_k is the distance that the optimiser
+would move for a constant gradient of 1 and a learning rate of 1. This definition is used here for
 every combination of optimiser settings.
 """
 
@@ -13,8 +13,10 @@ from typing import Final
 from potluck.common.settings.local_training import LocalTraining
 
 LEAST_NORMALIZER: Final = 0.1
-"""Minimum of a_k. A client with a smaller a_k, which no sensible training has, would outweigh all
-others."""
+"""Minimum of a_k.
+
+A client with a smaller a_k would outweigh all others; no sensible training has one.
+"""
 
 
 def normalizer(training: LocalTraining, steps: int, *, round_number: int, mu: float = 0.0) -> float:

@@ -1,7 +1,7 @@
 """The measures that a task declares, and sums of what clients measured.
 
-Sums of different clients can be added, so the mean over clients equals the mean over all their
-samples. Samples stay with their clients.
+Clients send sums and counts, which can be added, so the mean equals that over all clients' samples.
+The samples stay with their clients.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CLASSIFICATION: Final[Mapping[str, Measure]] = {
         label="weighted F1", unit=SHARE, higher_is_better=True, lowest=0, highest=1
     ),
 }
-"""The measures of classification tasks, which have no trainer of their own."""
+"""The measures of classification tasks without a trainer of their own."""
 
 TRAINING: Final = "training_"
 """Prefix to the name of a measure that was taken during the round's trainings."""
@@ -48,7 +48,7 @@ class MeasuredModel(StrEnum):
 
 
 def of_model(measures: Mapping[str, Measure], model: MeasuredModel) -> dict[str, Measure]:
-    """Return the measures under the names and labels that they have for this model."""
+    """Return the measures with their names and labels for this model."""
     return {
         f"{model}{name}": replace(each, label=f"{model.rstrip('_')} {each.label}".strip())
         for name, each in measures.items()
@@ -88,11 +88,11 @@ class MeasureSums:
 
     @property
     def samples(self) -> int:
-        """Number of samples behind the measure that has the most samples; 0 without measures."""
+        """Largest number of samples behind any of the measures; 0 without measures."""
         return max(self.counted.values(), default=0)
 
     def means(self) -> dict[str, float]:
-        """Return the mean of each measure for which anything was counted."""
+        """Return the mean of each measure that has a count above 0."""
         return {name: each.mean for name, each in self.measures.items() if each.count}
 
 

@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 
 
 class Form(Protocol):
-    """Anything with a type and a shape: an array, or a tensor in a file."""
+    """An object with a type and a shape: an array, or a tensor in a file."""
 
     @property
     def dtype(self) -> np.dtype[Any]:

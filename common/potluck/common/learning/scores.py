@@ -42,8 +42,8 @@ class EvaluationCounts:
 
     loss_sum: sum of the loss over the samples, ≥ 0; infinite if a sample's loss is not finite.
     confusion: C × C, int64, true class × predicted class. group_samples, group_correct: G, int64,
-    numbers of all and of correctly classified samples in each group; samples of unknown group are
-    in neither.
+    number of samples, and of correctly classified samples, in each group; both exclude samples of
+    unknown group.
     """
 
     loss_sum: float
@@ -79,7 +79,7 @@ class EvaluationCounts:
         _require(len(confusion) == classes**2, "confusion", len(confusion), f"{classes}² entries")
         for name, values in (("group_samples", group_samples), ("group_correct", group_correct)):
             _require(len(values) == groups, name, len(values), f"{groups} entries")
-        _require(loss_sum >= 0, "loss_sum", loss_sum, "a number from 0")  # False for NaN, too
+        _require(loss_sum >= 0, "loss_sum", loss_sum, "a number from 0")  # also refuses NaN
         for name, values in (("confusion", confusion), ("group_samples", group_samples)):
             _require(min(values, default=0) >= 0, name, min(values, default=0), "no entry below 0")
             _require(sum(values) <= _MOST_SAMPLES, name, sum(values), f"≤ {_MOST_SAMPLES} samples")
@@ -162,7 +162,7 @@ class EvaluationCounts:
 
     def _weighted_f1(self) -> float:
         true, predicted = self.confusion.sum(axis=1), self.confusion.sum(axis=0)
-        both = np.maximum(true + predicted, 1)  # replaces 0 only where the diagonal is 0 too
+        both = np.maximum(true + predicted, 1)  # avoids 0 / 0: the F1 of such a class is 0
         scores = 2 * np.diagonal(self.confusion) / both
         return float((scores * true).sum() / self.samples)
 

@@ -21,9 +21,9 @@ class Coverage:
     """Number of clients and samples behind a metric.
 
     clients: number of clients that measured the metric. asked: number of clients that were asked
-    for it, without those that have no samples for it. Both are 0 if the coordinator measured it on
-    its own data. samples: number of samples; 0 if masked updates hide it. partial: True if fewer
-    clients measured the metric than the run requires.
+    for the metric, without clients that have no samples for it. Both are 0 if the coordinator
+    measured it on its own data. samples: number of samples; 0 if masked updates hide it. partial:
+    True if fewer clients measured the metric than the run requires.
     """
 
     clients: int = 0
@@ -67,13 +67,15 @@ def coverages(
 # Spread -------------------------------------------------------------------------------------------
 
 QUANTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""For each quantile, the share of the clients below it. Minimum and maximum are not among the
-quantiles."""
+"""The quantiles, each given as the share of clients below it.
+
+Without minimum and maximum, which are single clients' values.
+"""
 LEAST_GROUP: Final = 5
-"""Default minimum number of clients in a spread; a run or an owner may set another number."""
+"""Default minimum number of clients in a spread; a run, or a data owner, may set another number."""
 SMALLEST_GROUP: Final = 3
-"""Minimum that a run or an owner may set: in a group of two, each client could compute the other's
-value."""
+"""Smallest minimum that a run or a data owner may set: in a group of two, each client could compute
+the other's value."""
 _FEWEST_WORST: Final = 2
 
 

@@ -1,10 +1,10 @@
 """The DC selection procedure as described in its paper, and the data that it discloses.
 
 Düsing and Cimiano, "Distribution-Controlled Client Selection to Improve Federated Learning
-Strategies", §3: at every step, the label counts of the clients chosen up to then are summed
-securely. Every other client reports how close to the target the sum would be with its own counts
-added. Run files and the owners' configurations call the procedure `unsafe-stepwise`; messages and
-ledgers call its sums `protocol`.
+Strategies", §3: at every step, the label counts of the clients chosen so far are summed securely.
+Then every other client reports its distance: how far from the target the sum would be with its own
+counts added. Run files and the owners' configurations call the procedure `unsafe-stepwise`;
+messages and ledgers call its sums `protocol`.
 """
 
 from __future__ import annotations

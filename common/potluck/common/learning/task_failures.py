@@ -15,8 +15,8 @@ from potluck.common.errors import DeviceMemoryError, PotluckError, TrainerError,
 
 @contextlib.contextmanager
 def blamed_on_task(task: str, whose: str) -> Iterator[None]:
-    """Raise TrainingError in place of OSError: if a task's code can't read a file, the task has
-    failed.
+    """Raise TrainingError in place of an OSError in the block: the task's code could not read a
+    file.
 
     whose: description of the data that the task processes, for the message.
     """
@@ -68,8 +68,10 @@ def blamed_on_trainer(task: str, whose: str) -> Iterator[None]:
 
 
 def _comes_of_a_signal() -> bool:
-    """Return whether Ctrl-C raises KeyboardInterrupt here. It does so only in the main thread, and
-    only if Python's default handler is installed."""
+    """Return whether a KeyboardInterrupt here can come from Ctrl-C.
+
+    It can only in the main thread, and only if Python's default handler is installed.
+    """
     main = threading.current_thread() is threading.main_thread()
     return main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -91,7 +93,7 @@ def plugin_failure(
     for belongs in (
         _is_method_of,
         _is_beside,
-    ):  # methods first: plug-ins share functions
+    ):  # methods first: several plug-ins may share a function
         for place, (frame, _) in enumerate(frames):
             for name, plugin in plugins.items():
                 if belongs(plugin, frame):

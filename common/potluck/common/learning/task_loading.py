@@ -151,7 +151,7 @@ def _named(name: str, model_modules: Sequence[str]) -> Any:
             "check that it is compatible with the installed version of torch",
             name=name,
         ) from error
-    # Refuse objects that the module only imports from another module.
+    # Refuse objects that the module has only imported from another module.
     home = getattr(function, "__module__", None) or ""
     if not callable(function) or home.partition(".")[0] != module_name.partition(".")[0]:
         raise PluginError(f"'{name}' is not a model of {module_name}", name=name)

@@ -1,7 +1,7 @@
 """Settings of the triplet estimate, which the coordinator sends to clients.
 
-The estimate is that of FedDiverse (§4, Alg. 2–4). Descriptions name the values that the
-paper does not specify.
+The estimate is that of the FedDiverse paper (§4, Alg. 2–4). The descriptions of the settings name
+the values that the paper does not specify.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def triplet_settings_for(
     task: Task, chosen: Mapping[str, object], *, source: str
 ) -> TripletSettings:
     """Return the run's settings: for each, the chosen value, else the task's recommendation, else
-    the paper's value.
+    the value in the FedDiverse paper.
 
     A task's recommendations are its attribute `triplet`, a mapping. source: name of `chosen` in
     errors. Raises ConfigurationError for an unknown setting or a value out of range.

@@ -3,7 +3,7 @@
 Durations follow a shifted exponential distribution, as in FLASH: T_i = α_T · N_i + Exp with mean
 λ_T · N_i. No process waits for this time to pass. The coordinator draws each client's speed. The
 client, which knows its number of samples, reports simulated seconds instead of measured ones. From
-these, the coordinator decides which clients were in time.
+the reported seconds, the coordinator decides which clients were in time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from pydantic import Field, StringConstraints, model_validator
 from potluck.common.settings.configuration import Settings
 
 _LATE = 2.0
-"""Seconds per sample of a client that drops out, in units of the deadline. So with any number of
-samples, the client misses the deadline."""
+"""Seconds per sample of a client that drops out, in units of the deadline.
+
+It is above 1, so the client misses the deadline with any number of samples.
+"""
 
 Clients = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}(:[0-9]{1,9})?$")]
 """A client's id, or a range of them such as client-0:23."""
@@ -111,9 +113,10 @@ class VirtualClock(Settings):
 
 
 def pace(clock: VirtualClock, *, seed: int, client: str, round_number: int) -> float:
-    """Return the seconds per sample that a client takes in a round. Round 0 is before round 1.
+    """Return the seconds per sample that a client takes in a round; 0 is the time before round 1.
 
-    A client that drops out takes longer than the deadline. A pure function of its arguments.
+    A client that drops out takes longer than the deadline. The same arguments always give the same
+    result.
     """
     chance = clock.drop_out_chance(client)
     if chance and round_number and clock.deadline_seconds is not None:
@@ -132,8 +135,7 @@ def _generator(text: str) -> np.random.Generator:
 
 
 def _of(named: Mapping[str, float], client: str, usual: float) -> float:
-    """Return the value set for a client, or `usual`. The first entry that includes the client is
-    used."""
+    """Return the value in the first entry that includes the client; `usual` if no entry does."""
     for names, value in named.items():
         first, colon, last = names.partition(":")
         if names == client or (colon and _within(first, last, client)):

@@ -1,4 +1,4 @@
-"""A model of several models in parallel, and one head on the features of all of them."""
+"""A model of several models in parallel, with one head on their combined features."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ class Ensemble(nn.Module):
 
     Part k < members: classifier k only. Without a part: log Σ_k c_k·softmax of classifier k, where
     c_k is its share of `confidence`. The softmax of this output is the weighted mean of all
-    predictions. Weights are equal while no confidence is above 0. rounds: round in which each
-    classifier was last trained.
+    predictions. Weights are equal while no confidence is above 0. rounds: for each classifier, the
+    round in which it was last trained.
     """
 
     confidence: Tensor

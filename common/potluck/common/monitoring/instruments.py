@@ -47,7 +47,7 @@ class Instruments:
     """The metrics of one process. Thread-safe.
 
     Counters and histograms whose labels are known beforehand start at 0. A gauge is shown once it
-    was set.
+    has a value.
     """
 
     def __init__(self, party: MeasuredParty) -> None:
@@ -55,7 +55,8 @@ class Instruments:
         self._metrics: Mapping[Metric, _Family] = {
             metric: _made(metric, self._registry) for metric in metrics_of(party)
         }
-        # The keys are names: a metric's hash would cover all its fields, such as the help text.
+        # Keys are names, because hashing a metric is slow: the hash covers all fields, such as the
+        # help text.
         self._set: set[tuple[str, tuple[str, ...]]] = set()
         self._children: dict[tuple[str, tuple[tuple[str, str], ...]], _Family] = {}
         self._refreshers: list[Callable[[], None]] = []

@@ -13,7 +13,7 @@ from potluck.common.errors import REASONS
 from potluck.common.tensors.encoding import Encoding
 
 LATEST_RUNS = 8
-"""Maximum number of runs with their own series: the newest runs."""
+"""Number of runs that have their own series: the newest ones."""
 
 MOST_AWAY = 20
 """Maximum number of disconnected hosts that are named for a run."""
@@ -23,7 +23,7 @@ OTHER = "OTHER"
 machines."""
 
 HETEROGENEITIES = ("gci", "gai", "gsc", "cci", "cai", "csc")
-"""Names of the heterogeneity metrics: of all samples together (g), and means of the clients' own
+"""Names of the heterogeneity metrics: over all samples together (g), and means over the clients
 (c).
 
 They are class imbalance, attribute imbalance and spurious correlation.

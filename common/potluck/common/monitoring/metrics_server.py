@@ -25,9 +25,9 @@ from potluck.common.net.identity import Role, identity_from_certificate, parse_c
 from potluck.common.net.tls import TlsFiles
 
 # Mutual TLS ---------------------------------------------------------------------------------------
-# Hosts' own certificates are not valid for servers. If the federation's authority issued one that
-# is, its owner could pose as the coordinator. So metrics have a separate authority, created by
-# `potluck pki init` in another folder. This authority issues a certificate with the role
+# Hosts' own certificates are not valid for servers. If the federation's authority issued a host a
+# server certificate, the host could pose as the coordinator. So metrics have a separate authority,
+# created by `potluck pki init` in another folder. This authority issues a certificate with the role
 # coordinator for each metrics address, and one with the role operator for each scraper.
 
 
@@ -40,8 +40,8 @@ class MetricsTls(TlsFiles):
     )
 
     def check(self, own: TlsFiles) -> None:
-        """Raise ConfigurationError if the authority is also that of the process's own certificate,
-        or if a file can't be used.
+        """Raise ConfigurationError if a file can't be used, or if the same authority issued the
+        process's own certificate.
 
         Raise IdentityError if the certificate is not valid for a server.
         """
@@ -113,7 +113,7 @@ class Readiness:
     interruption: str = ""
 
     def interrupt(self, why: str) -> None:
-        """Report the process as not ready for a while. why: reason; "" once it is ready again."""
+        """Report the process as not ready. why: reason; "" reports it as ready again."""
         self.interruption = why
 
     def break_down(self, why: str) -> None:

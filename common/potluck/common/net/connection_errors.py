@@ -83,14 +83,15 @@ _CAUSES = (
     _Cause("http1.x server", IdentityError, _HTTP + _ENDS_TLS),
     _Cause("http2 header with status", UnreachableError, _HTTP + _ENDS_TLS),
     _Cause(
-        # The kernel accepts connections even if the process hangs; the handshake gets no answer.
+        # The process hangs: the kernel accepts the connection, but the handshake gets no answer.
         "Endpoint closing",
         UnreachableError,
         "{address} accepts connections, but does not answer; the process there hangs or its "
         "machine is overloaded: see its log, restart it",
     ),
     _Cause(
-        # In TLS 1.3, the client's handshake ends before the server has checked the certificate.
+        # The server may refuse the certificate later: in TLS 1.3, the client's handshake ends
+        # before the server's check.
         "last error: UNAVAILABLE",
         UnreachableError,
         "{address} closed the connection at once; if a coordinator runs there, it refused "

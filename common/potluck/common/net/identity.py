@@ -31,8 +31,8 @@ SCHEME = "potluck"
 MAXIMUM_URI_BYTES = 6_144
 """Maximum size of an identity in bytes.
 
-grpcio's handshake fails for client certificates of about 8 KB and more: it returns two session
-tickets, each with the certificate, through a buffer of 17 KB.
+grpcio's handshake fails for client certificates of about 8 KB and more: the server sends two
+session tickets, each with the certificate, and its buffer has only 17 KB.
 """
 
 MAXIMUM_CLIENTS = 1_000_000
@@ -177,7 +177,7 @@ def exceeding(
 ) -> tuple[ClientClaim, ...]:
     """Return the requested claims that are not fully covered by the granted claims.
 
-    A claim of more than `MAXIMUM_CLIENTS` ids is covered only by an identical claim.
+    Claims of more than `MAXIMUM_CLIENTS` ids are not expanded: only an identical claim covers them.
     """
     granted = tuple(granted)
     return tuple(

@@ -42,8 +42,10 @@ class CertificateRequest:
 
 
 def write_whole(path: Path, data: bytes, mode: int) -> None:
-    """Write a file atomically: it is never incomplete, and never readable for more users than
-    `mode` allows."""
+    """Write a file atomically.
+
+    It is never incomplete, and never readable for users that `mode` excludes.
+    """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:

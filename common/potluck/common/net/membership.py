@@ -8,9 +8,10 @@ that has seen one rejects older ones (`MembershipInForce`). The holder of the ro
 members: if the coordinator holds the root, signatures prove nothing against the coordinator.
 
 Everything that is signed is `statement(purpose, fields)`: the text `potluck/v1/PURPOSE`, then each
-field. Each of these is preceded by its length in bytes, as 8 bytes, big-endian. No two lists of
-fields have the same bytes, and a signature for one purpose is not valid for another. The root signs
-one field: the document as JSON without blanks, with the fields in the order of the classes below.
+field. Text and fields are each preceded by their length in bytes, as 8 bytes, big-endian. So
+different lists of fields never have the same bytes, and a signature for one purpose is not valid
+for another. The root signs one field: the document as JSON without blanks, with the fields in the
+order of the classes below.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ LONGEST_RECORD: Final = timedelta(days=366)
 """Maximum duration of a record; a document with a longer one is refused."""
 
 ENDS_SOON: Final = timedelta(days=30)
-"""Time before a record expires at which warnings begin."""
+"""Time before a record's end at which warnings begin."""
 
 MAXIMUM_BYTES: Final = 3 << 20
 """Maximum size of a document, which is sent as one message. Enough for about 14,000 members."""

@@ -68,7 +68,7 @@ class MembershipInForce:
         return lambda: self._listeners.remove(listener)
 
     def take(self, document: bytes, source: str) -> bool:
-        """Use a members.json if it is newer than the current one. Return whether it is.
+        """Use a members.json if it is newer than the current one. Return True if it was newer.
 
         Raises ConfigurationError or IdentityError if it can't be used; IdentityError if it has the
         epoch of the current one but differs from it; StorageError.

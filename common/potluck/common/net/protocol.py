@@ -1,4 +1,4 @@
-"""Versions and sizes on which both sides of a connection must agree."""
+"""Versions and sizes that must be the same on both sides of a connection."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def check_agreement(
     """Raise ProtocolVersionError unless both report the same versions. The error names both
     versions and the side to upgrade.
 
-    Old releases report only some versions or none. If a side does not report a part's version, it
-    is too old.
+    Old releases report only some versions or none. A side that does not report a part's version is
+    too old.
     """
     differing = differences(host, coordinator)
     if not differing:

@@ -3,7 +3,7 @@
 Both sides always present a certificate of the federation's TLS authority. Only the coordinator's
 certificate is valid for a server, and only those of hosts and operators are valid for a client
 (extended key usage). The TLS stack checks that on both sides. So a host can't pose as the
-coordinator, whatever names are in its certificate.
+coordinator, even with the coordinator's name in its certificate.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Options = tuple[tuple[str, int | str], ...]
 _BOTH_SIDES: Options = (
     ("grpc.max_receive_message_length", MAXIMUM_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAXIMUM_MESSAGE_BYTES),
-    # These values detect within 13 s that a peer is silent (cable, partition, frozen machine).
+    # With these pings, a silent peer (cable, partition, frozen machine) is detected within 13 s.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     # grpcio 1.85 in fact uses this timeout for an unanswered ping; the default is a minute. The
@@ -59,7 +59,8 @@ SERVER_OPTIONS: Options = (
     # Refuse compressed messages: 4 MiB could expand to gigabytes. 1: only `identity`, which does #
     # not compress.
     ("grpc.compression_enabled_algorithms_bitset", 1),
-    # Without this, a second coordinator shares the port with the first instead of failing.
+    # Without this option, a second coordinator would share the port with the first instead of
+    # failing.
     ("grpc.so_reuseport", 0),
     # Bytes that may wait unread per uploading host; 1 MiB in flight fills 100 Mbit/s at 80 ms.
     ("grpc.http2.lookahead_bytes", 1 << 20),
@@ -71,7 +72,7 @@ CHANNEL_OPTIONS: Options = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Despite its name, this is the time limit of one attempt to connect (20 s by default).
     ("grpc.min_reconnect_backoff_ms", 5_000),
-    # A host downloads one model at a time, so it can afford more bytes in flight.
+    # More than for uploads: a host downloads only one model at a time.
     ("grpc.http2.lookahead_bytes", 4 << 20),
 )
 

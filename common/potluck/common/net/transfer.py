@@ -3,7 +3,7 @@
 A file that is being received is `PATH.part`; it is renamed to `PATH` once its length and digest
 match the announced ones. If a transfer breaks, the part is kept, and the next transfer may resume
 from it. A spare file that is being overwritten is `PATH.over`; if the transfer breaks, the file is
-cut to the bytes received. A killed process leaves an `.over` file, whose content is not used.
+cut to the bytes received. A killed process may leave an `.over` file; its content is never used.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class FileReceiver:
         with self._file:
             if self._writing != self._part:
                 self._cut()
-                with contextlib.suppress(FileNotFoundError):  # deleted by `finish`
+                with contextlib.suppress(FileNotFoundError):  # `finish` may have deleted it
                     self._writing.replace(self._part)
 
     def _cut(self) -> None:

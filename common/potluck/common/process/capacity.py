@@ -11,12 +11,12 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 # Control groups -----------------------------------------------------------------------------------
-# A group may not use more than the groups that contain it, so the tightest limit on the path to the
-# root counts. See cgroups(7), and `cpu.max`, `memory.max` in the kernel's control-group v2 pages.
+# A group may not use more than the groups that contain it, so the lowest limit on the path to the
+# root applies. See cgroups(7), and `cpu.max`, `memory.max` in the kernel's control-group v2 pages.
 
 _FOLDER: Final = "sys/fs/cgroup"
 _NO_LIMIT: Final = 2**60
-"""Larger values mean no limit: if there is none, version 1 shows the largest multiple of a page."""
+"""Larger values mean no limit: version 1 then shows the largest multiple of the page size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +52,14 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
     for line in lines:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if not controllers:  # an empty list means version 2, alone or together with version 1
+        if not controllers:  # an empty list stands for version 2, with or without version 1
             mounts = [top, top / "unified"]
         elif controller in controllers.split(","):
             mounts = [top / controllers, top / controller]
         else:
             continue
-        # In a container, the path may be that outside the container; the group is then mounted at /
-        # .
+        # In a container, the path may be the one outside the container; the group is then mounted
+        # at / .
         ways = PurePosixPath(path.removeprefix("/"))
         for mount in mounts:
             for way in (ways, *ways.parents):

@@ -26,7 +26,7 @@ from typer.core import TyperOption
 from potluck.common.errors import PotluckError
 from potluck.common.net.build_version import software_version
 from potluck.common.plain_text import plain, without_passwords
-from potluck.common.process.entry import INTERRUPTED as INTERRUPTED  # one of the exit codes here
+from potluck.common.process.entry import INTERRUPTED as INTERRUPTED  # re-exported: an exit code
 from potluck.common.settings.extras import missing_library
 from potluck.common.settings.old_spelling import OldSpellingWarning
 
@@ -39,8 +39,10 @@ TRACEBACK_VARIABLE = "POTLUCK_TRACEBACK"
 
 
 PLAIN = "potluck.plain"
-"""Name of an error handler for texts. It replaces characters that a stream can't encode by similar
-ones of the same width."""
+"""Name of an error handler for texts.
+
+It replaces characters that a stream can't encode with similar characters of the same width.
+"""
 
 _LIKE = str.maketrans("→←·–—…×≥≤‘’“”ε", "><---.x><''\"\"e")
 
@@ -112,7 +114,7 @@ def _plainly(error: UnicodeError) -> tuple[str, int]:
 def _ascii(character: str) -> str:
     if character.isascii():
         return character
-    return "*" if "\u2800" <= character <= "\u28ff" else "?"  # spinners are made of Braille
+    return "*" if "\u2800" <= character <= "\u28ff" else "?"  # spinners are Braille characters
 
 
 codecs.register_error(PLAIN, _plainly)

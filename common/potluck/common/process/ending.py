@@ -2,7 +2,7 @@
 
 A thread can't be stopped from outside: a plug-in's selection or one step of training may take any
 time, and Python waits for its threads. So if threads keep a process from ending, the process exits
-without waiting for them. All persistent data are written so that this loses no more than a kill
+without waiting for them. Persistent data are written such that this exit loses no more than a kill
 would.
 """
 
@@ -25,10 +25,10 @@ from potluck.common.process.command_line import FAILED, INTERRUPTED
 log = structlog.get_logger()
 
 GRACE_SECONDS = 4.5
-"""Seconds that a process has to end cleanly after the signal."""
+"""Seconds after the signal in which the process must end cleanly."""
 
 LAST_WORK_SECONDS = 1.0
-"""Seconds that threads have to end after everything else is closed."""
+"""Seconds that the process waits for its threads, after everything else is closed."""
 
 _CODES = {signal.SIGTERM: 0, signal.SIGINT: INTERRUPTED}
 

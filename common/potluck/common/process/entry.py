@@ -43,7 +43,7 @@ def begin(module: str) -> NoReturn:
 def _end(*_: object) -> NoReturn:
     """End the process immediately.
 
-    An exception would be raised in the middle of an import, which may swallow or wrap it. Nothing
-    that could be lost has started yet.
+    An exception in the middle of an import might be swallowed or wrapped. Ending at once is safe:
+    no work that could be lost has started yet.
     """
     os._exit(INTERRUPTED)

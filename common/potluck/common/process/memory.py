@@ -18,10 +18,10 @@ _MOST_FREED_BYTES = 64 << 20
 def keep_freed_memory() -> None:
     """Have glibc reuse the memory of one message for the next one.
 
-    By default glibc maps new memory for every message of a transfer and returns it right after, so
-    that the kernel clears each page again: up to a third of a transfer's system time. After this
-    call glibc keeps up to `KEPT_BYTES` of freed memory, in two heaps instead of one per thread.
-    Does nothing with another C library.
+    By default glibc maps new memory for every message of a transfer and returns it right after. So
+    the kernel clears each page again, which takes up to a third of a transfer's system time. After
+    this call glibc keeps up to `KEPT_BYTES` of freed memory, in two heaps instead of one per
+    thread. Does nothing with another C library.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -45,10 +45,10 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def give_back_freed_memory() -> None:
-    """Return freed memory to the system, if it is more than a round probably needs again.
+    """Return freed memory to the system if there is more of it than a round probably needs.
 
-    glibc does not return such memory itself if it lies between objects that remain, as after many
-    simultaneous transfers. Does nothing unless the C library is glibc of 2021 or later.
+    glibc does not return freed memory that lies between objects in use, as after many simultaneous
+    transfers. Does nothing unless the C library is glibc of 2021 or later.
     """
     if not sys.platform.startswith("linux"):
         return

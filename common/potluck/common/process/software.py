@@ -11,7 +11,7 @@ from types import MappingProxyType
 from potluck.common.net.build_version import software_version
 
 _PACKAGES = ("numpy", "torch")
-"""Packages on which the exact bits of a model depend."""
+"""Packages whose versions can change the exact bits of a model."""
 
 
 @cache

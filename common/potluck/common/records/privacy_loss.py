@@ -1,7 +1,7 @@
 """The privacy loss of runs with `[privacy]`, as the coordinator knows it.
 
-The coordinator counts the updates that have arrived, and the extension point `ACCOUNT` turns them
-into ε. Hosts also count other runs, and trainings whose update never arrived.
+The coordinator counts the updates that have arrived, and the extension point `ACCOUNT` computes ε
+from these counts. Hosts' ledgers also contain other runs, and trainings whose update never arrived.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ ACCOUNT: Final = "run-privacy"
 Its arguments are the terms of a training (`rpc.Privacy`), the run's `LocalTraining`, its
 `Weighting`, and a sequence of `TrainingsSent`. It omits clients whose loss can't be known."""
 BUDGET_SPENT: Final = "the privacy budget of its data does not allow this training"
-"""A host's only reason for refusing a training; numbers would disclose facts about other runs."""
+"""Reason with which a host refuses a training.
+
+It has no numbers, which would disclose facts about other runs.
+"""
 NO_ANSWER: Final = "the privacy budget of its data does not allow this answer"
-"""A host's only reason for refusing an answer to a question."""
+"""Reason with which a host refuses to answer a question; without numbers, as above."""
 RUN_BUDGET_SPENT: Final = "the run's privacy budget allows this client no further training"
-"""A coordinator's reason for excluding a client, if it adds the noise itself."""
+"""Reason with which a coordinator that adds the noise itself excludes a client."""
 NEAR_LIMIT: Final = 0.8
-"""Share of the trainings of a run after which a client is near its limit."""
+"""A client that has used this share of the run's trainings is near its limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingsSent:
-    """Trainings of a client with the same privacy loss, whose updates have arrived.
+    """Trainings of a client that have the same privacy loss, and whose updates have arrived.
 
     samples: number of samples reported with the updates; 0 if masks hide it. epochs: passes over
     the samples; None for the run's number. count: number of trainings, at least 1. planned: number

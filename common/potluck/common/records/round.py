@@ -25,8 +25,9 @@ class RoundMember:
     state: "included", or the reason why its update is not part of the model: "late", "lost",
     "failed" or "spared". reason: why the selector chose the client. trouble: the client's error;
     empty if there was none. samples: number of samples, if disclosed. seconds: time from
-    instruction to update. fraction: share of its work that was done. data_epoch: version of its
-    data; None if unknown. software: release of Potluck on its host; empty if unknown.
+    instruction to update. fraction: share of the client's work that was done. data_epoch: version
+    of the client's data; None if unknown. software: release of Potluck on its host; empty if
+    unknown.
     """
 
     client: str
@@ -63,10 +64,10 @@ class Round:
     in the order of selection. seconds: time from selection to commit. bytes_down, bytes_up: bytes
     of models and of updates. model: BLAKE3 digest of the new model. coverage: numbers of clients
     and samples behind each measure, including measures that clients were asked for but none
-    measured. late: updates of earlier rounds that are part of the model. sums: number of received
-    files in which hosts had added up updates. committed_at: time of the commit; None if it was not
-    recorded. software: version of each program and library of the coordinator. privacy: the run's
-    privacy loss after the round; None without `[privacy]`.
+    measured. late: updates from earlier rounds that became part of this model. sums: number of
+    received files in which hosts had added up updates. committed_at: time of the commit; None if it
+    was not recorded. software: version of each program and library of the coordinator. privacy: the
+    run's privacy loss after the round; None without `[privacy]`.
     """
 
     number: int

@@ -14,7 +14,7 @@ _HIDDEN: Final = {
     "client": "sums hide each client's whole update from everyone who sees sums or models, unless "
     "more than masking.colluding_hosts collude",
 }
-"""Protected fact and the parties from which it is hidden, by the unit of `[privacy]`."""
+"""By the unit of `[privacy]`: the protected fact, and the parties from which it is hidden."""
 
 
 def privacy_claim(run_file: Mapping[str, Any]) -> str:

@@ -226,8 +226,7 @@ class PersonalModels(Settings):
 
 
 class PrivateUpdates(Settings):
-    """Noise in the training of clients, on their updates or on the sum of these, which hides single
-    records or whole clients."""
+    """Noise in trainings, on updates or on their sum; it hides single records or whole clients."""
 
     unit: Literal["record", "client"] = Field(
         default="record",
@@ -501,7 +500,7 @@ class SelectorLimits(Settings):
 
 
 class SelectionProof(Settings):
-    """Commitments with which others can check the selections of a run."""
+    """Commitments with which hosts and auditors can check the selections of a run."""
 
     verifiable: bool = Field(
         default=False,

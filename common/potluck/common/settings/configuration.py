@@ -80,7 +80,7 @@ def _leaves(annotation: object) -> set[object]:
 _COMMENT_WIDTH: Final = 88
 
 RECOMMENDED: Final[dict[str, JsonValue]] = {"recommended": True}
-"""Value of `json_schema_extra` for a table whose unset values come from a recommendation."""
+"""Value of `json_schema_extra` that marks a table whose defaults come from a recommendation."""
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 ModelType = TypeVar("ModelType", bound=BaseModel)
@@ -230,7 +230,7 @@ def _annotate(
     for name, field in model.model_fields.items():
         default = _default(name, field, defaults)
         if nested(field) is not None or isinstance(default, dict):
-            tables.append(name)  # TOML wants a table's own keys before its sub-tables
+            tables.append(name)  # TOML requires a table's own keys before its sub-tables
             continue
         lines += _comment(field)
         assignment = _assignment(name, default, examples.get(f"{prefix}{name}"))

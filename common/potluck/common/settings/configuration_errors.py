@@ -1,7 +1,7 @@
 """Errors of configuration files, in one line for users.
 
-The first few problems are named, all others are counted. A file that is meant for another program
-is recognised by its keys.
+An error names the first few problems, and counts the others. If a file is meant for another
+program, its keys show this.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ _TELLING: Sequence[tuple[str, Collection[str], Collection[str]]] = (
     (RUN, {"rounds", "clients_per_round"}, ()),
     (RUN, {"rounds", "count"}, ()),
 )
-"""Kinds of file, each with keys that it has and keys that it does not have; the first match
-counts."""
+"""Kinds of file, each with keys that it has and keys that it lacks; the first match is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +101,8 @@ def problems_by_key(
 def _in_file(error: ValidationError, values: Mapping[str, Any]) -> list[ErrorDetails]:
     """Return the details of an error, each with its place in the file.
 
-    pydantic counts only valid entries, so a list with an invalid one may also be reported as too
-    short.
+    Omits a second report: pydantic counts only valid entries, so it may also report a list with an
+    invalid entry as too short.
     """
     details = error.errors(include_url=False)
     places = [detail["loc"] for detail in details]
@@ -242,7 +241,7 @@ def _cut(text: str) -> str:
 
 def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     for part in location:
-        if isinstance(part, int):  # the index of one of several tables
+        if isinstance(part, int):  # an index: the field has a list of tables
             continue
         field = model.model_fields.get(str(part))
         inner = nested(field) if field else None

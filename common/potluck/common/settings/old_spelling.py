@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ValidationInfo
 from potluck.common.errors import ConfigurationError
 
 ACCEPTED_UNTIL = "0.2"
-"""The first version that will refuse the old spellings."""
+"""The first release that will refuse the old spellings."""
 
 _KEY = re.compile(r"(?m)^([ \t]*)([\w-]+)(?=[ \t]*=)")
 _TABLE = re.compile(r"(?m)^[ \t]*\[")

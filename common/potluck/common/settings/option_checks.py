@@ -121,7 +121,7 @@ def _problems(
     reasons: dict[str, list[str]] = {}
     found: list[str] = []
     for detail in details:
-        if not detail["loc"]:  # the value is nested too deep, or is not valid Unicode
+        if not detail["loc"]:  # a value that is nested too deep, or is not valid Unicode
             return [f"its options can't be read: {detail['msg']}"]
         option = str(detail["loc"][0])
         if detail["type"] == "extra_forbidden":

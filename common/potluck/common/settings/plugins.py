@@ -33,10 +33,10 @@ SIGNALS = "potluck.signals"
 SINKS = "potluck.sinks"
 UPDATE_PATHS = "potluck.update_paths"
 SECURE_SUMS = "potluck.secure_sums"
-"""Group of the parts of secure aggregation, which the core loads by name."""
+"""Entry-point group of the parts of secure aggregation, which the core loads by name."""
 COMMANDS = "potluck.commands"
 INTEGRATIONS = "potluck.integrations"
-"""Group of classes and functions that need an extra; the core loads them by name."""
+"""Entry-point group of classes and functions that need an extra; the core loads them by name."""
 
 KINDS: Final = {
     SELECTORS: "selector",
@@ -62,7 +62,8 @@ Only Potluck's own modules: a function of another library may download and unpic
 """
 
 
-_LIKENESS: Final = 0.75  # method names are similar: fedsgd is not a misspelt feddf
+# high, because names of methods are similar: fedsgd is not a misspelt feddf
+_LIKENESS: Final = 0.75
 
 
 class Plugin(ABC):
@@ -185,7 +186,7 @@ def options_of(group: str, name: str) -> list[str]:
 def create(kind: type[PluginType], name: str, options: Mapping[str, object]) -> PluginType:
     """Return an instance of the plug-in called `name`. kind: base class of its kind.
 
-    A class need not derive from `kind`: it then gets those attributes of `kind` that it does not
+    A class that does not derive from `kind` gets those attributes of `kind` that it does not
     define. Raises PluginError if an option is unknown or its value is refused.
     """
     found: Any = find(kind.group, name)

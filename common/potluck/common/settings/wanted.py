@@ -63,7 +63,7 @@ def wanted(detail: ErrorDetails) -> str:
 
 
 def any_of(reasons: Iterable[str]) -> str:
-    """Return one sentence for a value that must meet at least one of these requirements."""
+    """Join requirements, of which a value must meet at least one, into one sentence."""
     first, *others = dict.fromkeys(reasons)
     return " or ".join([first, *(each.removeprefix("must be ") for each in others)])
 

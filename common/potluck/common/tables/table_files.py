@@ -27,7 +27,7 @@ def check_table_name(path: Path) -> None:
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
     """Write a table atomically: a reader sees either the earlier file or the complete new one.
 
-    A row may lack columns. A missing value and NaN are written as an empty cell. Raises
+    A row may lack columns. Missing values and NaN are written as empty cells. Raises
     ConfigurationError if the suffix is neither .csv nor .parquet, OSError if the file can't be
     written.
     """

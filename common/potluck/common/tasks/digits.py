@@ -4,7 +4,8 @@ They are the test set of E. Alpaydin, C. Kaynak: Optical Recognition of Handwrit
 Machine Learning Repository 1998 (CC BY 4.0), in the same file as in scikit-learn.
 
 `Digits` is plain recognition with label skew. `ColoredDigits` separates small digits (0–4) from
-large ones (5–9). Colour depends on size in the data of most clients, but not in the test set.
+large ones (5–9). In the data of most clients, a digit's colour depends on its size; in the test set
+it does not.
 """
 
 from __future__ import annotations
@@ -158,10 +159,10 @@ class ColoredDigits(Task):
     """Classification of digits as small or large; red or green colour is a misleading feature.
 
     The images are split by the row CMNIST_GSC of FedDiverse's Table 6. Each client's matrix (size ×
-    colour) is scaled down to the available images; every image is used once. The metrics of that
-    row hold only roughly unless the number of clients is a multiple of 24. In the coordinator's
-    test set, half of the images of each digit are red and half are green. Groups are size × 2 +
-    colour.
+    colour) is scaled down to the available images; every image is used once. The metrics in that
+    row of the table hold only roughly unless the number of clients is a multiple of 24. In the
+    coordinator's test set, half of the images of each digit are red and half are green. Groups are
+    size × 2 + colour.
 
     clients: number of parts into which the images are split. seed: seed of the partition. held_out:
     share of its samples on which each client evaluates. public: number of images that only the
@@ -261,10 +262,10 @@ def _fitting(clients: int, available: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _interleaved(matrices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return Table 6's four CI, four AI and sixteen SC clients in an order in which any six
-    neighbours include all types.
+    """Reorder Table 6's four CI, four AI and sixteen SC clients, so that any six neighbours include
+    all three types.
 
-    So the first few clients, or those of one host, resemble the whole federation.
+    So the first few clients, or the clients of one host, resemble the whole federation.
     """
     mirrored_in_turn = (0, 2, 1, 3)
     order: list[int] = []

@@ -27,7 +27,7 @@ class LabelNoise:
 
     label_noise: mean share of a noisy client's labels that are wrong, in [0, 0.99]. Each noisy
     client has its own rate, drawn from Beta(100 · label_noise, 100 − 100 · label_noise).
-    noisy_clients: share of the clients that are noisy; these are chosen at random.
+    noisy_clients: share of the clients that are noisy; noisy clients are chosen at random.
     """
 
     label_noise: Annotated[float, Field(ge=0, le=0.99)] = 0.0

@@ -39,7 +39,7 @@ def part_number(client: ClientId, parts: int, *, task: str) -> int:
 
 
 def put_aside(samples: Indices, wanted: int, seed: int, *, clients: int) -> tuple[Indices, Indices]:
-    """Return (remaining samples for the clients, `wanted` random samples), both in the given order.
+    """Return (samples left for the clients, `wanted` random samples), both in the given order.
 
     The draw has its own generator, so that no other draw depends on it. Raises ConfigurationError
     if less than one sample per client would remain.
@@ -66,10 +66,10 @@ def dirichlet(
 ) -> list[Indices]:
     """Return a partition with label skew: each class is divided by a draw from Dirichlet(alpha).
 
-    As in NIID-Bench, a client that already has samples / clients samples gets no more, and the
-    whole draw is repeated until every client has at least `minimum`. After 100 failed draws (many
-    clients, small alpha), clients with too few samples take random ones from the largest client.
-    Parts are disjoint and cover all samples; the indices of each client are sorted. Raises
+    As in NIID-Bench, a client that already has its equal share of the samples gets no more, and the
+    whole draw is repeated until every client has at least `minimum` samples. After 100 failed draws
+    (many clients, small alpha), clients with too few samples take random ones from the largest
+    client. Parts are disjoint and cover all samples; the indices of each client are sorted. Raises
     ConfigurationError if there are too few samples.
     """
     if clients * minimum > len(labels):
@@ -106,7 +106,8 @@ def _draw(
         members = generator.permutation(np.flatnonzero(labels == label)).astype(np.int64)
         shares = generator.dirichlet(np.full(clients, alpha)) * (sizes < len(labels) / clients)
         if shares.sum() == 0:
-            shares = np.ones(clients)  # if a tiny alpha gave only full clients a share
+            # a tiny alpha gave shares to full clients only: divide equally
+            shares = np.ones(clients)
         cuts = (np.cumsum(shares / shares.sum())[:-1] * len(members)).astype(np.int64)
         for client, piece in enumerate(np.split(members, cuts)):
             parts[client].append(piece)

@@ -41,15 +41,14 @@ def _flip_attributes(matrix: Matrix) -> Matrix:
 
 
 def _twice(matrix: Matrix) -> Matrix:
-    """Return a matrix of four classes made of one of two classes: each row becomes the rows of two
-    classes."""
+    """Expand a two-class matrix to four classes: each row is repeated for a second class."""
     return tuple(row for row in matrix for _ in range(2))
 
 
 def _pure(many: int, few: int, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, Matrix]]:
-    """Return clients that have only CI, only AI or only SC.
+    """Return clients that each have one type of imbalance: CI, AI or SC.
 
-    shares: for each type, the number of clients with its matrix and the number with the flipped
+    shares: for each type, the number of clients with the type's matrix, and with the flipped
     matrix.
     """
     matrices = (_by_class(many, few), _by_attribute(many, few), _correlated(many, few))

@@ -74,7 +74,7 @@ def joined(auxiliaries: Auxiliaries) -> dict[str, NDArray[Any]]:
 
 
 def weights_of(file: Tensors) -> Tensors:
-    """Return an update without its auxiliaries; no tensor is copied or read."""
+    """Return an update's tensors except its auxiliaries; no tensor is copied or read."""
     kept = [t for t in file.layout.tensors if not t.name.startswith(PREFIX)]
     if len(kept) == len(file.layout.tensors):
         return file

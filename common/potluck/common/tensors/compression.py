@@ -1,4 +1,7 @@
-"""Compresses files with Zstandard, level 1: on slow networks, deltas arrive a third faster."""
+"""Compresses files with Zstandard, level 1.
+
+On slow networks, compressed deltas arrive a third faster.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The digest that identifies a file: BLAKE3 of its bytes, 64 lower-case hexadecimal digits.
 
-BLAKE3 and not SHA-256, because each byte of a round is hashed three times: by its writer, on a host
-and on the coordinator. SHA-256 took a third of a round's processor time (docs/contributing/adr).
+Why BLAKE3: each byte of a round is hashed three times, by its writer, on a host and on the
+coordinator. With SHA-256, that took a third of a round's processor time (docs/contributing/adr).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from blake3 import blake3
 from potluck.common.interruptible import interruption
 
 # Files in pieces ----------------------------------------------------------------------------------
-# Files are not mapped for this: if a mapped page can't be read, the kernel sends SIGBUS, which ends
+# Files are read, not mapped: if a mapped page can't be read, the kernel sends SIGBUS, which ends
 # the process. A mapped page can't be read after a disk error, beyond the end of a file that was
 # shortened, and at a hole in a file on a full tmpfs.
 

@@ -194,7 +194,7 @@ class EncodedUpdate:
         self._encoding = encoding
         self._arrays = file.arrays
         self._base = None if base is None else FlatVector(base.arrays, model_layout)
-        # int8 files contain the vector itself, other files contain it in pieces.
+        # int8 files contain the whole vector; other files contain it as separate tensors.
         self._vector = None if encoding is Encoding.INT8 else FlatVector(file.arrays, model_layout)
 
     @property
@@ -309,8 +309,8 @@ def _bfloat16_blocks(vector: FlatVector, base: FlatVector | None) -> Iterator[_B
         out = encoded[: len(vector) - begin]
         _difference(vector, base, begin, values[: out.size])
         bits = values[: out.size].view(np.uint32)
-        # Adding just under half a unit of the last kept bit, plus this bit itself, rounds ties to
-        # even.
+        # Round to the nearest, ties to even: add just under half a unit of the last kept bit, plus
+        # this bit.
         rounded = bits >> 16
         rounded &= 1
         rounded += 0x7FFF
@@ -358,7 +358,7 @@ def _scale(x: NDArray[np.float32], scale: NDArray[np.float32]) -> None:
     """Turn the blocks' largest magnitudes, passed in `scale`, into scales; divide x by them."""
     scale /= np.float32(127)
     np.minimum(scale, _LARGEST_SCALE, out=scale)
-    # Subnormal scales are too coarse to divide by: blocks below 127 · 2⁻¹²⁶ become zero.
+    # Subnormal scales are too coarse to divide by, so blocks below 127 · 2⁻¹²⁶ become zero.
     scale[scale < np.finfo(np.float32).tiny] = 0
     inverse = np.zeros_like(scale)
     np.divide(np.float32(1), scale, out=inverse, where=scale > 0)
@@ -376,5 +376,5 @@ def _round_stochastically(
     work *= np.float32(2**-16)
     x += work
     np.floor(x, out=x)
-    # Division by a rounded scale may exceed 127 by one unit in the last place.
+    # Clip: division by a rounded scale may exceed 127 by one unit in the last place.
     np.clip(x, -127, 127, out=x)

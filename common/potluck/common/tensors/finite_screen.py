@@ -4,8 +4,8 @@ cache.
 The check trusts nothing in the file. It reads everything after the header as float32 words and
 compares these with the bounds. The header's length is in the first eight bytes. If all words are
 numbers within bounds, every float32 tensor that begins at a multiple of four bytes is also within
-bounds, if the file is a valid tensor file. Otherwise the check is inconclusive, because a tensor of
-integers may look like NaN.
+bounds, if the file is a valid tensor file. Otherwise the check is inconclusive, because integers
+read as float32 may look like NaN.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FiniteScreen:
         self._header_left -= skipped
         words, rest = divmod(len(piece) - skipped, WORD_BYTES)
         found = np.frombuffer(piece, np.float32, count=words, offset=skipped)
-        # After a piece that ends within a word, the next piece's words are misaligned.
+        # If this piece ends within a word, the next piece's words are misaligned: not clean.
         self._clean = rest == 0 and block_is_within_bounds(found)
 
     @property

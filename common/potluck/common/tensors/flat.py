@@ -96,7 +96,7 @@ class FlatVector:
 
 
 def _joined(tensors: list[StoredTensor]) -> list[StoredTensor]:
-    """Return the tensors as vectors; tensors that are adjacent in a file become one vector."""
+    """Return the tensors as vectors; neighbours in a file are joined into one vector."""
     found: list[StoredTensor] = []
     sizes: list[int] = []
     end = -1

@@ -1,4 +1,4 @@
-"""Stores zeros as holes in files, which need no disk space and no time to write; also creates files
+"""Stores zeros as holes in files: holes need no disk space and no time to write. Also creates files
 without holes.
 
 The weight delta of a mostly frozen model is nearly all zeros, and so is a model whose initial
@@ -56,7 +56,7 @@ def _is_zero(piece: memoryview) -> bool:
 def _is_zero_there(descriptor: int, place: int, size: int) -> bool:
     end = place + size
     if os.fstat(descriptor).st_size < end:
-        # When the file grows, the new bytes read as zeros.
+        # Zeros need no write here: when a file grows, the new bytes read as zeros.
         held = os.pread(descriptor, size, place)
         os.ftruncate(descriptor, end)
         return not any(held)

@@ -4,8 +4,9 @@ If memory is short, the kernel writes pages of such a file to disk and drops the
 space on the disk and no private memory of the process. All code that creates an array as large as a
 part of a model allocates it here. Without a folder, the array is in memory.
 
-These files are mapped, because an array needs memory: they replace swap space. If a page that was
-written to disk can't be read again, the process ends with SIGBUS, as with a failing swap device.
+These files are mapped, because arrays must be in memory; the files replace swap space. If a page
+that was written to disk can't be read again, the process ends with SIGBUS, as with a failing swap
+device.
 """
 
 from __future__ import annotations

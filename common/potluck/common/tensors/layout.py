@@ -27,7 +27,8 @@ LENGTH_BYTES: Final = 8
 ALIGNMENT: Final = 8
 MAXIMUM_DIMENSIONS: Final = 32
 _MAXIMUM_BYTES: Final = 2**63 - 1
-# A tensor opens three brackets and needs at least 49 characters; names may contain brackets, too.
+# For the limits below: a tensor opens three brackets and needs at least 49 characters; names may
+# contain brackets, too.
 _CHARACTERS_PER_BRACKET: Final = 12
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
@@ -240,7 +241,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _parse_tensor(name: str, described: object) -> TensorSpec:
     label = quoted(name)
     if not name.isprintable():
-        # This also refuses lone surrogates, which can't be encoded.
+        # Such names can't be shown. This also refuses lone surrogates, which can't be encoded.
         _refuse(f"tensor name {label} holds characters that can't be printed", name)
     if not isinstance(described, dict) or described.keys() != {"dtype", "shape", "data_offsets"}:
         _refuse(f"tensor {label} must have exactly dtype, shape and data_offsets", name)
@@ -252,7 +253,8 @@ def _parse_tensor(name: str, described: object) -> TensorSpec:
     if not _is_sizes(offsets) or len(offsets) != 2:
         _refuse(f"tensor {label} must have two data_offsets ≥ 0", name)
     size = math.prod(shape) * DTYPES[dtype].itemsize
-    # numpy multiplies all sizes other than 0, even if the tensor is empty.
+    # numpy multiplies all sizes other than 0, even for an empty tensor: that product must not
+    # overflow.
     if math.prod(filter(None, shape)) * DTYPES[dtype].itemsize > _MAXIMUM_BYTES:
         _refuse(f"tensor {label} is larger than any file", name)
     begin, end = offsets
@@ -264,7 +266,7 @@ def _parse_tensor(name: str, described: object) -> TensorSpec:
 def _is_sizes(value: object) -> bool:
     if not isinstance(value, list):
         return False
-    # bool is a subclass of int, but `true` is not a size.
+    # Compare types: bool is a subclass of int, but `true` is not a size.
     return all(type(size) is int and 0 <= size <= _MAXIMUM_BYTES for size in value)
 
 

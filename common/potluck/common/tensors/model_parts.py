@@ -3,7 +3,7 @@
 A run file's `[model] trainable = [patterns]` sets which tensors are sent in both directions. The
 other tensors are the base, which is not trained. Every machine has the base already, from a file or
 from the task's model. A digest shows that all machines have the same base. `keep = [patterns]` sets
-which tensors each client trains for itself: they never leave the client, and their initial values
+which tensors each client trains for itself: these never leave the client, and their initial values
 are those of the task's model. Hosts and the coordinator use this module.
 """
 
@@ -76,8 +76,8 @@ class DividedModel:
         arrays: Mapping[str, NDArray[np.generic]],
         kept: Mapping[str, NDArray[np.generic]] | None = None,
     ) -> None:
-        """Overwrite the tensors that are sent and those that a client keeps; restore the base's
-        buffers.
+        """Overwrite the tensors that are sent and the tensors that a client keeps. Restore the
+        base's buffers.
 
         kept: values of the kept tensors, by default the initial ones. Raises LayoutError if
         `arrays` or `kept` has missing or additional tensors.
@@ -141,7 +141,7 @@ def divided(network: Any, table: ModelTable | None, data: Path | None) -> Divide
             "`base` of [model]",
             base_blake3=blake3,
         )
-    module: Any = network  # models that are arrays were returned above
+    module: Any = network  # a module: arrays have returned above
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if name in base:
             parameter.requires_grad_(False)

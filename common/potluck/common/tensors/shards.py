@@ -59,9 +59,9 @@ def write_shards(
     """Write tensors as shards of at most `shard_bytes`, and their index. Return the paths of the
     files.
 
-    A larger tensor becomes a shard of its own. A model that fits into one shard becomes one file
-    without an index. metadata: additional content of the index, or of the one file. Raises
-    StorageError.
+    A tensor that is larger than that becomes a separate shard. A model that fits into one shard
+    becomes one file without an index. metadata: additional content of the index, or of the one
+    file. Raises StorageError.
     """
     groups = _groups(tensors.layout, shard_bytes)
     written: list[Path] = []

@@ -12,8 +12,10 @@ from pathlib import Path
 
 
 class SpareFiles:
-    """Up to `keep` files in a separate folder. `give` and `take` may be called from different
-    threads."""
+    """Up to `keep` files for reuse, in a separate folder.
+
+    `give` and `take` may be called from different threads.
+    """
 
     def __init__(self, folder: Path, *, keep: int) -> None:
         """Open the folder, and delete the files that an earlier process left there. Raises

@@ -1,8 +1,8 @@
 """Tensors of open files, read into memory on access.
 
 A file is read and not mapped: if a mapped page can't be read, the kernel sends SIGBUS, which ends
-the process, even if the page could be read before. Here, a failed read is a StorageError that names
-the file. The data are copied from the page cache, a block or one tensor at a time.
+the process; this can happen at any access. Here, a failed read is a StorageError that names the
+file. The data are copied from the page cache, a block or one tensor at a time.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def forms(
 def picked(
     arrays: Mapping[str, NDArray[Any]], names: Mapping[str, str]
 ) -> Mapping[str, NDArray[Any]]:
-    """Return some of the arrays under other names, without reading a file. names: new name → old
+    """Return some of the arrays under new names, without reading a file. names: new name → old
     name."""
     if isinstance(arrays, StoredTensors):
         return StoredTensors({new: arrays.stored[old] for new, old in names.items()})

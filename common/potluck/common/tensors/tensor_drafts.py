@@ -30,7 +30,9 @@ _PIECE_BYTES: Final = 2**20
 
 
 class TensorDraft:
-    """A tensor file that is being written. Write all of it before you use `arrays` or `finish`.
+    """A tensor file that is being written.
+
+    Write all its tensors before you use `arrays` or `finish`.
 
     `put` and `put_flat` are thread-safe; pieces must not overlap.
     """
@@ -80,7 +82,7 @@ class TensorDraft:
         for the whole file.
         """
         if self._arrays is None:
-            with self._disk():  # later writes to pages must find disk space
+            with self._disk():  # reserve disk space for later writes to the pages
                 reserve(self._file.fileno(), self.layout.file_bytes)
             mapping = mmap.mmap(self._file.fileno(), self.layout.file_bytes)
             self._arrays = MappingProxyType(

@@ -67,7 +67,7 @@ MAXIMUM_HEADER_BYTES: Final = 4 * 2**20
 LARGEST_VALUE: Final = 2.0**64
 """Exclusive upper bound of the magnitudes in an update.
 
-Squares of larger numbers overflow float32; sums of smaller ones over any cohort are finite.
+Squares of larger numbers overflow float32; sums of smaller numbers over any cohort are finite.
 """
 
 _PIECE_BYTES: Final = 2**20
@@ -269,7 +269,8 @@ def block_is_finite(block: NDArray[np.floating[Any]]) -> bool:
     """Return True if all elements are finite. The result is exact; it is fast if the sum is
     finite."""
     with np.errstate(over="ignore", invalid="ignore"):
-        # NaN and infinity survive any sum; the sum of large finite numbers may overflow.
+        # A finite sum has no NaN or infinity. If the sum is not finite, look at all elements: large
+        # finite numbers may have overflowed.
         return bool(np.isfinite(block.sum()) or np.isfinite(block).all())
 
 

@@ -69,14 +69,15 @@ def widths_of(lanes: Lanes) -> list[int]:
 def _width(lowest: int, highest: int) -> int:
     if lowest == highest == 0:
         return 0
-    largest = max(highest, -lowest - 1)  # −128 needs as many bytes as 127
+    largest = max(highest, -lowest - 1)  # two's complement: −128 needs as many bytes as 127
     return largest.bit_length() // 8 + 1
 
 
 def pack(read: LaneReader, lanes: int) -> tuple[Bytes, Bytes]:
     """Return the widths of the blocks, and their bytes one after another."""
     widths = np.zeros(blocks_of(lanes), np.uint8)
-    packed = empty((lanes * MOST_BYTES,), np.uint8)  # pages that are not written to cost nothing
+    # the maximum: pages that are not written cost nothing
+    packed = empty((lanes * MOST_BYTES,), np.uint8)
     end = 0
     for first in range(0, lanes, _READ_LANES):
         some = read(first, min(first + _READ_LANES, lanes))
@@ -181,8 +182,9 @@ def _widen(narrow: Bytes, width: int, out: Lanes) -> None:
     if width in _WHOLE:
         np.copyto(out, narrow.view(f"<i{width}"))
         return
-    # Read words that end where their lane ends, and begin in the lane before. The lane is in the
-    # upper bytes, so the shift extends its sign. No bytes precede the first lane.
+    # Read each lane as a wider word that ends where the lane ends, and begins in the lane before.
+    # The lane is in the word's upper bytes, so a shift gives its value with the sign. The first
+    # lane is read separately, since no bytes precede it.
     out[0] = int.from_bytes(narrow[:width].tobytes(), "little", signed=True)
     word = 4 if width < 4 else MOST_BYTES
     words: NDArray[np.signedinteger[Any]] = np.ndarray(

@@ -72,8 +72,8 @@ class HostSumSettings(Settings):
 class LaneTerms:
     """Settings of lanes that all clients of a round must share.
 
-    quantum_bits: s, in [1, 44]. weight_unit: u, a power of two up to 2^31: the weight that counts
-    as 1. weight_cap: maximum weight, used for clients with more samples; from 1 to 2^31.
+    quantum_bits: s, in [1, 44]. weight_unit: u, a power of two up to 2^31: weights are divided by
+    it. weight_cap: maximum weight, used for clients with more samples; from 1 to 2^31.
     """
 
     quantum_bits: int
@@ -128,7 +128,8 @@ def quantise(values: NDArray[np.float64], factor: float, out: Lanes) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         np.multiply(values, factor, out=values)
         np.rint(values, out=values)
-        # If a value is NaN, minimum and maximum are NaN, and comparisons with NaN are False.
+        # This refuses NaN too: minimum and maximum are then NaN, and comparisons with NaN are
+        # False.
         within = not values.size or bool(
             values.min() >= -LARGEST_LANE and values.max() <= LARGEST_LANE
         )

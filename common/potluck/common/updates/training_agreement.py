@@ -1,9 +1,9 @@
 """Digest of everything that all clients of a masked round must have in common; it is bound to their
 secure sum.
 
-If a coordinator could let only one client train, it would learn that client's update from the sum.
-So the sum's header contains this digest, and each client compares it with the digest of its own
-instruction (SECAGG §R0).
+If a coordinator could make only one client really train, it would learn that client's update from
+the sum. So the sum's header contains this digest, and each client compares it with the digest of
+its own instruction.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ def settings_sha256(work: rpc.Train) -> bytes:
 
 
 def check_alike(instruction: rpc.Instruction) -> None:
-    """Raise ProtocolError if an instruction for a masked round requests something of this client
-    only.
+    """Raise ProtocolError if an instruction for a masked round has a request for this client only.
 
     The training seed must be the one that `client_seed` returns.
     """
@@ -119,7 +118,7 @@ def _bound(message: Message, left_out: Collection[str]) -> dict[str, Any]:
     for field, value in message.ListFields():
         if field.full_name in left_out:
             continue
-        many = isinstance(value, MutableSequence)  # as all repeated fields are
+        many = isinstance(value, MutableSequence)  # true for all repeated fields
         values = [_value(field.name, each, left_out) for each in (value if many else [value])]
         found[field.name] = values if many else values[0]
     return {name: value for name, value in found.items() if value not in ({}, [], "")}

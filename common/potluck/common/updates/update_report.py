@@ -20,8 +20,8 @@ class UpdateReport:
 
     samples: number of samples, in the precision that the client discloses. steps: number of
     optimiser steps. seconds: duration of the training; on a virtual clock, the simulated one. loss:
-    mean loss over the last pass. normalizer: weight of the steps (`local_steps.py`); None from a
-    host that does not report it. reports: the numbers that the run's selector requested, by name.
+    mean loss over the last pass. normalizer: FedNova's a_k (`local_steps.py`); None from a host
+    that does not report it. reports: the numbers that the run's selector requested, by name.
     measures: measures that a task's own trainer took in the training, by name. A masked update has
     no report.
     """
