@@ -33,11 +33,11 @@ class CertificateTroubleError(IdentityError):
 
 
 class PageFaultError(PotluckError):
-    """The web UI's server failed: a bug, since no request and no answer should make it fail."""
+    """The web UI's server failed. This is a bug: no request or answer should make it fail."""
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """Return the fault as text, and log its traceback to the terminal."""
+        """Return the fault for an unexpected error; log the error's traceback to the terminal."""
         log.error("the page's server failed", exc_info=error)
         return cls(
             f"the page's server failed ({type(error).__name__}: {error}); the terminal in which "
@@ -48,7 +48,7 @@ class PageFaultError(PotluckError):
 class CoordinatorLink:
     """Calls the coordinator with the operator's certificate; reloads a renewed certificate.
 
-    Lives on one event loop, as an asynchronous context manager.
+    It is an asynchronous context manager, and is used on one event loop.
     """
 
     def __init__(self, config: OperatorConfig) -> None:
@@ -70,7 +70,7 @@ class CoordinatorLink:
         return self._config.coordinator
 
     def shown(self) -> ConnectionShown:
-        """Return the state of the connection; if the last call failed, with the reason."""
+        """Return the state of the connection, with the reason if the last call failed."""
         error = self._error
         return ConnectionShown(
             address=self.address,
@@ -113,9 +113,9 @@ class CoordinatorLink:
         self._error = None
 
     def blamed(self, error: PotluckError) -> PotluckError:
-        """Return the error to show for a call's error: that of the certificate if it is the cause.
+        """Return the error to show for a failed call: the certificate's error if that is the cause.
 
-        An error that the coordinator sent does not concern the connection.
+        If the coordinator sent the error, the connection works: an earlier error is cleared.
         """
         if not isinstance(error, (UnreachableError, IdentityError)):
             self.reached()
@@ -155,7 +155,7 @@ Answer = TypeVar("Answer")
 
 
 class SharedAnswers(Generic[Answer]):
-    """Answers by key, each valid for some seconds. Used on one event loop."""
+    """A cache of answers by key, each valid for some seconds. Used on one event loop."""
 
     def __init__(self, seconds: float) -> None:
         """seconds: maximum age of an answer."""
@@ -165,7 +165,7 @@ class SharedAnswers(Generic[Answer]):
     async def of(self, key: str, ask: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
         """Return a recent or pending answer for `key`; call `ask` if there is none.
 
-        Raises the errors of `ask`. Errors are not kept: the next call asks again.
+        Raises the errors of `ask`. Errors are not cached: the next call asks again.
         """
         now = time.monotonic()
         self._asked = {
@@ -175,7 +175,7 @@ class SharedAnswers(Generic[Answer]):
         }
         if key not in self._asked:
             self._asked[key] = now, asyncio.create_task(ask())
-        return await asyncio.shield(self._asked[key][1])  # other pages may wait for it as well
+        return await asyncio.shield(self._asked[key][1])  # shielded, since other pages may wait too
 
 
 def _has_answer(asking: asyncio.Task[Answer]) -> bool:

@@ -53,7 +53,7 @@ def shown_mix(
     classes: int,
     profiles: Sequence[operator_pb2.ClientProfile],
 ) -> MixShown:
-    """Return the combined label counts of each cohort, from disclosed (maybe noisy) counts."""
+    """Return the label mix of each cohort, from the (maybe noisy) counts that clients disclosed."""
     counts: dict[str, Floats] = {
         each.client_id: np.array(each.label_counts, dtype=np.float64).clip(min=0.0)
         for each in profiles

@@ -1,6 +1,7 @@
 """Server-sent events for any number of pages; each event is encoded once.
 
-If a page reads too slowly, its unread events are dropped, and it receives the complete state again.
+If a page reads too slowly, the server drops the page's unread events and sends it the complete
+state again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def too_many() -> bytes:
 
 
 class Listener:
-    """A page that receives events. all_anew: returns the events of the complete state."""
+    """A page that receives events. all_anew: function that returns the complete state as events."""
 
     def __init__(self, all_anew: Callable[[], Iterable[bytes]]) -> None:
         self._all_anew = all_anew
@@ -40,7 +41,7 @@ class Listener:
         self._behind = True
 
     def offer(self, event: bytes) -> None:
-        """Queue an event; if too many wait, drop them and send the complete state instead."""
+        """Queue an event; if too many wait, drop these and send the complete state instead."""
         if self._behind:
             return
         if self._unread.qsize() >= MOST_UNREAD:

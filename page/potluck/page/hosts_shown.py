@@ -12,7 +12,7 @@ from potluck.rpc.v1 import operator_pb2
 
 
 def shown_hosts(clients: Sequence[operator_pb2.ClientStatus]) -> HostsShown:
-    """Return all clients by host, connected ones first; numbers in names are sorted by value."""
+    """Return all clients by host, connected hosts first; numbers in names are sorted by value."""
     held: dict[str, list[operator_pb2.ClientStatus]] = {}
     for client in clients:
         held.setdefault(client.host_id, []).append(client)
@@ -22,7 +22,7 @@ def shown_hosts(clients: Sequence[operator_pb2.ClientStatus]) -> HostsShown:
 
 
 def _host(name: str, clients: Sequence[operator_pb2.ClientStatus]) -> HostShown:
-    """Return a host, from the status of its most recently seen client."""
+    """Return the view of a host, from the status of its most recently seen client."""
     newest = max(clients, key=lambda each: (each.attending, each.last_seen.ToNanoseconds()))
     return HostShown(
         host=name,
@@ -52,7 +52,7 @@ def _note(client: operator_pb2.ClientStatus) -> str:
 
 
 def shown_coordinator(described: operator_pb2.DescribeCoordinatorResponse) -> CoordinatorShown:
-    """Return the coordinator, from its own description."""
+    """Return the view of the coordinator, from its own description."""
     return CoordinatorShown(
         version=described.software_version,
         hosts=described.hosts_attending,

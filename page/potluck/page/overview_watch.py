@@ -59,7 +59,7 @@ class OverviewWatch:
         return self._shown()
 
     def hurry(self) -> None:
-        """Request at once, because something changed."""
+        """Request the overview at once, because something has changed."""
         self._wanted.set()
 
     async def poll(self) -> None:

@@ -29,7 +29,7 @@ from typing import Final
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _MOST_SESSIONS: Final = 32
 _USER: Final = 7
-"""Column of the user id in `/proc/net/tcp`."""
+"""Index of the user id's column in `/proc/net/tcp`."""
 
 HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": (
@@ -49,10 +49,10 @@ HEADERS: Final[Mapping[str, str]] = {
 
 
 class PageAccess:
-    """The next valid token, and the sessions of browsers that have presented a token."""
+    """The currently valid token, and the sessions of browsers that have presented a token."""
 
     def __init__(self, on_redeemed: Callable[[], None] = lambda: None) -> None:
-        """on_redeemed: called after a token was exchanged; `token` is already the next one."""
+        """on_redeemed: function called after a token was exchanged and replaced by the next one."""
         self.token = secrets.token_urlsafe(24)
         # All ports of a machine share cookies, and other programs may serve pages on other ports.
         self.cookie = f"potluck-page-{secrets.token_hex(4)}"

@@ -45,7 +45,7 @@ from potluck.page.run_watch import RunWatch, RunWatches
 
 STATIC = Path(__file__).parent / "static"
 SHARED_SECONDS = 4.0
-"""Maximum age in seconds of an answer that pages share; each page requests it less often."""
+"""Maximum age in seconds of an answer that pages share; a single page asks less often than this."""
 _STATUSES = {
     NotFoundError: 404,
     UnreachableError: 502,
@@ -57,7 +57,7 @@ _VIEWS = ("/", "/runs/{run}", "/hosts", "/start", "/compare")
 
 
 class RunRefusedError(ConfigurationError):
-    """The coordinator refused a run file; holds the problems by field."""
+    """The coordinator refused a run file; the error holds the file's problems by field."""
 
     def __init__(self, message: str, problems: Sequence[Problem]) -> None:
         super().__init__(message)
@@ -127,7 +127,7 @@ class PageServer:
         return FileResponse(STATIC / "page.html", media_type="text/html")
 
     async def _no_such_page(self, _: Request) -> Response:
-        """Return the page, which shows that the address is unknown and links back."""
+        """Return the web UI's document, which shows that the address is unknown and links back."""
         return FileResponse(STATIC / "page.html", status_code=404, media_type="text/html")
 
     async def _events(self, request: Request) -> Response:
@@ -254,7 +254,7 @@ async def _sent(request: Request) -> DraftSent:
 def _answered(
     answer: Callable[[Request], Awaitable[BaseModel]],
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return a handler that sends the answer as JSON, and errors as text."""
+    """Return a handler that sends the result of `answer`, or its error as text, in JSON."""
 
     async def handle(request: Request) -> Response:
         try:

@@ -27,7 +27,7 @@ _END_SECONDS = 2
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to `run_interruptibly`."""
+    """A web server that leaves signals to `run_interruptibly`."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -111,7 +111,7 @@ async def serving_page(
             log_level="error",  # any user can send invalid HTTP; warnings would fill the terminal
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # identify clients by their connection, not by headers
+            proxy_headers=False,  # identify browsers by their connection, not by headers
             limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=_END_SECONDS,
         )

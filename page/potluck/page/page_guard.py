@@ -83,7 +83,8 @@ class PageGuard:
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return _closed(scope, "a change must be JSON")
         length = headers.get("content-length", "")
-        # Transfer-Encoding would take precedence over the length.
+        # Transfer-Encoding would take precedence over the length, and a body may then have any
+        # size.
         sized = length.isdecimal() and "transfer-encoding" not in headers
         if not sized or int(length) > MOST_BODY_BYTES:
             return _closed(scope, f"at most {MOST_BODY_BYTES} bytes are taken")
@@ -92,8 +93,8 @@ class PageGuard:
     def _opening(self, scope: Scope) -> Response | None:
         """Return the response to a browser that presents the token; None for other requests.
 
-        To find the connection's user, all connections of the machine are read. So this is done only
-        for a request with the token.
+        Finding the connection's user means reading all connections of the machine. So it is done
+        only for a request with the token.
         """
         token = parse_qs(scope["query_string"].decode("latin-1")).get("token")
         if token is None or not self._access.is_token(token[0]):
@@ -111,7 +112,7 @@ class PageGuard:
 
 
 def _closed(scope: Scope, text: str) -> Response:
-    """Return a refusal that closes the connection, so that refused programs keep none open."""
+    """Return a refusal that closes its connection, so that refused programs don't hold it open."""
     close = {"Connection": "close"}
     if scope["path"].startswith("/api/"):
         refused = Refused(error=text, trouble="access").model_dump()
@@ -136,7 +137,7 @@ MOST_STREAMS: Final = 64
 
 
 class WaitingConnections:
-    """Connections without a current request, the oldest first."""
+    """Connections without a current request (idle ones), the oldest first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -158,7 +159,7 @@ class WaitingConnections:
 def bounded_http(most: int = MOST_WAITING, seconds: float = WAITING_SECONDS) -> type[H11Protocol]:
     """Return a class for HTTP connections of one server.
 
-    most: maximum number of waiting connections. seconds: for how long each may wait.
+    most: maximum number of waiting connections. seconds: maximum wait of each.
     """
     waiting = WaitingConnections(most)
 

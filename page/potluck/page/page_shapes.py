@@ -97,7 +97,7 @@ class RoundDetails(Shape):
 
 
 class CohortShown(Shape):
-    """The clients of the current round, in selection order: columns of one table."""
+    """The clients of the current round, in selection order, as columns of one table."""
 
     round: int
     attempt: int
@@ -107,7 +107,7 @@ class CohortShown(Shape):
 
 
 class StateCount(Shape):
-    """Clients of a round that are in one state."""
+    """Number of a round's clients that are in one state."""
 
     state: str
     clients: int
@@ -196,7 +196,7 @@ class ClientShown(Shape):
 
 
 class HostShown(Shape):
-    """A host, and the clients that it holds."""
+    """A host and its clients."""
 
     host: str
     attending: bool
@@ -229,7 +229,7 @@ class MixRound(Shape):
 
 
 class MixShown(Shape):
-    """Label mix of cohorts, as far as disclosed."""
+    """Label mix of cohorts, from the label counts that clients disclosed."""
 
     classes: int
     clients: int = Field(description="Number of clients in the run's roster.")
@@ -239,7 +239,7 @@ class MixShown(Shape):
 
 
 class ClientPrivacy(Shape):
-    """Data that a client disclosed, and the privacy loss."""
+    """Data that a client disclosed, and the privacy loss of this."""
 
     client: str
     epsilon: float = Field(description="Total privacy loss of its noisy releases.")
@@ -292,7 +292,7 @@ class Problem(Shape):
 
 
 class DraftShown(Shape):
-    """A run file being written."""
+    """A run file that the operator is writing."""
 
     run_file: str
     values: dict[str, str] = Field(description="Values of the form fields that the file sets.")

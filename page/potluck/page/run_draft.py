@@ -1,4 +1,4 @@
-"""A run file being written: the form's fields in it, and its problems by key and line. Pure."""
+"""A run file that the operator is writing: the form's fields, problems by key and line. Pure."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _default(field: _Field) -> str:
 
 
 def drafted(text: str, changes: Mapping[str, str]) -> DraftShown:
-    """Write fields of the form into a run file; remove the key of an empty field. Comments stay.
+    """Write fields of the form into a run file. An empty field removes its key; comments stay.
 
     If the file is not valid TOML, return it unchanged with the problem.
     """
@@ -207,7 +207,7 @@ def refused(text: str, message: str) -> list[Problem]:
 
 
 def _refusal(text: str, message: str) -> Problem:
-    """Return the problem in the coordinator's message, with its field if the message names one."""
+    """Return the coordinator's message as a problem, with the field if the message names one."""
     at = re.search(r"at line (\d+)", message)
     if at:
         return Problem(key="", line=int(at[1]), text=message)

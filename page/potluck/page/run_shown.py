@@ -59,7 +59,7 @@ _AT_WORK = frozenset(
     }
 )
 _SLOW = 1.5
-"""A straggler takes this many times as long as the median of the finished clients."""
+"""A straggler takes this many times the median time of the finished clients."""
 _ALWAYS = 2
 """Number of metrics shown before any round was measured."""
 
@@ -80,7 +80,7 @@ class ClientList:
         return self._places.setdefault(client, len(self._places))
 
     def since(self, known: int) -> list[str]:
-        """Return the clients after the first `known`."""
+        """Return the clients in the list after the first `known`."""
         return self.names[known:]
 
 
@@ -132,7 +132,7 @@ def shown_run(view: RunView, clients: ClientList, now: datetime) -> RunShown | N
 
 
 def shown_summaries(view: RunView) -> list[MeasureSummary]:
-    """Return the metrics that at least one round has, the most important first; at least two."""
+    """Return the metrics that a round has, the most important first; before that, the first two."""
     known = {name for each in view.committed.values() for name in each.measures}
     return [
         MeasureSummary(

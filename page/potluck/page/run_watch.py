@@ -1,4 +1,4 @@
-"""Runs that pages show: each is followed once, for any number of pages."""
+"""Runs that pages show: each run is followed once, for any number of pages."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ MOST_KEPT = 12
 
 
 class RoundEvent(BaseModel):
-    """A committed round. new_clients: to append to the clients that the page knows."""
+    """A committed round. new_clients: clients that the page appends to those that it knows."""
 
     round: RoundShown
     new_clients: list[str]
 
 
 class LiveEvent(BaseModel):
-    """The current round, with its cohort if that has changed."""
+    """The current round, with its cohort if the cohort has changed."""
 
     live: LiveShown | None
     cohort: CohortShown | None
@@ -114,7 +114,7 @@ class RunWatch:
             self._task = asyncio.create_task(self._follow())
 
     def again(self) -> None:
-        """Follow the run again, after it had ended and was resumed."""
+        """Follow the run again: it had ended and was resumed."""
         if self.view.status is not None and self.view.ended:
             self.view = RunView(committed=self.view.committed, notices=self.view.notices)
         self.begin()
@@ -173,7 +173,7 @@ class RunWatch:
                     self._see(event)
             except PotluckError as error:
                 lost = trouble_of(error) in ("lost", "certificate")
-                if not (lost and self._heard.is_set()):  # else every page shows the loss
+                if not (lost and self._heard.is_set()):  # else every page shows the lost connection
                     self._fail(error)
                     return
             except asyncio.CancelledError:
@@ -223,7 +223,7 @@ class RunWatch:
                 self._offer(each)
 
     def _forget_old(self) -> None:
-        """Keep only the rounds that are shown: a run may take weeks."""
+        """Drop rounds that are not shown, since a run may have very many."""
         committed = self.view.committed
         if len(committed) > MOST_ROUNDS:
             del committed[min(committed)]
@@ -289,7 +289,7 @@ def _gone(error: PotluckError) -> bytes:
 
 
 class RunWatches:
-    """The runs that pages show, or have shown lately."""
+    """The watches of runs that pages show or have shown lately."""
 
     def __init__(self, link: CoordinatorLink) -> None:
         self._link = link
