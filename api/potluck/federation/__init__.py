@@ -1,7 +1,7 @@
 """Potluck from Python: federations, runs and their results, for scripts and notebooks.
 
-`Federation.local` starts a federation on this machine, `Federation.connect` uses an existing one.
-The methods do what the `potluck` command does, through the same calls.
+`Federation.local` starts a federation on this machine; `Federation.connect` uses an existing one.
+Their methods do the same as the `potluck` command, by the same calls.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """An event loop in its own thread, for callers that have no event loop or run inside one.
 
 A notebook's cells already run inside an event loop, where waiting needs `await`. Coroutines that
-connect to a federation run on this loop instead, and callers wait for them from outside.
+connect to a federation run on this loop instead, and callers wait for them in their own thread.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ async def _guarded(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def _settled() -> None:
-    """Return once tasks that were cancelled earlier have run their clean-up."""
+    """Wait until tasks that were cancelled earlier have run their clean-up."""
     await asyncio.sleep(0)
 
 
 @functools.cache
 def background_loop() -> BackgroundLoop:
-    """Return the loop of this process; gRPC works with only one."""
+    """Return the only loop of this process: gRPC works with one loop per process."""
     return BackgroundLoop()
 
 
@@ -83,7 +83,7 @@ MOMENT_SECONDS = 0.2
 
 
 class RunFollower:
-    """The display that `follow` updates: keeps a run's newest view and wakes waiting callers.
+    """A display for `follow`: stores a run's newest view and wakes callers that wait for it.
 
     All methods run on the background loop.
     """
@@ -104,7 +104,7 @@ class RunFollower:
         return None
 
     def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
-        """Store the newest view, and the notice if the event is one."""
+        """Store the newest view; if the event is a notice, store the notice as well."""
         self.view = view
         if event.WhichOneof("event") == "notice":
             self.notices.append(event.notice.text)
@@ -143,9 +143,9 @@ class RunFollower:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def round(self, number: int) -> Round | None:
-        """Wait for a round to be committed and return it; None if the run ended before.
+        """Wait until a round is committed and return it; None if the run ends before.
 
-        Raises RunError if the run failed, or the error that following it raised.
+        Raises RunError if the run failed, or the error that stopped the following.
         """
         while number not in self.view.committed:
             if self._over:

@@ -1,4 +1,4 @@
-"""Federations, on this machine or at a coordinator elsewhere."""
+"""Federations on this machine, or with a coordinator on another machine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 Table: TypeAlias = Mapping[str, object]
 """A table of a run file."""
 _Following: TypeAlias = Callable[[str, RunFollower], Coroutine[Any, Any, RunView]]
-"""Follows the run with the given id until it ends."""
+"""Function that follows the run with the given id until it ends."""
 
 _CLIENTS = 10
 """Number of clients of a local federation if neither the caller nor the task gives one."""
@@ -72,8 +72,8 @@ _CLIENTS = 10
 class Federation:
     """A federation; use `Federation.local` or `Federation.connect`, in a `with` statement.
 
-    Calls wait for their answers. They may be made in a notebook's cell, although an event loop
-    runs there; a federation belongs to the thread that made it.
+    Calls wait for their answers. They also work in a notebook's cell, where an event loop runs. Use
+    a federation only in the thread that made it.
     """
 
     def __init__(
@@ -150,7 +150,8 @@ class Federation:
 
         coordinator: HOST:PORT. Missing arguments are read from the environment (`POTLUCK_*`) or
         from operator.toml, as by the `potluck` command. config: path of operator.toml. data: the
-        folder with the base of a run's model, for `Run.model`. Raises ConfigurationError.
+        folder with the pretrained weights (base) of a run's model, for `Run.model`. Raises
+        ConfigurationError.
         """
         paths = {
             name: None if value is None else Path(value)
@@ -218,13 +219,13 @@ class Federation:
     ) -> Run:
         """Start a run. Arguments are the keys of a run file; None stands for its default.
 
-        run_file: path or text of a run file; each argument given here replaces the value of its
-        name. A plug-in is a name, a table with "name" and options, a class, or an instance. Classes
-        defined in this process work in `local` federations only. A local federation has as many
-        clients as the task has data for. It starts the run once all are connected, and by default
-        selects at most that many. count, roster and roster_timeout_seconds are the old names of
-        clients_per_round, expected_clients and start_timeout_seconds. Raises ConfigurationError,
-        PluginError or RunError, each with a remedy.
+        run_file: path or text of a run file; each argument given here replaces the file's value of
+        that name. A plug-in is a name, a table with "name" and options, a class, or an instance.
+        Classes defined in this process work in `local` federations only. A local federation has as
+        many clients as the task has data for. It starts the run once all are connected, and by
+        default selects at most that many. count, roster and roster_timeout_seconds are the old
+        names of clients_per_round, expected_clients and start_timeout_seconds. Raises
+        ConfigurationError, PluginError or RunError, each with a remedy.
         """
         arguments: dict[str, object] = {
             "name": name,
@@ -263,7 +264,7 @@ class Federation:
         return self._start(run_table(run_file, arguments))
 
     def find(self, run: str) -> Run:
-        """Return a run that was started before. run: its id, a unique prefix of it, or its name.
+        """Return a run that was started before. run: its id, a unique prefix of the id, or a name.
 
         Raises NotFoundError.
         """
@@ -379,14 +380,14 @@ class Federation:
             {"expected_clients": clients, "clients_per_round": usual, **values}
         )
         check_device(self._parties.device)
-        self._check_plugins(run)  # before processes start, which would report the same later
+        self._check_plugins(run)  # before processes start: they would find the same problems later
         started = self._parties.party(clients, text, installed(QUESTIONS))
         party = self._call(started)
         run_id = self._call(party.client.start_run(text))
         return self._made(run_id, party.client, partial(_follow_party, party))
 
     def _check_plugins(self, run: RunFile) -> None:
-        """Raise PluginError if a plug-in is missing or refuses its options."""
+        """Raise PluginError if a plug-in of the run file is missing or refuses its options."""
         from potluck.client.objective import Objective
         from potluck.server.selection import Selector
         from potluck.server.strategy import Strategy
@@ -399,7 +400,8 @@ class Federation:
     def _local_clients(self, values: dict[str, Any]) -> int:
         """Return the number of clients that a run needs.
 
-        If the federation has a fixed number, set it as the option `clients` of a task that has it.
+        If the federation has a fixed number, and the task has an option `clients`, set the option
+        to it.
         """
         _, run = checked_text(values)
         options = dict(run.task.options)
@@ -451,7 +453,7 @@ def _check_local(
     data: Path | None,
     folder: str | Path | None,
 ) -> None:
-    """Raise ConfigurationError for values that would make the processes fail later."""
+    """Raise ConfigurationError for arguments of `local` with which the processes would fail."""
     for name, value in (("hosts", hosts), ("clients", 1 if clients is None else clients)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigurationError(f"{name} is {value!r}; it must be a whole number from 1")

@@ -24,8 +24,8 @@ def rounds_frame(rounds: Iterable[Round]) -> pd.DataFrame:
 
     Columns: one for each metric of the model; `NAME_worst_tenth` for each spread over clients;
     numbers of clients `selected` and `included`; `seconds`, `bytes_down`, `bytes_up`; the `model`'s
-    digest. The last columns are, for each metric, `NAME_clients`, `NAME_asked`, `NAME_partial` and
-    `NAME_samples`.
+    digest. The last columns are each metric's coverage: `NAME_clients`, `NAME_asked`,
+    `NAME_partial` and `NAME_samples`.
     """
     rows = [round_row(each) for each in rounds]
     return _indexed(rows, ROUND, ("selected", "included", "seconds", "model"))
@@ -151,11 +151,11 @@ def profiles_frame(clients: Iterable[operator_pb2.ClientProfile]) -> pd.DataFram
 def disclosures_frame(parts: Iterable[operator_pb2.AuditDisclosuresResponse]) -> pd.DataFrame:
     """Return one row per client and disclosure, oldest first.
 
-    kind: `profile` for a value of this client alone, or `sum` for a sum that hides the client's
-    own part. subject: the value that was disclosed or summed. clients, hosts: number of clients and
-    hosts in the disclosed value. epsilon: the privacy loss; NaN if no noise was added. round: the
-    round of a masked update, else 0. at: ISO 8601. Updates without masks are not listed; each
-    client that is included in a round has sent one.
+    kind: `profile` for a value of this client alone, or `sum` for a sum that hides the client's own
+    part. subject: the value that was disclosed or summed. clients, hosts: number of clients and
+    hosts whose data are in the disclosed value. epsilon: the privacy loss; NaN if no noise was
+    added. round: the round of a masked update, else 0. at: ISO 8601. Updates without masks are not
+    listed; each client that is included in a round has sent one.
     """
     rows: list[tuple[object, ...]] = []
     for part in parts:

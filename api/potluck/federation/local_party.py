@@ -1,8 +1,8 @@
 """The processes of a federation on this machine, started when a run needs them.
 
-The first run determines the number of clients, and the classes of this process that they load. A
-later run that needs other clients or classes gets its own processes. The earlier processes and
-their runs stay.
+The first run determines the number of clients, and the Python classes of this process that they
+load. A later run that needs another number or other classes gets its own processes. The earlier
+processes and their runs continue.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PartyOptions:
 
 @dataclass(frozen=True)
 class Party:
-    """A running coordinator with its hosts, and a connection to the coordinator."""
+    """A running coordinator with its hosts, and an operator's connection to the coordinator."""
 
     files: DemoFiles
     federation: LocalFederation
@@ -74,7 +74,7 @@ class LocalParties:
         return tuple(self._parties)
 
     async def party(self, clients: int, run_file: str, questions: list[str]) -> Party:
-        """Return a party with this number of clients and this process's classes; start it if new.
+        """Return the party with this number of clients and this process's classes; start it if new.
 
         questions: kinds of questions that selectors may ask its clients. Raises RunError if a
         process ends, or ConfigurationError and StorageError for the folder.

@@ -1,4 +1,4 @@
-"""Metrics of a classifier, from the class probabilities of every sample."""
+"""Metrics of a classifier, computed from its class probabilities for every sample."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _BATCH = 1024
 class ModelReport:
     """Metrics of a model on labelled samples.
 
-    samples: number of samples. accuracy: share classified correctly. auroc: area under the ROC
-    curve, each class against the rest, averaged over the classes that have one; None if none has.
-    classes: one row per class with `precision`, `recall`, `f1`, `auroc` (NaN if all samples or no
-    samples are of the class) and `samples`. confusion: samples by true class (rows) and predicted
-    class (columns).
+    samples: number of samples. accuracy: share of samples classified correctly. auroc: area under
+    the ROC curve, each class against the rest, averaged over the classes for which it is defined;
+    None if it is defined for none. classes: one row per class with `precision`, `recall`, `f1`,
+    `auroc` (NaN if all samples or no samples are of the class) and `samples`. confusion: samples by
+    true class (rows) and predicted class (columns).
     """
 
     samples: int
@@ -66,7 +66,7 @@ class ModelReport:
 def evaluated_model(
     path: Path, run_file: str, session: SessionPlugins, data: Path | None
 ) -> ModelReport:
-    """Measure a downloaded model on its task's evaluation data.
+    """Return the metrics of a downloaded model on its task's evaluation data.
 
     Raises ConfigurationError if the task has its own trainer or has no evaluation data on this
     machine, and the errors of `trained_model`.
@@ -85,7 +85,7 @@ def evaluated_model(
 
 
 def report_of(network: nn.Module, examples: Examples, classes: int) -> ModelReport:
-    """Measure a network on samples, on the CPU.
+    """Return the metrics of a network on samples, computed on the CPU.
 
     Raises TrainingError if there are no samples, or the network's output is not n × `classes`.
     """

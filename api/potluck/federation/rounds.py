@@ -33,5 +33,5 @@ class Round(RoundRecord):
 
 
 def round_of(record: RoundRecord) -> Round:
-    """Return the same round for a notebook."""
+    """Return a round as the class that a notebook shows."""
     return Round(**vars(record))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 Follow = Callable[[RunFollower], Coroutine[Any, Any, RunView]]
-"""Follows a run until it ends."""
+"""Function that follows a run until it ends."""
 
 
 class Run:
@@ -38,7 +38,7 @@ class Run:
 
     Iterating with `for` or `async for` yields the run's rounds as they are committed, from the
     first until the run ends. Both raise RunError if the run fails. The run continues by itself,
-    also after a loop over it is left.
+    also if the loop ends early.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class Run:
         *,
         owner: object,
     ) -> None:
-        """owner: object that must stay open while the run is in use; kept referenced here."""
+        """owner: federation that must stay open while the run is used; this reference keeps it
+        so."""
         self.id = run_id
         self._owner = owner
         self._closed = False
@@ -151,7 +152,7 @@ class Run:
 
     @property
     def profiles(self) -> pd.DataFrame:
-        """Profiles that clients have disclosed of their data, a row each; see `profiles_frame`.
+        """Profiles of their data that clients have disclosed, a row each; see `profiles_frame`.
 
         Raises RunError before the run has its clients.
         """
@@ -162,13 +163,13 @@ class Run:
 
     @property
     def disclosures(self) -> pd.DataFrame:
-        """The clients' disclosures in addition to updates, with times; see `disclosures_frame`."""
+        """The clients' disclosures except plain updates, with times; see `disclosures_frame`."""
         from potluck.federation.frames import disclosures_frame
 
         return disclosures_frame(self._call(self._client.audit_disclosures(self.id)))
 
     def plot(self) -> Figure:
-        """Plot the metrics by round and the clients that trained, as `potluck demo` does.
+        """Plot the metrics and the clients that trained, by round, as `potluck demo` does.
 
         Raises RunError before the first round is committed.
         """
@@ -185,8 +186,8 @@ class Run:
     def plot_selections(self) -> Figure:
         """Plot selections by round and the label balance of the cohorts, as `potluck report` does.
 
-        Labels are drawn from the label counts that clients have disclosed. Raises RunError before
-        the first round is committed.
+        The plot uses the label counts that clients have disclosed. Raises RunError before the first
+        round is committed.
         """
         with extra_named():
             from potluck.deploy.view.run_report import run_report, titled_measures
@@ -222,9 +223,9 @@ class Run:
         """Return the task's network with the weights of a round; 0: the last committed round.
 
         best: use the round `best` instead. The result is a `torch.nn.Module` in evaluation mode, or
-        a dict of arrays if the task's model is one.
-        Raises RunError before the first round is committed, NotFoundError if the model is not kept
-        or no best model is known, PluginError for a task that is not installed here.
+        a dict of arrays if the task's model is a dict. Raises RunError before the first round is
+        committed, NotFoundError if the model is not kept or no best model is known, PluginError for
+        a task that is not installed here.
         """
         from potluck.federation.trained_model import trained_model
 
@@ -318,7 +319,7 @@ class Run:
         return self._call(self._client.fetch_run_file(self.id))
 
     def _call(self, work: Coroutine[Any, Any, Answer]) -> Answer:
-        """Return the coordinator's answer. Raises RunError once the federation is closed."""
+        """Return the coordinator's answer. Raises RunError if the federation is closed."""
         if self._closed:
             work.close()
             raise RunError(

@@ -1,4 +1,4 @@
-"""A run as HTML, for notebooks, and displays that update themselves in one."""
+"""A run as HTML, for notebooks, and displays in a notebook that update themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the run file from Python arguments."""
+"""Makes a run file from the Python arguments of `Federation.run`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from potluck.common.settings.configuration import toml_fault
 from potluck.common.settings.old_spelling import current_keys
 
 SOURCE = "the run's arguments"
-"""Name of the arguments in error messages."""
+"""Name of the arguments in error messages, in place of a file's."""
 
 
 def run_table(run_file: str | Path | None, arguments: Mapping[str, object]) -> dict[str, Any]:
     """Return the values of `run_file`, overridden by each argument that is not None.
 
-    run_file: a path, or a run file's text. An argument replaces the whole table of its name.
-    Old names of keys are replaced, with a warning. Raises ConfigurationError.
+    run_file: a path, or a run file's text. An argument replaces the file's whole table of that
+    name. Old names of keys are replaced, with a warning. Raises ConfigurationError.
     """
     values = {} if run_file is None else _read(run_file)
     given = {name: plain_value(value) for name, value in arguments.items() if value is not None}

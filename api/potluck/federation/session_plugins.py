@@ -1,4 +1,4 @@
-"""Classes defined in a notebook or script, for the processes of a federation on this machine.
+"""Plug-in classes defined in a notebook or script, for a local federation's processes.
 
 A selector, strategy, objective or task that no installed package offers is written into a folder as
 a package. The package has an entry point for each class, and is found through PYTHONPATH. The
@@ -44,11 +44,12 @@ class SessionPlugins:
         self._classes: dict[tuple[str, str], type[Any]] = {}
 
     def table(self, group: str, value: object) -> Any:
-        """Return the run file's table for a plug-in. value: its name, table, class, or an instance.
+        """Return the run file's table for a plug-in. value: its name, table, class, or instance.
 
         A class that no package offers is registered here, under its name in lower case with
         hyphens. The options of an instance are read from the attributes that store them. Raises
-        PluginError if it does not store them, for any other value, or if the name is taken.
+        PluginError if the instance does not store an option, for any other value, or if the name is
+        taken.
         """
         if isinstance(value, str):
             return {"name": value}
@@ -98,7 +99,7 @@ class SessionPlugins:
         return made
 
     def has(self, group: str, name: str) -> bool:
-        """Return True if the plug-in is a class of this process."""
+        """Return True if the plug-in of this name is a class of this process."""
         return (group, name) in self._classes
 
     def write(self, folder: Path) -> str:
@@ -152,7 +153,7 @@ def _attribute(group: str, name: str) -> str:
 
 
 def _options_of(plugin: object) -> dict[str, object]:
-    """Return the options with which a plug-in was created, except defaults."""
+    """Return the options with which a plug-in instance was created, except defaults."""
     options = dict[str, object]()
     for name, parameter in signature(type(plugin)).parameters.items():
         for attribute in (name, f"_{name}"):

@@ -38,8 +38,8 @@ def trained_model(
     """Return the network that a run trains, with the weights of a downloaded file.
 
     The network is a `torch.nn.Module` in evaluation mode, or a dict of arrays if the task's model
-    is one. run_file: the run's file, as TOML. data: the data directory; needed if the model's base
-    (pretrained weights) is read from it. Tensors that clients keep (`[model] keep`) have their
+    is a dict. run_file: the run's file, as TOML. data: the data directory; needed if the model's
+    base (pretrained weights) is read from it. Tensors that clients keep (`[model] keep`) have their
     initial values. Raises PluginError for a task that is not installed here, LayoutError if the
     file is of another model, ConfigurationError if the base is not in the data directory.
     """
@@ -69,7 +69,7 @@ def load_model(path: str | Path, *, data: str | Path | None = None) -> Any:
     be read, and the errors of `trained_model`.
     """
     try:
-        Path(path).stat()  # its error states the reason; the error below repeats the path
+        Path(path).stat()  # its error states only the reason; the error below would repeat the path
         with safe_open(str(path), framework="numpy") as file:
             metadata = file.metadata() or {}
     except OSError as error:
