@@ -52,8 +52,7 @@ class Run:
         *,
         owner: object,
     ) -> None:
-        """owner: federation that must stay open while the run is used; this reference keeps it
-        so."""
+        """owner: federation that must stay open while the run is used; referenced here for that."""
         self.id = run_id
         self._owner = owner
         self._closed = False
