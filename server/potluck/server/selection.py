@@ -253,7 +253,8 @@ class UpdateFacts:
     shares: Floats = field(default_factory=lambda: np.zeros(0))
 
     def generator(self, selector: str) -> np.random.Generator:
-        """Return a new generator for this round's judgement; it differs from the selection's."""
+        """Return a new generator for this round's judgement; its numbers differ from those of the
+        round's selection."""
         return _generator(self.seed, self.round, f"{selector}/judge")
 
 

@@ -118,7 +118,7 @@ class OpenUpdates:
         return both
 
     def auxiliary(self, name: str) -> list[EncodedUpdate]:
-        """Return the auxiliary with this name from every update."""
+        """Return the auxiliary with this name of every update."""
         return [self._files.auxiliary(file, name) for file in self._opened]
 
     def single(self) -> list[OneUpdate]:

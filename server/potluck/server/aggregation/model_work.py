@@ -111,7 +111,8 @@ class ModelWork:
         self._bias_records = bias_records
         self._layout: Layout | None = None
         self._made: DividedModel | None = None
-        self._measuring = threading.Lock()  # held while the task's trainer evaluates
+        # held while the task's trainer evaluates, to detect that it hangs
+        self._measuring = threading.Lock()
         self._buffer_names: frozenset[str] | None = None
 
     @property
@@ -383,7 +384,7 @@ class ModelWork:
         """Publish the model that the strategy trained on the coordinator. model: the model before
         that training.
 
-        Raises LayoutError if the file has other tensors.
+        Raises LayoutError if the file's tensors are not those of the model.
         """
         with open_tensors(path, expected=self.layout) as file:
             return self._publish(file.arrays, model, round_number)

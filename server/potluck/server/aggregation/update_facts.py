@@ -1,6 +1,6 @@
 """Computes facts about a round's updates in one pass, by blocks in float64.
 
-An update here is its difference from the round's model, over the floating-point tensors that are
+An update here means its difference from the round's model, in the floating-point tensors that are
 parameters. Sums are computed within spans of the vector, then over spans in order, so the result
 has the same bits, whichever thread processes which span.
 """

@@ -95,7 +95,8 @@ def renormalized(combine: Combine, dropped: Sequence[Collection[str]]) -> Combin
     """Return the reduction with each tensor averaged over only the updates that have it.
 
     dropped: for each update, the tensors that it omits. The weights of the remaining updates are
-    scaled to the same sum. A tensor stays unchanged if no update with a weight contains it.
+    scaled so that their sum stays the same. A tensor stays unchanged if no update with a weight
+    contains it.
     """
     names = sorted(set[str]().union(*dropped))
     if not names:

@@ -66,7 +66,8 @@ class SumCollector(Protocol):
         present: Callable[[str], bool],
         say: Say,
     ) -> tuple[Sequence[str], NDArray[np.int64]] | None:
-        """Return a secure sum of label counts over these clients, with the clients that are in it.
+        """Compute a secure sum of label counts over these clients. Return the clients included in
+        the sum, and the sum.
 
         If the sum failed, publishes a notice and returns None.
         """

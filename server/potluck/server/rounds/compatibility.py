@@ -97,7 +97,8 @@ def check_private_training(training: LocalTraining, task: Task, *, source: str) 
 def check_private_clients(run_file: RunFile, task: Task, *, source: str) -> None:
     """Raise ConfigurationError if noise can't hide the clients of a run.
 
-    Running statistics of a model are refused: noise would make them useless."""
+    A model with running statistics is refused, because noise would make these statistics useless.
+    """
     names = sorted(buffer_names(task.model()))
     if names:
         raise ConfigurationError(

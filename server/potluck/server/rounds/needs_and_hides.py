@@ -170,7 +170,7 @@ class RunParts:
             **selector_traits(self.selector),
             Trait.NOT_GIVEN: " and ".join(self._not_given()),
         }
-        if self.trainer is not None:  # noisy answers are about samples of classification tasks
+        if self.trainer is not None:  # answers can have noise only in classification tasks
             traits[Trait.PLAIN_QUESTIONS] = traits[Trait.QUESTIONS]
         return traits
 
@@ -229,8 +229,8 @@ class RunParts:
 
 
 def selector_traits(selector: Selector) -> Mapping[Trait, object]:
-    """Return every trait of selectors with a detail for messages; the detail is empty or false if
-    this selector lacks the trait."""
+    """Return a detail for each trait that selectors can have; empty or false if this selector lacks
+    the trait."""
     signals = {str(name): signal_named(name) for name in selector.needs_profiles}
     unhidden = sorted(name for name, signal in signals.items() if not signal.hides_records)
     asked = sorted(set(selector.asks_questions) - {AVAILABILITY})

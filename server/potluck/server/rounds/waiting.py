@@ -107,8 +107,7 @@ class AttemptCount:
         return attempt_pause(self._failures)
 
     def excuse(self, clients: Collection[str]) -> bool:
-        """Return True if one of these clients has ended an attempt for the first time, by being
-        excluded.
+        """Return True if the exclusion of one of these clients ended an attempt for the first time.
 
         The attempt then does not count.
         """

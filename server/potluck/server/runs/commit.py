@@ -290,8 +290,8 @@ def _deadline(plan: RunPlan, seconds: NDArray[np.float64]) -> float:
 
 
 def _round_seconds(run: Run, included: Sequence[str]) -> float:
-    """Return the duration of the round; on a virtual clock, until the last update in time. With a
-    trace, it includes the time until enough clients were available."""
+    """Return the duration of the round; on a virtual clock, the round ends with the last update
+    that is in time. With a trace, it includes the time until enough clients were available."""
     if not run.plan.run_file.virtual_clock.enabled:
         return now() - run.attempt.begun
     seconds = _simulated_seconds(run, included)

@@ -229,8 +229,8 @@ def _pretrains(run_id: str, plan: RunPlan, *, needs_model: bool) -> bool:
 
 
 async def _profile_model(run_id: str, services: RunServices) -> ModelVersion:
-    """Return the model before round 1. Triplets of clients that join later are estimated with it,
-    too."""
+    """Return the model before round 1. Triplets of clients that join later are estimated with this
+    model, too."""
     blake3 = (await services.in_store(lambda store: store.run(run_id))).initial_model_blake3
     try:
         return await asyncio.to_thread(services.files.published, blake3)

@@ -32,7 +32,8 @@ def is_offer(question: JsonObject) -> bool:
 
 
 def read_offer(plan: RunPlan, answer: coordinator_pb2.Answer) -> Offer:
-    """Return a client's offer of its update. Raises ProtocolError with the reason."""
+    """Return a client's offer of its update. Raises ProtocolError if the answer is not a valid
+    offer."""
     asked = plan.before_upload
     if asked is None:
         raise ProtocolError("it offers its update, but the instruction was to send it")

@@ -32,7 +32,7 @@ _FEW = 512
 def minimum_variance_weights(vectors: Floats, *, ridge: float = RIDGE) -> Floats:
     """Return the weights (K, ≥ 0, sum 1) that make the entries of the weighted sum most even.
 
-    vectors: K × entries. Clients outside the support have a weight of exactly 0.
+    vectors: K × entries. Clients that the optimum does not use have a weight of exactly 0.
     """
     clients, entries = vectors.shape
     working = np.arange(0, clients, max(clients // _FEW, 1))

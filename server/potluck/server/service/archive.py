@@ -141,9 +141,9 @@ class Archive:
         """Return a run, the number of the requested round, the digest of that round's model, and
         the round.
 
-        Round 0 means the last one. Before the first commit, the result is round 0 with the initial
-        model and without a round. best: True to request the round of the run's best model. Raises
-        NotFoundError.
+        Round 0 means the last committed round. Before the first commit, the result is round 0 with
+        the initial model and without a round. best: True to request the round of the run's best
+        model. Raises NotFoundError.
         """
         row = await self.run(run_id)
         number = self._best_round(row) if best else round_number or row.committed_rounds

@@ -51,7 +51,7 @@ def _run(parsed: URL, program: str, *arguments: str) -> None:
     if parsed.password:
         environment["PGPASSWORD"] = str(parsed.password)
     try:
-        done = subprocess.run(  # a fixed program, no shell
+        done = subprocess.run(  # runs a fixed program, without a shell
             [program, *arguments, "--dbname", plain.render_as_string(hide_password=False)],
             env=environment,
             capture_output=True,

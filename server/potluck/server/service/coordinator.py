@@ -46,7 +46,8 @@ log = structlog.get_logger()
 
 
 class Coordinator:
-    """All parts behind the services. Used on the event loop; create it with `opened`."""
+    """The parts of a coordinator that its services use. Used on the event loop; create it with
+    `opened`."""
 
     def __init__(
         self, config: CoordinatorConfig, store: StoreThread, instruments: Instruments
@@ -126,7 +127,7 @@ class Coordinator:
                     await coordinator.hosts.close()
 
     def _make_stored(self, instruments: Instruments) -> FileStore | None:
-        """Return the object store; None if files don't go through one."""
+        """Return the object store; None if hosts exchange files only with the coordinator."""
         if not self.config.files.store:
             return None
         maker = plugins.integration("object-store")
@@ -267,7 +268,7 @@ class Coordinator:
     # At the start -----------------------------------------------------------------------------
 
     async def _resume_runs(self) -> None:
-        """Resume unfinished runs. Runs of which the database has lost rounds are not resumed."""
+        """Resume unfinished runs. A run is not resumed if the database has lost rounds of it."""
         for loss in (await self.runs.commits.compare()).values():
             reason = loss.explain(self.store.name)
             log.error("committed rounds were lost", run=loss.run_id, reason=reason)

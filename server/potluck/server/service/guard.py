@@ -186,7 +186,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """Wrap the method's handler in the checks of this guard."""
         handler = await continuation(handler_call_details)
         if handler is None:
-            return handler  # gRPC answers UNIMPLEMENTED
+            return handler  # no such method: gRPC answers UNIMPLEMENTED
         method = handler_call_details.method
         handler = _with_fast_frames(handler, method)
         behaviour = _decoding(handler, method)

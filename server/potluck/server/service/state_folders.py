@@ -17,7 +17,7 @@ def locked_state(config: CoordinatorConfig) -> FolderLock:
 
     Raises ConfigurationError if a coordinator uses it already, StorageError if the disk fails.
     """
-    # The store has a lock of its own, but may be outside the state directory.
+    # The store's own lock is not enough, because the store may be outside the state directory.
     return FolderLock(
         made_folder(config.state_directory),
         holder="coordinator",

@@ -128,7 +128,7 @@ class Uploads:
             Direction.UP, identity.name, header.blake3, offset=header.offset
         )
         async with self._order.turn(header.update_id, header.blake3, header.sequence):
-            # The update may have been verified before the host sent it again.
+            # If the update was verified before the host sent it again, its bytes are not needed.
             if inbox.has(client, header.update_id, header.blake3):
                 return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
             with counted as transfer, contextlib.ExitStack() as stack:

@@ -101,7 +101,7 @@ class Journal:
         descriptor = os.open(self._path, flags, 0o600)
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            os.write(descriptor, b"\n")  # a crash left an incomplete last line
+            os.write(descriptor, b"\n")  # ends an incomplete line that a crash left
         return descriptor
 
     def _unusable(self, error: OSError) -> StorageError:

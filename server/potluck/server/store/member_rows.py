@@ -73,8 +73,8 @@ def read_members(
 
 
 def member_values(change: MemberChange) -> dict[str, Any]:
-    """Return the columns that a change sets. The columns of the update are included only if there
-    is one."""
+    """Return the columns that a change sets. The columns of the update are included only if the
+    change has an update."""
     trouble = None if change.trouble is None else encode_text(change.trouble)
     values: dict[str, Any] = {"state": change.state.value, "trouble": trouble}
     return values if change.update is None else values | update_values(change.update)

@@ -20,7 +20,8 @@ from potluck.common.net.build_version import software_version
 from potluck.server.store.sql.schema import metadata, schema_version
 
 Migration = Sequence[str]
-"""SQL statements with the same meaning in SQLite and PostgreSQL. Never edited after a release."""
+"""SQL statements with the same meaning in SQLite and PostgreSQL. Must not be edited after a
+release."""
 
 _BEST_MODELS: Migration = (
     "ALTER TABLE rounds ADD COLUMN best_measure TEXT",

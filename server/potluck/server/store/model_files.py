@@ -180,7 +180,8 @@ class ModelFiles:
         return packed
 
     def _temporary(self) -> Path:
-        return self._folder / f".{secrets.token_hex(8)}"  # several runs may write the same model
+        # a random name, because several runs may write the same model
+        return self._folder / f".{secrets.token_hex(8)}"
 
     def _name(self, temporary: Path, digest: FileDigest) -> None:
         with self._lock:
@@ -190,7 +191,7 @@ class ModelFiles:
         _sync(self._folder)  # a row will reference the file, so its name must be on disk
 
     def publish(self, digest: FileDigest, renditions: Sequence[Rendition]) -> ModelVersion:
-        """Write the list of files in which a model can be fetched to disk; return the model."""
+        """Write to disk the list of files in which a model can be fetched; return the model."""
         published = ModelVersion(
             blake3=digest.blake3, size=digest.size, renditions=tuple(renditions)
         )
@@ -294,8 +295,8 @@ class ModelFiles:
             self._unsettled |= set(digests)
 
     def delete(self, digests: Iterable[str]) -> None:
-        """Delete these files, except new ones of an open round. Delete none while a backup holds
-        the folder.
+        """Delete these files, except new files of an open round. Delete no file while a backup
+        holds the folder.
 
         One of them is only renamed, so that a new file can overwrite it.
         """

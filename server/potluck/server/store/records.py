@@ -50,7 +50,7 @@ class MemberState(StrEnum):
     SELECTED = "selected"
     """The client was selected, and has been or will be instructed to train."""
     RECEIVED = "received"
-    """The client's update is in the spool, verified."""
+    """The client's update is verified and in the spool."""
     INCLUDED = "included"
     """The client's update is part of the committed model."""
     LOST = "lost"
@@ -446,7 +446,7 @@ class ClientRow:
 
 @dataclass(frozen=True, kw_only=True)
 class QuarantineRow:
-    """A client that must not be selected."""
+    """A client in quarantine, which must not be selected."""
 
     client_id: str
     reason: str

@@ -237,7 +237,7 @@ def best_values(best: BestSoFar | None) -> dict[str, Any]:
 
 
 def best_of(row: Row) -> BestSoFar | None:
-    """Return the best value up to a round from a row; None if there is none."""
+    """Read from a round's row the best value up to that round; None if there is none."""
     if row["best_measure"] is None:
         return None
     values = {each.name: row[f"best_{each.name}"] for each in fields(BestSoFar)}

@@ -133,8 +133,8 @@ class Runs(Part):
     def run(self, run_id: str) -> RunRow:
         """Return a run by its id, by a unique prefix of its id, or by its unique name.
 
-        Raises NotFoundError if no run matches; also if several runs match, which the error then
-        lists.
+        Raises NotFoundError if no run matches, or if several runs match; the error then lists these
+        runs.
         """
         text = encode_text(run_id)
         with self._database.transaction() as connection:

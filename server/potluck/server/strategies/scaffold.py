@@ -128,7 +128,7 @@ class Scaffold(Strategy):
         return {CONTROL: kept}
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request what the server's step combines, and the sum of the changes of the clients'
+        """Request the mean that the server's step needs, and the sum of the changes of the clients'
         c_k."""
         ones = np.ones(len(statistics.clients))
         of_step = replace(statistics, state=_step_state(statistics.state))

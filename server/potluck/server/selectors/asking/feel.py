@@ -152,9 +152,9 @@ def probabilities(importance: Floats, seconds: Floats, rho: float) -> Floats:
         return np.full(len(importance), 1 / max(1, len(importance)))
     weights = importance / total
     weights[weights < _NOTHING] = 0.0
-    # With μ = (λ + (1 − ρ) min T) / (ρ total²) the sum is Σ weight / √(delay + μ), which falls as μ
-    # grows. It is above 1 at the square of the largest weight among the quickest, and below 1 if μ
-    # is 1.
+    # With μ = (λ + (1 − ρ) min T) / (ρ total²), the sum of p is Σ weight / √(delay + μ), which
+    # falls as μ grows. It is above 1 at the square of the largest weight among the quickest, and
+    # below 1 if μ is 1.
     delays = seconds - seconds[weights > 0].min()
     with np.errstate(over="ignore", under="ignore"):
         delays = np.maximum((1 - rho) * delays / total / total / rho, 0.0)

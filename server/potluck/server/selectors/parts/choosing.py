@@ -43,7 +43,7 @@ def draw_weighted(weights: Floats, size: int, generator: np.random.Generator) ->
     """Draw `size` positions without replacement, each with probability ∝ weight (≥ 0).
 
     Positions of weight zero are drawn only if no others are left, uniformly. Uses exponential keys
-    (Efraimidis and Spirakis 2006), so O(K) for any `size`.
+    (Efraimidis and Spirakis 2006), so it takes O(K) for any `size`.
     """
     # The first key is infinite for a weight of zero; the second key orders these positions.
     first, second = generator.exponential(size=(2, len(weights)))

@@ -1,8 +1,8 @@
 """DELTA: draws clients whose updates are long and differ from the others'.
 
 Wang, Lin and Chen, "DELTA: Diverse Client Sampling for Fasting Federated Learning", NeurIPS 2023.
-The probabilities are those of the authors' program for practice, which needs no gradients of
-clients that did not train.
+The probabilities are those of the practical variant in the authors' program, which needs no
+gradients of clients that did not train.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ VERSION_TABLE = "potluck_schema_version"
 
 
 class Database:
-    """An engine whose only connection holds the lock against other coordinators."""
+    """An engine with only one connection, which holds the lock that excludes other coordinators."""
 
     def __init__(self, engine: Engine, name: str, lock: int | None) -> None:
         self._engine = engine

@@ -1,9 +1,9 @@
 """The tables of the newest schema. `migrations.py` converts older databases to it.
 
 Only four types are used, which behave the same in SQLite and PostgreSQL: text, 64-bit integers,
-doubles, and text with JSON. Times are ISO 8601 text in UTC with microseconds, so they sort and
-people can read them. Booleans are 0 and 1. A 64-bit unsigned seed does not fit into SQL's integers,
-so it is stored as decimal text.
+doubles, and text with JSON. Times are ISO 8601 text in UTC with microseconds, so they sort by time,
+and people can read them. Booleans are 0 and 1. A 64-bit unsigned seed does not fit into SQL's
+integers, so it is stored as decimal text.
 """
 
 from __future__ import annotations
