@@ -1,4 +1,4 @@
-"""Consoles for the output that commands write for people."""
+"""Consoles for output of commands that people read."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class CardPrivacy(CardPart):
 
 
 class CardSoftware(CardPart):
-    """Software that ran the training, as the rounds' records name it."""
+    """Software that ran the training, according to the rounds' records."""
 
     coordinator: dict[str, list[str]] = Field(description="Versions by package, in order of use.")
     hosts: dict[str, int] = Field(description="Number of hosts, by release of Potluck.")

@@ -48,7 +48,7 @@ async def card_of_run(
 ) -> ModelCard:
     """Return the card of a run's model after a round; 0 stands for the model before round 1.
 
-    best_of: the metric in which the model is the run's best; None if it is not the best. Raises
+    best_of: the metric by which the model is the run's best; None if it is not the best. Raises
     NotFoundError if the round isn't committed, and the errors of `OperatorClient`.
     """
     view = await _so_far(client, run_id)
@@ -134,7 +134,7 @@ def _coordinator_trains(table: Mapping[str, object]) -> bool | None:
 
 
 async def _so_far(client: OperatorClient, run_id: str) -> RunView:
-    """Return a run with the rounds committed so far."""
+    """Return the view of a run, with the rounds committed so far."""
     view = RunView()
     async with aclosing(client.watch_run(run_id)) as events:
         async for event in events:
@@ -163,7 +163,7 @@ def _coverage(committed: Round) -> dict[str, CardCoverage]:
 
 
 def _noise(last: Round, run_file: Mapping[str, Any]) -> CardNoise | None:
-    """Return the privacy loss after a round; None without `[privacy]`."""
+    """Return the privacy loss after a round; None if the run has no `[privacy]`."""
     found = last.privacy
     if found is None:
         return None
@@ -195,8 +195,8 @@ def _client(
 ) -> CardClient:
     """Return the card's record of a client.
 
-    parts: (round, the client's record) of each round that selected it. late: number of its updates
-    that missed their round and are part of a later one.
+    parts: (round, the client's record) of each round that selected the client. late: number of its
+    updates that missed their round and are part of a later one.
     """
     members = [member for _, member in parts]
     samples = [member.samples for member in members if member.samples]

@@ -20,18 +20,19 @@ _SHOWN_ROUNDS = 20
 _SHOWN_DISCLOSURES = 20
 
 _MARKS = re.compile(r"[\\`*\[\]|@]|(?<=\bwww)\.|:(?=//)", re.IGNORECASE)
-"""Characters that can start a link, an image, code, emphasis or a cell, or a link from a bare URL.
+"""Characters that can start a link, an image, code, emphasis or a table cell, or make a bare URL a
+link.
 """
 
 
 class _Markup(str):
-    """Markdown that this module made; every other text in a cell is escaped."""
+    """Markdown made by this module, which is not escaped; all other texts in table cells are."""
 
     __slots__ = ()
 
 
 def markdown(card: CardFacts) -> str:
-    """Return the card as Markdown. Long lists are cut and state their total number of entries."""
+    """Return the card as Markdown. Long lists are cut, with the total number of entries."""
     sections = [
         _model(card),
         _measures(card),
@@ -264,7 +265,7 @@ def _text(text: str) -> str:
 
 
 def _code(text: str) -> _Markup:
-    """Quote a text as code in a cell, with more backticks around it than in it."""
+    """Quote a text as code in a table cell, between longer runs of backticks than it contains."""
     plain = " ".join(text.split())
     longest = max(map(len, re.findall("`+", plain)), default=0)
     space = " " if longest else ""  # Markdown drops one space on each side
@@ -273,7 +274,7 @@ def _code(text: str) -> _Markup:
 
 
 def _fenced(language: str, text: str) -> list[str]:
-    """Return the lines of a code block, with a longer fence than any in the text."""
+    """Return the lines of a code block, whose fence is longer than any in the text."""
     fence = "```"
     while fence in text:
         fence += "`"

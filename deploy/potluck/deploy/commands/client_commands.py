@@ -15,7 +15,7 @@ from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.view.listings import attendance_line, client_lines, clients_table
 
 _MOST_IN_TABLE = 2000
-"""Maximum number of clients shown as a table; laying out such a table takes a second."""
+"""Maximum number of clients shown as a table: laying out a table of this size takes a second."""
 
 ClientName = Annotated[
     str, typer.Argument(metavar="ID", help="The client's id.", show_default=False)

@@ -1,4 +1,4 @@
-"""Commands that talk to a coordinator: the options they share, and their event loop."""
+"""Commands that connect to a coordinator: the options they share, and their event loop."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def operator_command(
     """Turn a coroutine whose first parameter is an `OperatorClient` into a typer command.
 
     The command also has the connection options, and runs the coroutine in its own event loop.
-    first: checks the command's own arguments before the connection's files are read.
+    first: function that checks the command's own arguments before the connection's files are read.
     """
 
     def connected(config: OperatorConfig, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -95,7 +95,7 @@ def _with_options(
         for name, annotation in _OPTIONS.items()
     ]
     hints = get_type_hints(command, include_extras=True)
-    # typer reads the options of a command from these two.
+    # typer reads the options of a command from these two attributes.
     run.__annotations__ = {parameter.name: hints[parameter.name] for parameter in own} | _OPTIONS
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # inspect honours it
         [parameter.replace(annotation=hints[parameter.name]) for parameter in own] + shared

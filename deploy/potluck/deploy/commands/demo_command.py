@@ -46,7 +46,7 @@ _FOLDERS = Path("potluck-demo")
 COMPARED = ("uniform", "dc-balanced")
 """Selectors that the demo compares."""
 _SKEWED: Mapping[str, Mapping[str, Any]] = {"digits": {"alpha": 0.1, "digit_groups": True}}
-"""Default task options of the demo: labels differ between clients, and digits are groups."""
+"""The demo's default task options: clients have different labels, and each digit is a group."""
 _WITH_SEED = {"digits", "colored-digits"}
 """Tasks whose data are split by a seed."""
 
@@ -176,8 +176,9 @@ def _task_options(task: str, seed: int) -> dict[str, Any]:
 def workers_of_host(device: str, clients: int, hosts: int) -> int:
     """Return the number of worker processes per host of a demo.
 
-    The hosts share this machine's processors and memory equally; the number is limited by both and
-    by the clients per host. It is 1 if there may be a GPU, which the workers would also share.
+    The hosts share this machine's processors and memory equally. Both limit the number, and so does
+    the number of clients per host. It is 1 if there may be a GPU, which the workers would share as
+    well.
     """
     from potluck.client.training.processes.worker_count import automatic  # only `demo` needs it
 
@@ -222,7 +223,7 @@ def _run(
 
 
 def _plot(result: RunSummary | RunComparison, files: DemoFiles) -> str:
-    """Draw the plot if matplotlib is installed. Return its path, or the reason for having none."""
+    """Draw the plot if matplotlib is installed. Return its path, or why there is no plot."""
     try:
         # matplotlib takes a second to import
         from potluck.deploy.view.run_plot import plot_comparison, plot_run

@@ -1,8 +1,8 @@
 """Commands of `potluck` that other packages provide, found by their entry points.
 
-An entry point of the group `potluck.commands` names either a function that typer accepts or a
-typer app. If the app has a command with the entry point's name, only that command is added; else
-the app becomes a group of commands. The entry point is loaded when its command is called or listed.
+An entry point of the group `potluck.commands` names either a function that typer accepts or a typer
+app. If the app has a command with the entry point's name, only this command is added; otherwise the
+app becomes a group of commands. The entry point is loaded when its command is called or listed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Privacy": ("privacy", "profiles", "audit", "audit-labels", "audit-selection"),
     "Research": ("select", "experiment", "preset", "data", "traces", "pretrained"),
 }
-"""Command names by the title of their group in the help; both in the help's order."""
+"""Command names by the title of their group in the help. Groups and names are in the help's
+order."""
 
 
 def group_of(command: str) -> str:
@@ -59,7 +60,7 @@ class InstalledCommands(TyperGroup):
         )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that arguments name; `audit selection` means `audit-selection`."""
+        """Return the command that the arguments name; `audit selection` means `audit-selection`."""
         joined = "-".join(args[:2])
         if len(args) > 2 and joined in self.list_commands(ctx):
             args = [joined, *args[2:]]

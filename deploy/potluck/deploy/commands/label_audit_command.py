@@ -62,7 +62,7 @@ def audit_values(audit: operator_pb2.LabelAudit) -> dict[str, Any]:
 def audit_table(audits: Sequence[operator_pb2.LabelAudit]) -> Table:
     """Return a table with one row per client, suspicious ones first.
 
-    The reason in a row is about the client's least probable class.
+    The reason in a row is about the class whose claimed count is the least probable.
     """
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("client", "verdict", "rounds", "why"):

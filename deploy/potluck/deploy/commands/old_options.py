@@ -22,7 +22,7 @@ class CommandWithOldOptions(TyperCommand):
 
 
 def current_options(arguments: Sequence[str]) -> list[str]:
-    """Return a command's arguments with old names of options replaced, with a warning for each."""
+    """Return a command's arguments with old option names replaced; warn about each old name."""
     found: list[str] = []
     for argument in arguments:
         name, sign, value = argument.partition("=")

@@ -99,7 +99,7 @@ async def report(
 
 
 def privacy_lines(rounds: Sequence[Round]) -> list[str]:
-    """Return a line on the privacy loss after the last round; empty without `[privacy]`."""
+    """Return a line on the privacy loss after the last round; empty if there is no `[privacy]`."""
     found = rounds[-1].privacy if rounds else None
     return [] if found is None else [f"  privacy loss of updates: {readable_privacy(found)}"]
 
@@ -128,7 +128,7 @@ def coverage_lines(found: RunReport, shown: Mapping[str, Measure]) -> list[str]:
 
 
 def spread_lines(found: RunReport, shown: Mapping[str, Measure]) -> list[str]:
-    """Return lines on the spread of the newest model's metrics over clients, if the run has it."""
+    """Return lines on the spread over clients of the newest model's metrics; empty if unknown."""
     if not found.spreads:
         return []
     number, spreads = max(found.spreads.items())

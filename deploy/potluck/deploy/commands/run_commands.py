@@ -119,7 +119,7 @@ async def run(
     parse_run_file(text, source=source)
     run_id = await client.start_run(text)
     claim = privacy_claim(tomllib.loads(text))
-    if claim and not watch:  # a watcher receives it as a notice
+    if claim and not watch:  # with --watch, it is shown as a notice
         typer.echo(claim, err=True)
     print_line(to_line({"run": run_id}) if as_json else run_id)
     if watch:
@@ -389,9 +389,9 @@ async def _watch(
 
 
 def table_console() -> Console:
-    """Return a console for tables; also suitable if the output is piped."""
+    """Return a console for tables that also suits piped output."""
     console = terminal()
-    # rich assumes 80 columns for a pipe and would cut the table there.
+    # rich assumes that a pipe has 80 columns, and would cut the table there.
     return console if console.is_terminal else terminal(width=240)
 
 
@@ -446,7 +446,7 @@ def _read(file: Path) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _all_of(stream: TextIO) -> bytes:
-    """Return the whole input of a stream; cached, since it can be read only once."""
+    """Return the whole input of a stream; cached, since a stream can be read only once."""
     return stream.buffer.read()
 
 

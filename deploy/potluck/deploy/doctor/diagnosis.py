@@ -1,4 +1,4 @@
-"""The checks of `potluck doctor`. Each returns a finding: a fact, a verdict and a remedy."""
+"""The checks of `potluck doctor`, as findings: a fact, a verdict and a remedy each."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _why_unmet(text: str) -> str:
 
 
 def certificates(tls: TlsFiles, now: datetime) -> Finding:
-    """Check that a party's certificate, key and authority can be used, and for how long."""
+    """Check that a party's certificate, key and authority are usable, and for how long."""
     try:
         material = tls.load(now=now)
     except PotluckError as error:
@@ -97,7 +97,7 @@ def certificates(tls: TlsFiles, now: datetime) -> Finding:
         return Finding("certificate", Verdict.ERROR, found, remedy)
     who = f"{material.identity.role} '{material.identity.name}' of {material.identity.federation}"
     found = f"{who}, until {material.expires:%Y-%m-%d}"
-    if tls.key.stat().st_mode & 0o027:  # a service's group may read it, see the systemd units
+    if tls.key.stat().st_mode & 0o027:  # as in the systemd units, the service's group may read it
         return Finding(
             "certificate",
             Verdict.WARNING,
@@ -132,7 +132,7 @@ def _expiry(about: str, found: str, expires: datetime, now: datetime) -> Finding
 
 
 def disk(about: str, free: int, size: int) -> Finding:
-    """Check the free space on the disk of a state directory."""
+    """Return the finding on the free space of the disk of a state directory."""
     found = f"{readable_bytes(free)} of {readable_bytes(size)} free"
     if size and free < min(FULL_BYTES, FULL_SHARE * size):
         remedy = "make room, then `potluck resume` what has failed for want of it"
@@ -159,7 +159,7 @@ def state_directory(folder: Path) -> Finding:
 
 
 def _write_a_little(folder: Path) -> None:
-    """Write a nameless file as a test: free space may be reserved, over quota or without inodes."""
+    """Write a nameless file as a test: a disk with free space may refuse it (quota, inodes)."""
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(_PROBE_BYTES))
         file.flush()

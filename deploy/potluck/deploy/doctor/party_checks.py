@@ -32,11 +32,12 @@ from potluck.server.config import CoordinatorConfig
 
 ANSWER_SECONDS = 15.0
 _NO_UPDATE = "doctor"
-"""Id of an update that does not exist; only a coordinator that admits the host reports that."""
+"""Id of an update that does not exist; only a coordinator that admits the host says so in its
+error."""
 
 
 def admission(config: ClientConfig) -> Finding:
-    """Check that the coordinator admits the host, by asking for a missing update. Blocks."""
+    """Check that the coordinator admits the host, by a request about an unknown update. Blocks."""
     try:
         asyncio.run(_ask(config))
     except RoundClosedError:
@@ -115,7 +116,7 @@ def host_membership(config: ClientConfig, now: datetime) -> Iterable[Finding]:
 
 
 def _newest(root: Path, files: Sequence[Path], federation: str) -> Members:
-    """Return the members of the highest epoch among `files`; the first file must exist."""
+    """Return the membership of the highest epoch among `files`; the first file must exist."""
     there = [files[0], *(path for path in files[1:] if path.exists())]
     found = [load_members(path, root, federation=federation) for path in there]
     return max(found, key=lambda members: members.epoch)

@@ -1,6 +1,6 @@
 """Checks of a run on this machine, before its processes start.
 
-Each finds a fault that would otherwise make the run fail only after the start.
+Each check finds a fault that would otherwise make the run fail only after the start.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _check_hosts(run_file: RunFile, hosts: int) -> None:
 
 
 def check_device_names(device: object) -> None:
-    """Raise ConfigurationError unless it names devices; they need not exist."""
+    """Raise ConfigurationError unless `device` names devices; these need not exist."""
     if not isinstance(device, str) or re.fullmatch(_DEVICES, device) is None:
         raise ConfigurationError(
             f"device is {device!r}; it must be 'cpu', 'auto', 'cuda:0' or 'cuda:0,cuda:1'"
@@ -73,7 +73,8 @@ def check_device(device: str) -> None:
 def check_data(task: Task, name: str, data: Path | None, *, remedy: str) -> None:
     """Raise ConfigurationError if files that the task called `name` reads are missing.
 
-    data: the folder of the files; None if no folder is given. remedy: how to name another folder.
+    data: the folder of the files; None if no folder is given. remedy: text on how to name another
+    folder.
     """
     if data is None and task.needs_data:
         raise ConfigurationError(
@@ -84,7 +85,7 @@ def check_data(task: Task, name: str, data: Path | None, *, remedy: str) -> None
     missing = [each for each in files if data is None or not (data / each).exists()]
     if not missing:
         return
-    with contextlib.suppress(OSError, TypeError, ValueError):  # the task need not check its files
+    with contextlib.suppress(OSError, TypeError, ValueError):  # not every task checks its files
         task.evaluation_data(data)  # its error usually states how to make the files
     where = "no folder with data is given" if data is None else f"{data} does not have it"
     raise ConfigurationError(f"task {name} reads {', '.join(missing)}, and {where}; {remedy}")

@@ -1,4 +1,4 @@
-"""Starts a throwaway federation on this machine, makes runs one after another, and ends it."""
+"""Starts a throwaway federation on this machine, makes runs one by one, and ends the federation."""
 
 from __future__ import annotations
 
@@ -99,11 +99,12 @@ class DemoRun:
 async def run_demo(
     files: DemoFiles, console: Console, runs: Sequence[DemoRun] = ()
 ) -> list[RunView]:
-    """Start the federation, make the runs one after another. Return the views of the ended runs.
+    """Start the federation and make the runs one after another. Return the ended runs' views.
 
-    runs: by default the run of the federation's run file. Each run's model is fetched when the run
-    is finished. Shows progress on `console`. All processes are ended in every case. If cancelled,
-    prints what was done by then. Raises RunError if a run fails or a process ends too early.
+    runs: by default the run of the federation's run file. Each run's model is downloaded when the
+    run is finished. Shows progress on `console`. All processes are ended in every case. If
+    cancelled, prints how far the runs have come. Raises RunError if a run fails or a process ends
+    too early.
     """
     runs = runs or [DemoRun("demo", files.run_file, files.model)]
     seen: list[_RecordingDisplay] = []
@@ -134,7 +135,7 @@ async def run_demo(
 async def _finish(
     run: DemoRun, client: OperatorClient, display: _RecordingDisplay, federation: LocalFederation
 ) -> None:
-    """Make one run, show it, fetch its model. Raises RunError if it is not finished."""
+    """Make one run, show it, download its model. Raises RunError if the run does not finish."""
     run_id = await client.start_run(run.run_file)
     view = await follow_processes(client, run_id, display, federation)
     if not is_finished(view):
@@ -164,7 +165,7 @@ async def follow_processes(
     *,
     need_all: bool = False,
 ) -> RunView:
-    """Follow the run while its processes are alive.
+    """Follow the run while the federation's processes are alive.
 
     It is an error if the coordinator ends, if a host ends before round 1, or if the last host ends.
     If another host ends later, a notice is shown and the run continues without that host. With
@@ -191,7 +192,7 @@ async def follow_processes(
 
 
 class _RecordingDisplay:
-    """A display that keeps the latest view."""
+    """A display that also stores the latest view."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
@@ -209,7 +210,7 @@ class _RecordingDisplay:
         return None
 
     def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
-        """Keep the view and show it."""
+        """Store the view and show it."""
         self.view = view
         self._display.show(view, event)
 

@@ -104,7 +104,7 @@ class DemoFiles:
         return self.folder / "run.png"
 
     def model_of(self, name: str) -> Path:
-        """Return the file of the last model of one of several runs, by the run's name."""
+        """Return the path for the last model of the run called `name`, one of several runs."""
         return self.folder / f"model-{name}.safetensors"
 
     def log(self, name: str) -> Path:
@@ -115,8 +115,8 @@ class DemoFiles:
 def choices_of_user() -> Path | None:
     """Return the folder where hosts of throwaway federations store measured training settings.
 
-    All of them share the folder, so that they use the same settings. Return None if this user has
-    no home directory or can't write to the folder.
+    All these federations share the folder, so that they use the same settings. Return None if this
+    user has no home directory or can't write to the folder.
     """
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -169,13 +169,13 @@ def demo_run_file(options: DemoOptions) -> str:
         (SELECTORS, run_file.selector.name),
         (STRATEGIES, run_file.strategy.name),
     ):
-        if name not in installed(group):  # the plug-in isn't imported: that imports torch
+        if name not in installed(group):  # check the name only: importing the plug-in imports torch
             find(group, name)
     return text
 
 
 def _split(options: DemoOptions) -> dict[str, int]:
-    """Return the task's option `clients`; empty if the task does not have this option."""
+    """Return the task's option `clients` for a demo; empty if the task has no such option."""
     return {"clients": options.clients} if options.task in _SPLITTABLE else {}
 
 
@@ -203,7 +203,7 @@ def new_folder(parent: Path, now: datetime) -> Path:
 def hold(folder: Path) -> FolderLock:
     """Make the folder of a demo, and lock it against other demos while this one runs.
 
-    Raises ConfigurationError if another demo uses it, StorageError if it can't be made.
+    Raises ConfigurationError if another demo uses the folder, StorageError if it can't be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -239,8 +239,8 @@ def write_demo_files(
 def _allowed(run_files: Sequence[str]) -> dict[str, Any]:
     """Return the hosts' [disclosure] table of a demo.
 
-    A demo's data need no protection. So the table allows what its runs ask for, and any number of
-    masked runs.
+    A demo's data need no protection. So the table allows everything that the demo's runs ask for,
+    and any number of masked runs.
     """
     from potluck.server.selection import Selector  # imported late: only starting a run needs it
 
@@ -255,10 +255,10 @@ def _allowed(run_files: Sequence[str]) -> dict[str, Any]:
 class Machines:
     """A federation on this machine: its clients, client-0 …, are split over `hosts` hosts.
 
-    workers, choices: settings of each host; see `workers` and `choices_directory` in its
+    workers, choices: settings of each host; see `workers` and `choices_directory` in a host's
     configuration. data: folder with the tasks' data, for the coordinator and all hosts. disclosure:
     the hosts' [disclosure] table; None for the default policy. root: True to make a federation
-    root. It lies in the same folder as the other files, so signatures prove nothing against the
+    root. The root is in the same folder as the other files, so signatures prove nothing against the
     folder's owner. address: this machine's address on which the coordinator listens; by default the
     loopback address, which hosts on other machines can't reach. availability: probability that a
     client is available, by client, for the hosts' [availability] table.
@@ -392,7 +392,7 @@ def _data(machines: Machines) -> dict[str, str]:
 
 
 def _tls(issued: pki.IssuedFiles) -> dict[str, str]:
-    """Return paths relative to the configuration file, so that the folder can be moved."""
+    """Return TLS settings with paths relative to their file, so that the folder can be moved."""
     return {
         name: f"pki/{path.name}"
         for name, path in (
@@ -411,9 +411,10 @@ def _write(path: Path, values: Mapping[str, Any]) -> None:
 def reserved_port(address: str = LOOPBACK) -> Iterator[int]:
     """Reserve a free port of an address of this machine while the block runs.
 
-    Hosts then know the coordinator's address before it listens, and all processes can start at
-    once. On Linux, a socket that is bound but does not listen reserves the port. A listener with
-    SO_REUSEADDR, such as gRPC's, can still use it. On other systems the port is released at once.
+    So hosts know the coordinator's address before the coordinator listens, and all processes can
+    start at once. On Linux, a socket that is bound but does not listen reserves the port. A
+    listener with SO_REUSEADDR, such as gRPC's, can still use it. On other systems the port is
+    released at once.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,8 +1,8 @@
 """A process that has imported all modules and forks other processes.
 
-It is run as `python -m potluck.deploy.local.fork_server FD LABEL`, by `forked_processes.py`.
-Importing torch takes a new process seconds. A forked process has torch at once, and shares its
-memory. FD is a stream socket. Requests and replies are JSON, one per line:
+`forked_processes.py` runs it as `python -m potluck.deploy.local.fork_server FD LABEL`. A new
+process needs seconds to import torch. A forked process has torch at once, and shares its memory. FD
+is a stream socket. Requests and replies are JSON, one per line:
 
     {"program": "potluck-client", "arguments": [...], "log": "...", "environment": {...}}
     {"begun": PID}                       in the order of the requests
@@ -52,7 +52,7 @@ _PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>; forks are for Linux
 
 
 class ForkServer:
-    """The loop of the process. It has one thread, because a fork copies only the calling thread."""
+    """The fork server's main loop. It has one thread: a fork copies only the calling thread."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -145,12 +145,12 @@ def _end_with(parent: int) -> None:
     forked ends; the parent has only one thread.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent ended before the call above
+    if os.getppid() != parent:  # the parent ended before prctl was called
         os._exit(128 + signal.SIGKILL)
 
 
 class Forked(BaseException):
-    """Raised in a forked process, to leave the server's loop."""
+    """Raised in a forked process, so that it leaves the server's loop."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         super().__init__()

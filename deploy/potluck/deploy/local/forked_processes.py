@@ -1,4 +1,4 @@
-"""Processes that start at once: forked from one that has imported torch (`fork_server.py`)."""
+"""Processes that start at once: `fork_server.py` forks them, and has already imported torch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from potluck.deploy.local.fork_server import GRACE_SECONDS
 from potluck.deploy.local.processes import LocalProcess, exit_reason
 
 AVAILABLE = sys.platform == "linux"
-"""True on Linux. On other systems, some system libraries can't be used after a fork."""
+"""True on Linux. Elsewhere, some system libraries can't be used after a fork."""
 
 
 class ForkedProcess(LocalProcess):
-    """A program in its own process group.
+    """A forked program in its own process group.
 
     It ends when its fork server ends, and the fork server ends when this process ends.
     """

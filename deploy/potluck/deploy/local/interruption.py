@@ -1,4 +1,4 @@
-"""Coroutines that clean up after Ctrl-C and SIGTERM, even if these come repeatedly."""
+"""Runs coroutines that clean up after Ctrl-C and SIGTERM, even after repeated ones."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Result = TypeVar("Result")
 def run_interruptibly(main: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine. The first SIGINT, SIGTERM or SIGHUP cancels it; later ones are ignored.
 
-    So its `finally` blocks run to their end; they must not run for ever. Raises typer.Exit with
-    128 + the signal's number, as a shell reports it.
+    So the coroutine's `finally` blocks run to their end; they must not run for ever. Raises
+    typer.Exit with 128 + the signal's number, as a shell reports it.
     """
     received: list[int] = []
 

@@ -18,7 +18,7 @@ from potluck.deploy.local.processes import LocalProcess, TetheredProcess, stop_a
 from potluck.deploy.operator.operator_client import OperatorClient, connect
 
 START_SECONDS = 120.0
-"""Maximum seconds until the coordinator accepts connections; most of it is importing torch."""
+"""Maximum seconds until the coordinator accepts connections; it mostly imports torch."""
 
 LOOK_SECONDS = 0.03
 """Seconds between two checks of the ready file."""
@@ -42,7 +42,7 @@ class LocalFederation:
 
         forks: fork server for the processes, which stays alive when they end; None: the federation
         starts its own. environment: variables for the processes, in addition to those of this
-        process. A given `forks` uses its own variables instead.
+        process. Processes of a given `forks` have the variables of that fork server instead.
         """
         self.files = files
         self._environment = dict(environment or {})
@@ -66,7 +66,7 @@ class LocalFederation:
         return tuple(self._processes)
 
     async def start_coordinator(self) -> LocalProcess:
-        """Start the coordinator; see `until_ready`."""
+        """Start the coordinator; `until_ready` waits until it accepts connections."""
         self.files.ready.unlink(missing_ok=True)
         arguments = ["--config", str(self.files.coordinator), "--ready-file", str(self.files.ready)]
         self.coordinator = await self._start(
@@ -108,7 +108,7 @@ class LocalFederation:
     async def until_ready(self) -> int:
         """Wait until the coordinator accepts connections. Return its process id.
 
-        Raises RunError if it does not accept any.
+        Raises RunError if the coordinator ends before, or takes too long.
         """
         if self.coordinator is None:
             raise RunError("the coordinator has not been started")
@@ -147,7 +147,7 @@ async def start_program(
     """Start a program of this installation, by the fork server if there is one.
 
     name: used in messages. environment: variables in addition to those of this process; a fork
-    server uses its own instead. Raises RunError if the fork server is gone.
+    server's programs have its variables instead. Raises RunError if the fork server is gone.
     """
     if forks is not None:
         return await forks.fork(name, command, arguments, log=log)

@@ -46,7 +46,7 @@ class LocalProcess(ABC):
         """End the process, by SIGKILL if necessary. May be called more than once."""
 
     def exit_reason(self) -> RunError:
-        """Return the error for the end of the process, with the last lines of its log."""
+        """Return the error that reports the end of the process, with the last lines of its log."""
         return exit_reason(self.name, self.exit_code, self._log)
 
 

@@ -33,7 +33,7 @@ def write_relay(
     clients: Sequence[str] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> RelayFiles:
-    """Put a relay between the coordinator and some hosts; the hosts' files then name the relay.
+    """Put a relay between the coordinator and some hosts: the hosts' files name the relay.
 
     hosts: numbers of these hosts. port: the port on which the relay listens on this machine.
     clients: client claims in the relay's certificate; None for the claims of its hosts. Raises the

@@ -1,11 +1,12 @@
 """Runs a command that ends when its starter ends: `python tether.py GRACE_SECONDS COMMAND…`.
 
-Standard input is a pipe. The starter holds its other end and never writes to it. When the starter
-ends, even by SIGKILL, the kernel closes that end; the starter can also close it. Then the command
-gets SIGTERM, and SIGKILL if it still runs after the grace period.
+Standard input is a pipe. The starter holds the pipe's other end and never writes to it. When the
+starter ends, even by SIGKILL, the kernel closes that end; the starter can also close it earlier.
+Then the command gets SIGTERM, and SIGKILL if it still runs after the grace period.
 
-This needs no support by the command and works on Linux and macOS. `prctl(PR_SET_PDEATHSIG)` exists
-on Linux only, and is bound to the *thread* that started the child.
+This needs no support by the command and works on Linux and macOS. The alternative,
+`prctl(PR_SET_PDEATHSIG)`, exists on Linux only, and acts when the *thread* that started the child
+ends.
 
 Imports the standard library only: it is run with `python -I -S`, which takes milliseconds.
 """

@@ -13,7 +13,7 @@ from potluck.common.net.identity import Role
 from potluck.deploy.machines.desired_state import DesiredContainer
 
 STEADY_SECONDS = 30.0
-"""Seconds after which a running container whose log level hides the event counts as connected."""
+"""Seconds after which a running container counts as connected if its log level hides that event."""
 
 _WORDS = {Role.COORDINATOR: "listening", Role.RELAY: "connected", Role.HOST: "attending"}
 """Log event by role: a host or relay is connected, or the coordinator accepts connections."""
@@ -70,7 +70,7 @@ def _last_lines(container: Container) -> str:
 
 
 def count_events(event: str, log: str) -> int:
-    """Return the number of lines of an event in a log, in either of the two log formats."""
+    """Return the number of a log's lines that report an event, in either of the two log formats."""
     word = re.escape(event)
     return len(re.findall(rf'"event": ?"{word}"|\] +{word}(?=\s|$)', log))
 

@@ -63,8 +63,8 @@ def plan(
 ) -> list[Step]:
     """Return the steps for one machine, in order; none if it matches the desired state.
 
-    images: required fingerprint by image. A machine may have any version of an image that is not
-    listed.
+    images: required fingerprint by image. Of images that are not listed, a machine may have any
+    version.
     """
     steps: list[Step] = []
     for image in dict.fromkeys(one.image for one in desired):
@@ -93,9 +93,9 @@ def roll_out_order(
 ) -> list[tuple[str, Step]]:
     """Return the steps for the containers of all machines in order, each with its machine.
 
-    Removals come first, since a host that moves to another machine can't be connected twice. The
-    coordinator, relays and hosts follow: each of them needs the ones before. plans: by machine;
-    roles: by container.
+    Removals come first, since a host that moves to another machine can't be connected twice. Then
+    come the coordinator, the relays and the hosts, since each kind needs the kinds before it.
+    plans: steps by machine. roles: roles by container.
     """
 
     def turn(each: tuple[str, Step]) -> int:

@@ -108,7 +108,7 @@ class Deployment:
             return steps
 
     def carry_out(self, step: Step, machine: MachineSettings, say: Say) -> Step:
-        """Carry out the step of one container. Return the step once the container is connected."""
+        """Carry out the step of one container. Return the step when the container is connected."""
         one = None if step.kind is StepKind.REMOVE else self.desired(machine)[step.subject]
         with self._working(machine, say) as work:
             work.carry_out(step, one, self.inventory.connect_seconds)
@@ -146,7 +146,7 @@ class Deployment:
             return lines
 
     def restart(self, machine: MachineSettings, parties: Sequence[str], say: Say) -> list[str]:
-        """Restart the containers of these parties, or of all. Returns their names."""
+        """Restart the containers of these parties, or of all. Return the containers' names."""
         done: list[str] = []
         with self._working(machine, say) as work:
             for name, one in self.desired(machine).items():
@@ -218,8 +218,8 @@ def _last_line(log: bytes) -> str:
 class RollOut:
     """The outcome of `up`.
 
-    results: by machine, the steps taken, or the error. left: steps that were skipped because an
-    earlier step failed, each with its machine.
+    results: steps taken, or the error, by machine. left: steps that were skipped because an earlier
+    step failed, each with its machine.
     """
 
     results: dict[str, list[Step] | PotluckError]

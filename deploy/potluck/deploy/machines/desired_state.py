@@ -57,7 +57,7 @@ class PartyFiles:
     """Files of a party.
 
     tls: certificate.pem, key.pem, members, member keys and so on, by path below CONFIGURATION/tls;
-    these can change without a restart. others: by path below CONFIGURATION.
+    these files can change without a restart. others: other files by path below CONFIGURATION.
     """
 
     tls: Files
@@ -125,7 +125,7 @@ def container_name(federation: str, party: str) -> str:
 def desired_on(
     machine: MachineSettings, inventory: Inventory, files: Mapping[str, PartyFiles]
 ) -> list[DesiredContainer]:
-    """Return a machine's desired containers: coordinator first, then relays. files: by party."""
+    """Return a machine's desired containers: coordinator, relays, hosts. files: files by party."""
     found: list[DesiredContainer] = []
     coordinator = inventory.coordinator
     if coordinator is not None and coordinator.machine == machine.name:
@@ -195,7 +195,7 @@ def _listening(machine: MachineSettings, port: int) -> dict[str, Any]:
 
 
 def _publish(machine: MachineSettings, port: int, options: dict[str, Any]) -> None:
-    """Add the engine's options that publish a coordinator or relay at the machine's port."""
+    """Add the engine's options that publish a coordinator's or relay's port on the machine."""
     if machine.network != "host":
         options["ports"] = {**options.get("ports", {}), f"{PORT}/tcp": port}
 

@@ -68,10 +68,11 @@ def open_engine(url: str, tls: TLSConfig | bool = False) -> docker.DockerClient:
     Raises DockerException or OSError if no engine answers.
     """
     if url.startswith("unix://"):
-        # Connect once before docker's client does: it leaves its socket open if it can't connect.
+        # Connect once before docker's client does, since the client leaves its socket open if it
+        # can't connect.
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(url.removeprefix("unix://"))
-    # A separate client asks for the version, and is closed in any case. If docker's client looks up
+    # A separate client requests the version, and is closed in any case. If docker's client looks up
     # the version itself and fails, it leaves its socket open.
     asking = docker.DockerClient(url, version=_ANY_VERSION, tls=tls, timeout=int(CONNECT_SECONDS))
     try:
@@ -93,7 +94,7 @@ def containers_of(client: docker.DockerClient, federation: str) -> list[Containe
 
 
 def unreachable(machine: MachineSettings, error: Exception) -> UnreachableError:
-    """Return the error for an engine that did not answer, or stopped answering."""
+    """Return the error to raise for an engine that did not answer, or stopped answering."""
     where = machine.engine
     if where.startswith("ssh://"):
         where = f"{machine.socket} on {where}"

@@ -282,7 +282,8 @@ class Inventory(Settings):
     def machines_named(self, names: Iterable[str], *, slurm: bool) -> list[MachineSettings]:
         """Return the machines with these names, of one kind: Slurm's, or all others.
 
-        Without names, all machines of that kind. Raises ConfigurationError for an unknown name.
+        If there are no names, return all machines of that kind. Raises ConfigurationError for an
+        unknown name.
         """
         known = {m.name: m for m in self.machines if (m.engine == "slurm") == slurm}
         for name in names:

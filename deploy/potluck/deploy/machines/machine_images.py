@@ -58,7 +58,7 @@ def stream_image(
     name: str,
     progress: Callable[[str], None],
 ) -> None:
-    """Send an image from one engine to another, without a file between them."""
+    """Send an image from one engine to another, without storing it in a file in between."""
     size = int(local_image(source, name).get("Size", 0))
     sent = 0
 

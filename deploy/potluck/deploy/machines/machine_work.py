@@ -138,7 +138,7 @@ class MachineWork:
         return containers_of(self.client, self.federation)
 
     def observe(self, desired: Sequence[DesiredContainer]) -> Observed:
-        """Observe the machine. Raises ConfigurationError if a desired name is already taken."""
+        """Observe the machine. Raises ConfigurationError if a desired container's name is taken."""
         ours = {str(container.name): container for container in self.containers()}
         for one in desired:
             if one.name not in ours and self._find(one.name) is not None:
@@ -193,8 +193,8 @@ class MachineWork:
     def carry_out(self, step: Step, one: DesiredContainer | None, seconds: float) -> None:
         """Carry out the step of one container, and wait until the container is connected.
 
-        one: the desired container; None for a removal. If it can't start, ends, or isn't connected
-        within `seconds`, the previous state is restored and RunError is raised.
+        one: the desired container; None for a removal. If the container can't start, ends, or isn't
+        connected within `seconds`, restore the previous state and raise RunError.
         """
         self.say(str(step))
         if one is None:
@@ -279,7 +279,7 @@ class MachineWork:
 
     @contextlib.contextmanager
     def _watched(self, one: DesiredContainer, otherwise: str) -> Iterator[None]:
-        """Raise RunError, with the party and its image, if its container can't start or ends."""
+        """Raise RunError, with party and image, if a container can't start or doesn't connect."""
         subject = one.party if one.party == one.role else f"{one.role} {one.party}"
         try:
             yield
@@ -302,7 +302,7 @@ class MachineWork:
         )
 
     def _write_files(self, container: Container, one: DesiredContainer) -> None:
-        self._remove_volume(one.marker)  # the marker exists only when all files are written
+        self._remove_volume(one.marker)  # a marker must exist only if all files are written
         write_files(container, one)
         self._mark(one, one.file_labels)
 
@@ -342,7 +342,7 @@ class MachineWork:
         self._make_volume(marker, labels)
 
     def _free_bytes(self) -> int | None:
-        """Return the free bytes of the engine's image store; None if they can't be found out."""
+        """Return the free bytes of the engine's image store; None if their number is unknown."""
         folder = self.client.info().get("DockerRootDir")
         if not isinstance(folder, str):
             return None
@@ -371,7 +371,7 @@ class MachineWork:
     def remove_all(self, *, keep_state: bool) -> list[str]:
         """Remove everything this federation made on the machine. Return the removed names."""
         gone: list[str] = []
-        for container in self.containers():  # all at once; the next loop waits for each
+        for container in self.containers():  # all at the same time; the next loop waits for each
             with contextlib.suppress(APIError):  # it is not running
                 container.kill("SIGTERM")
         for container in self.containers():

@@ -1,4 +1,4 @@
-"""The same work on many machines in parallel, with a line of progress for each.
+"""Does the same work on many machines in parallel, with a progress line for each machine.
 
 If one machine fails, the others continue.
 """
@@ -84,7 +84,7 @@ def raise_failures(results: Mapping[str, object], console: Console) -> None:
 
 
 class _Line:
-    """The line of progress of one machine."""
+    """The progress line of one machine."""
 
     def __init__(
         self, machine: str, progress: Progress, row: TaskID, console: Console | None

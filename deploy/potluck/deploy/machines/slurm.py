@@ -25,13 +25,14 @@ SCRIPT = "hosts.sbatch"
 _COMMAND_SECONDS = 60
 _LOOK_SECONDS = 1.0
 QUEUE_SECONDS = 15.0
-"""Seconds within which a cluster with free resources starts a job."""
+"""Seconds in which a cluster with free resources starts a job; a longer wait counts as queued."""
 
 _LAST_LINES = 5
 _OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE")
 
 Run = Callable[[Sequence[str], Mapping[str, str]], str]
-"""Runs a command with additional environment variables. Returns its output. Raises RunError."""
+"""Function that runs a command with more environment variables. Returns its output. Raises
+RunError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +92,7 @@ class SlurmMachine:
     def up(self, files: Mapping[str, PartyFiles]) -> tuple[Job, str]:
         """Submit the job, or replace it if the inventory differs.
 
-        Return the job, and the action taken.
+        Return the job, and the action taken as text.
         """
         configurations = [self._write(host, files[host.name]) for host in self._machine.hosts]
         command = self._submission()
@@ -127,7 +128,8 @@ class SlurmMachine:
         """Wait until the hosts of a submitted job are connected. Return the job's state.
 
         If the job is still in the queue after `queued` seconds, waiting ends. since: the log's size
-        before. Raises RunError if the job ends, or its hosts don't connect within `seconds`.
+        before the submission. Raises RunError if the job ends, or its hosts don't connect within
+        `seconds`.
         """
         deadline = time.monotonic() + seconds
         in_queue = time.monotonic()

@@ -1,4 +1,4 @@
-"""Values that `--json` prints, under the protocol's field names; null for unknown values."""
+"""Values that `--json` prints, named like the protocol's fields; null for unknown values."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def other_measures(record: Round) -> dict[str, float]:
 
 
 def spread_values(spread: Spread) -> dict[str, Any]:
-    """Return a metric's distribution over clients; the key of a quantile is the share below."""
+    """Return a metric's distribution over clients; a quantile's key is the share below it."""
     return {
         **vars(spread.coverage),
         "mean": spread.mean,

@@ -1,7 +1,7 @@
-"""Downloads of a run's model. They are verified, and resume where an earlier download stopped.
+"""Downloads a run's model, verifies it, and resumes where an earlier download stopped.
 
-The received part of FILE is stored next to it as `.FILE.BLAKE3.part`. So a download only resumes
-from bytes of the same model.
+The received part of FILE is stored next to it as `.FILE.BLAKE3.part`. The digest in the name makes
+sure that a download only resumes from bytes of the same model.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.rpc.v1 import operator_pb2, transfer_pb2
 
 # Metadata -----------------------------------------------------------------------------------------
-# They are in the file's safetensors header under `__metadata__`, which programs that load the file
-# ignore. The coordinator's own files have no metadata: they are named by their digests, and equal
-# models must have equal names.
+# Metadata are in the file's safetensors header under `__metadata__`, which programs that load the
+# file ignore. The coordinator's own files have no metadata: they are named by their digests, and
+# equal models must have equal names.
 
 _TABLES = ("task", "model", "selector", "strategy", "objective", "training")
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
@@ -74,7 +74,7 @@ def metadata_of(origin: operator_pb2.ModelOrigin, blake3: str) -> dict[str, str]
 
 
 def kept_patterns(origin: operator_pb2.ModelOrigin) -> list[str]:
-    """Return patterns of the tensors that clients keep; the run's models don't contain these."""
+    """Return name patterns of the tensors that clients keep; a run's models lack these tensors."""
     table = tomllib.loads(origin.run_file).get("model", {})
     return [str(pattern) for pattern in table.get("keep", ())]
 
@@ -83,7 +83,7 @@ def write_metadata(path: Path, metadata: Mapping[str, str]) -> int:
     """Write metadata into the header of a safetensors file. Return the file's new size in bytes.
 
     The tensors stay as they are. Raises LayoutError if it is not a safetensors file, StorageError
-    if it can't be written; the file is unchanged then.
+    if it can't be written; after an error, the file is unchanged.
     """
     new = path.with_name(f"{path.name}.new")
     try:
@@ -146,10 +146,10 @@ async def download_model(
     progress: Progress | None = None,
     describe: bool = False,
 ) -> DownloadedModel:
-    """Fetch the model of a run into `path`; `round_number` 0 stands for the last committed round.
+    """Download a run's model to `path`; `round_number` 0 stands for the last committed round.
 
-    best: fetch the run's best model instead; the origin then describes it. describe: write the
-    origin into the file, as its metadata.
+    best: download the run's best model instead; the origin then describes that model. describe:
+    write the origin into the file, as its metadata.
 
     A broken transfer is resumed until it breaks `ATTEMPTS` times in a row without progress. The
     received part is kept, and the next call resumes from it. Raises ConfigurationError if `path`
@@ -256,7 +256,7 @@ async def _receive(
 
 
 def _take(receiver: FileReceiver, frame: transfer_pb2.ModelFrame) -> bool:
-    """Process a frame. Return True if the file is complete with it."""
+    """Process a received frame. Return True if the file is now complete."""
     match frame.WhichOneof("part"):
         case "chunk":
             receiver.write(frame.chunk)

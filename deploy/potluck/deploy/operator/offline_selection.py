@@ -157,7 +157,7 @@ class OfflineRound:
 def select_offline(
     selector: Selector, population: Population, name: str, *, rounds: int, count: int, seed: int
 ) -> Iterator[OfflineRound]:
-    """Yield rounds 1 to `rounds`, with every client available and every update included.
+    """Yield rounds 1 to `rounds`, as if every client were available and every update included.
 
     As in a run, the selector sees only the profiles that it declares, and its selections are
     checked. Raises ConfigurationError if no client has a profile the selector needs, or if the

@@ -34,7 +34,7 @@ The coordinator imports the task and large libraries, and builds the model.
 """
 
 STALL_SECONDS = 60.0
-"""Seconds without a byte after which a download counts as broken."""
+"""Seconds without a received byte after which a download counts as broken."""
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer", bound=Message)
@@ -91,7 +91,7 @@ class OperatorClient:
         return list(answer.lost)
 
     async def newest_run(self) -> operator_pb2.RunStatus | None:
-        """Return the run that was started last; None without any run."""
+        """Return the run that was started last; None if there are no runs."""
         # Request at least two: the newest may be a pre-training run, which is hidden.
         request = operator_pb2.ListRunsRequest(page_size=2)
         answer = await self._call(self._stub.ListRuns(request, timeout=CALL_SECONDS))
@@ -115,14 +115,14 @@ class OperatorClient:
         return await self._call(self._stub.DescribeCoordinator(request, timeout=CALL_SECONDS))
 
     async def set_quarantine(self, client_id: str, reason: str | None) -> None:
-        """Forbid the selection of a client; with reason None, allow it again."""
+        """Forbid the selection of a client; if the reason is None, allow it again."""
         request = operator_pb2.SetQuarantineRequest(
             client_id=client_id, quarantined=reason is not None, reason=reason or ""
         )
         await self._call(self._stub.SetQuarantine(request, timeout=CALL_SECONDS))
 
     async def install_revocations(self, revocation_list: bytes) -> tuple[int, int]:
-        """Send a revocation list. Return the number of revoked certificates, and of new ones."""
+        """Send a revocation list. Return the number of revoked certificates, and of new entries."""
         request = operator_pb2.InstallRevocationsRequest(revocation_list=revocation_list)
         call = self._stub.InstallRevocations(request, timeout=CALL_SECONDS)
         answer = await self._call(call)
@@ -151,7 +151,7 @@ class OperatorClient:
         return [audit for answer in answers for audit in answer.audits]
 
     async def audit_disclosures(self, run_id: str) -> list[operator_pb2.AuditDisclosuresResponse]:
-        """Return the disclosures of a run's clients, as the coordinator's list of answers."""
+        """Return the disclosures of a run's clients, as the coordinator's messages."""
         request = operator_pb2.AuditDisclosuresRequest(run_id=run_id)
         return list(await self._all(self._stub.AuditDisclosures(request), "disclosures"))
 
@@ -207,10 +207,10 @@ class OperatorClient:
     ) -> AsyncGenerator[operator_pb2.OperatorServiceFetchModelResponse]:
         """Yield a run's model in frames; the first frame has the model's origin.
 
-        round_number: 0 stands for the last committed round. best: the run's best model instead;
-        a coordinator of an older release does not know this option. blake3, offset: digest of a
-        partially received file, and the number of bytes already received. The stream's header
-        names the file that follows, and the offset from which it is sent.
+        round_number: 0 stands for the last committed round. best: yield the run's best model
+        instead; coordinators of older releases don't know this option. blake3, offset: digest of a
+        partially received file, and the number of bytes already received. The stream's header names
+        the file that follows, and the offset from which it is sent.
         """
         request = operator_pb2.OperatorServiceFetchModelRequest(
             run_id=run_id, round=round_number, blake3=blake3, offset=offset, best=best
@@ -283,7 +283,7 @@ class OperatorClient:
 
 
 def _plain(answer: Answer) -> Answer:
-    """Escape unprintable characters in an answer's texts, which the operator's terminal shows."""
+    """Escape unprintable characters in an answer's texts, since a terminal may show the texts."""
     make_plain(answer)
     return answer
 

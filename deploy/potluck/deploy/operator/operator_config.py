@@ -61,7 +61,7 @@ class OperatorFlags:
 
 
 def default_files() -> list[Path]:
-    """Return the paths where operator.toml is searched, in this order."""
+    """Return the paths at which operator.toml is looked for, in this order."""
     base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return [Path(FILE_NAME), base / "potluck" / FILE_NAME]
 
@@ -125,7 +125,7 @@ def _without_file(values: dict[str, Any], looked_for: Sequence[Path]) -> Operato
 
 
 def _shown(path: Path) -> str:
-    """Return a path as people write it: below the current or the home folder."""
+    """Return a path as people write it: relative to the current or the home folder."""
     if not path.is_absolute():
         return f"./{path}"
     home = Path.home()

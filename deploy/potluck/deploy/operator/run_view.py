@@ -1,7 +1,7 @@
 """A watcher's view of a run: the events of `WatchRun`, combined into one value.
 
 Events repeat after a reconnect, so combining them is idempotent. A run may have tens of thousands
-of rounds. The views of one run share them, and a later view never has fewer.
+of rounds. The views of one run share these rounds, and a later view never has fewer rounds.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def observe(view: RunView, event: operator_pb2.WatchRunResponse) -> RunView:
             return replace(view, progress=event.progress)
         case "notice" if event.notice not in view.notices:
             return replace(view, notices=(*view.notices, event.notice))
-        case _:  # a notice already in the view, or an event kind of a newer coordinator
+        case _:  # a known notice, or an event kind of a newer coordinator
             return view
 
 
@@ -105,7 +105,7 @@ def lacks_clients(status: operator_pb2.RunStatus) -> bool:
 
 
 def waiting_text(waiting: operator_pb2.Waiting, now: datetime) -> str:
-    """Return the reason why a run waits, and until when by this machine's clock."""
+    """Return a text on why a run waits, and until when (by this machine's clock)."""
     text = waiting.what
     if waiting.HasField("until"):
         until = waiting.until.ToDatetime(tzinfo=UTC)
@@ -135,7 +135,7 @@ def shown_measures(status: operator_pb2.RunStatus | None) -> dict[str, Measure]:
     of trainings, and metrics of models that clients derive from the run's model (few runs).
     """
     shown = {name: CLASSIFICATION[name] for name in _SHOWN}
-    shown[f"{TRAINING}loss"] = Measure(label="training loss")  # some tasks have no other metric
+    shown[f"{TRAINING}loss"] = Measure(label="training loss")  # the only metric of some tasks
     if status is not None and status.measures:
         shown = {
             each.name: Measure(
@@ -152,8 +152,8 @@ def shown_measures(status: operator_pb2.RunStatus | None) -> dict[str, Measure]:
 def spread_measures(status: operator_pb2.RunStatus | None) -> dict[str, str]:
     """Return the metrics whose spread over clients is shown, by name, each with a label.
 
-    The label is for the mean of the worst tenth. For each model that clients may measure, only the
-    most important metric is included.
+    The label names the mean of the worst tenth of clients. For each model that clients may measure,
+    only the most important metric is included.
     """
     first = next(iter(shown_measures(status))) if status and status.measures else _FIRST
     return {
@@ -164,7 +164,7 @@ def spread_measures(status: operator_pb2.RunStatus | None) -> dict[str, str]:
 def state_counts(progress: operator_pb2.RoundProgress) -> list[tuple[str, int, bool]]:
     """Return the states of a round's members: name, number of members, True for a problem.
 
-    Problem states are last.
+    States that are problems are last.
     """
     counts = Counter(member.state for member in progress.members)
     found = [(member_state_name(state), counts[state]) for state in sorted(counts)]

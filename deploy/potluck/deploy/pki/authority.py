@@ -1,6 +1,7 @@
 """The federation's TLS authority, and the certificates it issues, as files in a folder.
 
-All keys are P-256 and all signatures SHA-256: grpcio's handshake refuses Ed25519 certificates.
+All keys are P-256 and all signatures use SHA-256, since grpcio's handshake refuses Ed25519
+certificates.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ REVOKED = "revoked.pem"
 AUTHORITY_DAYS = 3650
 LEAF_DAYS = 365
 BACKDATED = timedelta(minutes=10)
-"""A certificate is valid from this long before its issue, because clocks differ."""
+"""Time before its issue from which a certificate is valid, because clocks differ."""
 
 _HOST_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 
@@ -131,13 +132,13 @@ def issue(
     force: bool = False,
     now: datetime | None = None,
 ) -> IssuedFiles:
-    """Issue a certificate from the authority in `folder`: NAME.pem and NAME.key beside it.
+    """Issue a certificate from the authority in `folder`, as NAME.pem and NAME.key in the folder.
 
-    clients: claims of a host or a relay (`client-0:5`, `hospital-a`). hosts: DNS names and IP
-    addresses at which hosts will dial the coordinator or the relay. The certificate's validity
-    never ends after the authority's.
-    Raises ConfigurationError or IdentityError if the request or the authority is invalid, or if the
-    files exist and `force` is not set. Raises StorageError if writing fails.
+    clients: clients of a host or a relay, as claims (`client-0:5`, `hospital-a`). hosts: DNS names
+    and IP addresses at which hosts will dial the coordinator or the relay. The certificate's
+    validity never ends after the authority's. Raises ConfigurationError or IdentityError if the
+    request or the authority is invalid, or if the files exist and `force` is not set. Raises
+    StorageError if writing fails.
     """
     authority = load_authority(folder)
     identity = Identity(

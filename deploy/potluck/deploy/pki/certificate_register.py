@@ -1,4 +1,4 @@
-"""The register of an authority: listing, renewing, revoking and signing certificates.
+"""The register of an authority: lists, renews, revokes and signs certificates.
 
 issued/SERIAL.pem   every certificate it issued
 revoked.pem         the revocation list, for the coordinator
@@ -100,14 +100,15 @@ def issued(folder: Path) -> list[Issued]:
 def _age(one: Issued) -> tuple[datetime, int]:
     """Return a sort key for the time of issue.
 
-    Certificates store whole seconds only. If two are of the same second, the files' times decide.
-    If these are equal too, the certificate next to the register is newer: it is in use.
+    Certificates store whole seconds only. If two certificates are of the same second, the files'
+    times decide. If these times are equal too, the certificate next to the register is newer, since
+    it is in use.
     """
     return one.summary.not_before, one.summary.path.stat().st_mtime_ns
 
 
 def find(folder: Path, name_or_serial: str) -> list[Issued]:
-    """Return the certificates of a party, or the one with a serial number (hexadecimal).
+    """Return all certificates of a party, or the certificate with a serial number (hexadecimal).
 
     Raises ConfigurationError if there is none.
     """

@@ -69,7 +69,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def is_authority(certificate: x509.Certificate) -> bool:
-    """Return True if a certificate may issue others."""
+    """Return True if a certificate may issue other certificates."""
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except x509.ExtensionNotFound:
@@ -77,7 +77,7 @@ def is_authority(certificate: x509.Certificate) -> bool:
 
 
 def federation_of(path: Path, certificate: x509.Certificate) -> str:
-    """Return an authority's federation. Raises IdentityError if it is not a federation's."""
+    """Return the federation of an authority. Raises IdentityError if the certificate has none."""
     found = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
     name = str(found[0].value) if len(found) == 1 else ""
     if not is_name(name):
@@ -99,7 +99,7 @@ def sign_revocations(
     number: int,
     now: datetime,
 ) -> bytes:
-    """Return a signed list in PEM form. revoked: serial numbers with their times of revocation."""
+    """Return a signed revocation list as PEM. revoked: serial numbers with times of revocation."""
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
     builder = (
         x509.CertificateRevocationListBuilder()

@@ -1,8 +1,8 @@
 """Makes the certificates of the federation in `docker-compose.yml`.
 
-A one-shot container runs it with `python -m`. Each party's certificates go into its own volume, so
-no party can read another's key, and only the one-shot can read the authority's key. Existing
-certificates stay; missing ones are made.
+A container that runs only once calls it with `python -m`. Each party's certificates go into its own
+volume, so no party can read another's key, and only this container can read the authority's key.
+Existing certificates stay; missing ones are made.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _hand_over(authority: Path, volume: Path, role: Role) -> None:
 
 
 def _make_password(path: Path) -> None:
-    """Make Grafana's password, readable by all: Grafana runs as another user, and reads no key."""
+    """Make Grafana's password, in a file readable by all: Grafana runs as another user."""
     if not path.exists():
         path.write_text(secrets.token_urlsafe(24))
         path.chmod(0o444)

@@ -114,8 +114,8 @@ def renew_members(
 ) -> tuple[MembershipDocument, list[str]]:
     """Give members new records with their current keys.
 
-    Members are the named clients, or all whose records end within `soon`. Return the document in
-    force afterwards, and the renewed clients. Raises ConfigurationError.
+    These are the named clients, or all clients whose records end within `soon`. Return the document
+    in force afterwards, and the renewed clients. Raises ConfigurationError.
     """
     at = now or datetime.now(UTC)
     document = read_membership(_paths(folder)[2])

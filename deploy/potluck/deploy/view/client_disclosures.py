@@ -16,8 +16,9 @@ class ClientDisclosures:
     """Data that one client disclosed.
 
     sums: number of secure sums that include the client. least_hosts: number of hosts in the
-    smallest of these sums; None without a sum. signals: signals that the client disclosed outside
-    sums, each with the version of its data. epsilon: total privacy loss of all noisy releases.
+    smallest of these sums; None if there is none. signals: signals that the client disclosed
+    outside sums, each with the version of its data. epsilon: total privacy loss of all noisy
+    releases.
     """
 
     client: str
@@ -54,7 +55,7 @@ def client_disclosures(
 def spent_on_updates(rounds: Sequence[Round]) -> dict[str, float]:
     """Return ε of each client's updates after the last of `rounds`, as the coordinator knows it.
 
-    Empty for runs without `[privacy]`."""
+    The result is empty for runs without `[privacy]`."""
     found: dict[str, float] = {}
     for each in rounds:
         if each.privacy is not None:

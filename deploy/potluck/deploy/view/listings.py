@@ -33,7 +33,7 @@ def runs_table(runs: Sequence[operator_pb2.RunStatus], now: datetime, *, width: 
     columns = ("run", "name", "state", "rounds", *details, "started", "why")
     table = _table(columns, right={"rounds"})
     for column in table.columns[:-1]:
-        column.no_wrap = True  # only reasons are cut
+        column.no_wrap = True  # only reasons may be cut, no other column
     for status in runs:
         described = (status.task, status.selector, status.strategy) if details else ()
         table.add_row(
@@ -93,7 +93,7 @@ def _why(status: operator_pb2.RunStatus, now: datetime) -> str:
 
 
 def clients_table(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -> Table:
-    """Return a table of all clients, by id."""
+    """Return a table of all clients, sorted by id."""
     table = _table(_client_columns(clients), right=_CLIENT_NUMBERS)
     for cells in _client_rows(clients, now):
         table.add_row(*cells)
@@ -170,5 +170,5 @@ def _table(columns: Sequence[str], *, right: set[str]) -> Table:
 
 
 def _texts(*cells: str) -> list[Text]:
-    """Return cells that are never interpreted as markup: names come from other machines."""
+    """Return table cells that are never interpreted as markup: names come from other machines."""
     return [Text(cell) for cell in cells]

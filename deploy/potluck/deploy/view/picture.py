@@ -1,4 +1,4 @@
-"""A figure that notebooks show."""
+"""A matplotlib figure that notebooks show."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ SUFFIX = ".png"
 
 
 def check_picture(path: Path) -> None:
-    """Raise ConfigurationError if no plot can be written to `path`. Call it before the work."""
+    """Raise ConfigurationError if no plot can be written to `path`. Call it before work is done."""
     if path.suffix.lower() != SUFFIX:
         raise ConfigurationError(
             f"{path}: pictures are PNG files; name it {path.with_suffix(SUFFIX)}", path=path

@@ -52,7 +52,7 @@ def readable_number(value: float | None) -> str:
 
 
 def readable_measure(value: float | None, unit: str) -> str:
-    """Return a metric's mean with its unit: 93.1 %, 0.2712, 3.4 mm; a dash for None."""
+    """Return a metric's mean as text with its unit: 93.1 %, 0.2712, 3.4 mm; a dash for None."""
     if unit == SHARE:
         return readable_share(value)
     number = readable_number(value)

@@ -39,7 +39,7 @@ class RunComparison(BaseModel):
 
 
 def compare(runs: Sequence[RunSummary], *, target: float) -> RunComparison | None:
-    """Compare runs by the first metric that all have: worst-group accuracy, accuracy, any share.
+    """Compare runs by the first metric that all have: worst-group accuracy, accuracy, other shares.
 
     target: share in [0, 1]. Return None if the runs have no metric that is a share.
     """

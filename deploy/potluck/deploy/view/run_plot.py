@@ -33,7 +33,7 @@ _COLOURS = {
 }
 """Colours of lines, for shares and for other metrics."""
 _ARMS = ("#8a8a86", "#1b7f5c", "#c2417c", "#3566a8", "#b5651d")
-"""Colours of runs side by side."""
+"""Colours of runs that are plotted side by side."""
 _MOST_PANELS = 3
 _INK = "#333333"
 _GREY = "#666666"
@@ -147,7 +147,7 @@ def selection_matrix(history: Sequence[RoundSummary], clients: Sequence[str]) ->
 
 
 def _measured(summary: RunSummary) -> list[MeasureSummary]:
-    """Return the metrics that at least one round has; if there are none, all possible ones."""
+    """Return the metrics that at least one round has; all of the run's metrics if none has any."""
     found = [
         each
         for each in summary.measures
@@ -157,7 +157,7 @@ def _measured(summary: RunSummary) -> list[MeasureSummary]:
 
 
 def _panels(measures: Sequence[MeasureSummary]) -> list[list[MeasureSummary]]:
-    """Group metrics into one panel per unit: shares in [0, 1] first, then as declared."""
+    """Group metrics into one panel per unit: shares in [0, 1] first, then in declared order."""
     units = sorted(dict.fromkeys(each.unit for each in measures), key=lambda unit: unit != SHARE)
     return [[each for each in measures if each.unit == unit] for unit in units[:_MOST_PANELS]]
 

@@ -1,7 +1,7 @@
 """The report of a run's selections: cohorts as planned, and as realised in the model.
 
-A cohort is chosen for the combined data of its clients. Losing a client changes that combination.
-So each round is measured twice: as planned and as realised. Pure.
+A selector chooses a cohort for its combined data. A lost client changes this combination. So each
+round is measured twice: as planned and as realised. Pure.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ _ACCURACIES = {f"{model}accuracy": model.rstrip("_") for model in MeasuredModel}
 class RunReport:
     """A run's committed rounds.
 
-    planned: clients that the selector chose. realised: clients that were included. Both are rows of
-    the population, by round. accuracies: shares in [0, 1], by name and round. measures: metrics of
-    a task with its own trainer, by name and round. spreads: distributions of metrics over clients,
-    by round and name; only rounds that have them. coverage: clients and samples behind metrics, by
-    round and name. privacy: privacy loss of the updates, by round; only in runs with `[privacy]`.
+    planned: clients that the selector chose. realised: clients that were included. Both are given
+    by round, as rows of the population. accuracies: shares in [0, 1], by name and round. measures:
+    metrics of a task with its own trainer, by name and round. spreads: distributions of metrics
+    over clients, by round and name; only rounds that have them. coverage: clients and samples
+    behind metrics, by round and name. privacy: privacy loss of the updates, by round; only in runs
+    with `[privacy]`.
     """
 
     population: Population
@@ -100,7 +101,7 @@ def run_report(
 def _accuracies_of_clients(one: Round) -> dict[str, float]:
     """Return accuracies by their names in the plot.
 
-    Included are accuracies of models that clients derive from the run's model, and of the worst
+    Among them are accuracies of models that clients derive from the run's model, and of the worst
     tenth of clients.
     """
     found = {}
@@ -139,8 +140,9 @@ def titled_measures(
 def report_values(report: RunReport) -> list[dict[str, Any]]:
     """Return one record per round that compares the planned and the realised cohort.
 
-    Each has the number of clients. If label counts are known, it has their labels' entropy in bits
-    and distances. If triplets are known, it has the number of clients of each type.
+    For each cohort, a record has the number of clients. If label counts are known, it has the
+    entropy of the cohort's labels in bits, and their distances to equal counts and to the
+    federation's labels. If triplets are known, it has the number of clients of each type.
     """
     sides = [
         (name, cohorts, _measured(report.population, cohorts))

@@ -67,7 +67,7 @@ class LateSummary(BaseModel):
 
 
 class RoundSummary(BaseModel):
-    """A committed round. Shares are in [0, 1]; None where a metric is not defined."""
+    """A committed round. Shares are in [0, 1]; a metric that is not defined is None."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
@@ -168,7 +168,7 @@ def summarise(view: RunView, *, clients: int) -> RunSummary:
 
 
 def _seldom(measure: str) -> bool:
-    """Return True for a metric that only some runs have: of trainings, or of clients' models."""
+    """Return True for a metric that only some runs have: one of trainings or of clients' models."""
     return measure.startswith((TRAINING, MeasuredModel.TUNED, MeasuredModel.PERSONAL))
 
 

@@ -1,7 +1,7 @@
 """A plot of selection: cohorts by round, evenness of their labels, accuracies.
 
-Planned and executed selections are drawn in the same way. For an executed one, the plot also shows
-the clients that were included, if some were lost.
+Planned and executed selections are drawn in the same way. If an executed selection lost clients,
+the plot also shows the clients that were included.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _INK = "#333333"
 
 
 def ternary_points(triplets: Floats) -> Floats:
-    """Return positions (K × 2) in the triangle for triplets (K × 3, ≥ 0); zeros: the middle."""
+    """Return positions (K × 2) in the triangle for triplets (K × 3, ≥ 0). Zeros give the middle."""
     sums = triplets.sum(axis=1, keepdims=True)
     shares = np.full(triplets.shape, 1 / 3)
     np.divide(triplets, sums, out=shares, where=sums > 0)
@@ -94,7 +94,7 @@ _PANEL_INCHES = 1.5
 
 
 def dominant_heterogeneity(population: Population) -> NDArray[np.int64]:
-    """Return per client the index of its triplet's largest component: 0, 1 or 2.
+    """Return, for each client, the index of its triplet's largest component: 0, 1 or 2.
 
     3: all components are 0. 4: the client has no triplet. If no client has disclosed a triplet,
     triplets are computed from the interaction matrices.
@@ -111,7 +111,7 @@ def dominant_heterogeneity(population: Population) -> NDArray[np.int64]:
 
 
 def dominant_label(label_counts: Floats) -> NDArray[np.int64]:
-    """Return per client its most frequent class; the lower class if two are equal; C if unknown.
+    """Return each client's most frequent class: the lower of two with equal counts; C if unknown.
 
     label_counts: K × C, possibly noisy, NaN if a client disclosed none.
     """
@@ -171,9 +171,9 @@ def selection_picture(
 ) -> Picture:
     """Return a plot of at least one round. cohorts: rows of the population by round, in order.
 
-    For a run also: included: clients whose update became part of the model, by round. accuracies:
-    shares in [0, 1] by name and round. measures: metrics of a task's own trainer, by title and
-    round.
+    The other arguments are for a run. included: clients whose update became part of the model, by
+    round. accuracies: shares in [0, 1] by name and round. measures: metrics of a task's own
+    trainer, by title and round.
     """
     measured = dict(list((measures or {}).items())[:_MOST_MEASURES])
     groups, named = client_groups(population)

@@ -55,7 +55,7 @@ class LinesDisplay:
         return None
 
     def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
-        """Print one line; nothing for progress, or for a status in which only numbers grew."""
+        """Print one line, but none for progress or for a status in which only numbers grew."""
         if event.WhichOneof("event") == "status":
             standing = (event.status.state, event.status.reason, lacks_clients(event.status))
             if standing == self._standing:
@@ -131,7 +131,7 @@ async def follow(
     """Show a run until it ends. Return its last view.
 
     newest_rounds: maximum number of already committed rounds to show, the newest ones; 0 for all.
-    run_id: an id, a unique beginning of one, or a name. If the coordinator disconnects, the call
+    run_id: an id, a unique beginning of an id, or a name. If the coordinator disconnects, the call
     waits for it without a limit. If it can't be reached at the start, UnreachableError is raised.
     """
     view, failures = RunView(), 0
@@ -146,7 +146,7 @@ async def follow(
                     display.connection(f"back with the coordinator at {client.address}", lost=False)
                 if is_news(view, event):
                     view = observe(view, event)
-                    if view.status is not None:  # not the name, which a second run may get
+                    if view.status is not None:  # another run may get the same name
                         run_id = view.status.run_id
                     display.show(view, event)
         except UnreachableError:

@@ -120,8 +120,8 @@ def run_header(view: RunView) -> Text:
 def rounds_table(view: RunView, room: int) -> Table:
     """Return a table of the newest `room` rounds.
 
-    Metrics that none of these rounds has are omitted. If none has any metric, the first two have
-    columns.
+    Metrics that none of these rounds has are omitted. If no round has any metric, the first two
+    metrics have columns.
     """
     shown = view.rounds[-room:]
     metrics = [entry.measures for entry in shown]
@@ -173,12 +173,12 @@ def rounds_table(view: RunView, room: int) -> Table:
 
 
 def _first_of(measures: Iterable[str], coverage: Mapping[str, Coverage]) -> Coverage:
-    """Return the coverage of the first of these metrics that has one."""
+    """Return the coverage of the first of these metrics whose coverage is known."""
     return next((coverage[name] for name in measures if name in coverage), Coverage())
 
 
 def _clients_of(coverage: Coverage) -> Text:
-    """Return the number of clients behind a metric; `measured/asked` if some are missing."""
+    """Return the number of clients behind a metric, as `measured/asked` if some are missing."""
     if not coverage.asked:
         return Text("–")
     of = f"/{coverage.asked}" if coverage.incomplete else ""
