@@ -63,7 +63,8 @@ def plugin(table: PluginTable) -> coordinator_pb2.Plugin:
 
 
 def task_plugin(run_file: RunFile) -> coordinator_pb2.Plugin:
-    """Return the message that names a run's task, with the model that replaces the task's own."""
+    """Return the message that names a run's task, with the model that replaces the task's own, if
+    any."""
     message = plugin(run_file.task)
     if run_file.model is not None:
         table = run_file.model.with_seed(run_file.seed)

@@ -1,4 +1,4 @@
-"""The members of an attempt at a round, and the state of each member. No clock."""
+"""The members of an attempt at a round, and the state of each member. Has no clock."""
 
 from __future__ import annotations
 

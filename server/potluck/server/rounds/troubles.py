@@ -1,4 +1,5 @@
-"""Messages about clients' troubles; a trouble shared by many clients is reported once. Pure."""
+"""Messages about clients' troubles; a trouble that many clients have is reported only once.
+Pure."""
 
 from __future__ import annotations
 

@@ -61,7 +61,8 @@ async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
     """Combine the updates of these clients, in this order, into the round's model."""
     updates = [run.updates.received[client] for client in clients]
     run.updates.join(_simulated_seconds(run, clients), run.machine.pool.selectable)
-    await asyncio.to_thread(give_back_freed_memory)  # before combining the updates allocates more
+    # first, because combining the updates needs memory
+    await asyncio.to_thread(give_back_freed_memory)
     result = await path.reduce(updates)
     if result is not None:
         run.models.result = result

@@ -93,7 +93,8 @@ class RunDriver:
         return "" if self._run is None else self._run.selecting.left_out.troubles.get(client, "")
 
     async def inbox(self) -> UpdateInbox | None:
-        """The inbox of the run; None until the run is prepared, and if it ended before."""
+        """The inbox of the run; None until the run is prepared, and for a run that ended before
+        that."""
         await self._prepared.wait()
         return None if self._loop is None else self._loop.inbox
 

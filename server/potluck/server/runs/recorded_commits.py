@@ -88,8 +88,8 @@ class Commits:
             log.warning("a commit was not noted in the journal", reason=error.message)
 
     async def accept(self, row: RunRow) -> None:
-        """Accept the database's last round of a run as the last one; delete records of later
-        rounds. Raises StorageError."""
+        """Treat a run's last round in the database as its last committed one; delete records of
+        later rounds. Raises StorageError."""
         self._lost_files.pop(row.run_id, None)
         await asyncio.to_thread(self._records.drop_after, row.run_id, row.committed_rounds)
         await self._add(Noted(run_id=row.run_id, round=row.committed_rounds))

@@ -34,7 +34,8 @@ MOST_SAMPLES: Final = 1 << 40
 def check_said(
     plan: RunPlan, attempt: Attempt, client: str, message: transfer_pb2.TrainingReport
 ) -> None:
-    """Check what a client of the current attempt reports about its training. Raises LayoutError."""
+    """Check the report of a client in the current attempt about its training. Raises
+    LayoutError."""
     report = UpdateReport.from_message(message)
     check_report(report, None if plan.trainer is not None else _training(plan, attempt, client))
     try:
@@ -124,8 +125,8 @@ TRAINING_LOSS: Final = f"{TRAINING}loss"
 def training_means(reports: Sequence[UpdateReport]) -> dict[str, float]:
     """Return the mean of each metric that a task's own trainer computed in a round's trainings.
 
-    reports: reports of the clients in the model. Each mean is over everything that these clients
-    counted for the metric. Metrics without any count are omitted.
+    reports: reports of the clients in the model. Each mean is over all items, such as samples, that
+    these clients counted for the metric. Metrics without any count are omitted.
     """
     total = added_up(MeasureSums(measures=each.measures) for each in reports)
     return {f"{TRAINING}{name}": mean for name, mean in total.means().items()}

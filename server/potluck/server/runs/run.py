@@ -181,6 +181,6 @@ class Run:
         return self.machine.pool.is_present(client, now())
 
     def why_over(self, best: BestSoFar | None) -> str:
-        """Return why the run is over early after a round; empty if it continues."""
+        """Return why the run ends early after a round; empty if it continues."""
         rule = self.plan.stop_rule
         return "" if rule is None else rule.why_over(best)

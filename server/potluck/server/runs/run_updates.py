@@ -29,7 +29,7 @@ from potluck.server.store.store_thread import InStore
 @dataclass(frozen=True, kw_only=True)
 class Offer:
     """A client's offer of an update that it has not sent yet. numbers: the client's answers, in the
-    order of their names."""
+    order of the requested names."""
 
     numbers: Sequence[float]
     samples: int
