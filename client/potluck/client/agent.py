@@ -111,7 +111,7 @@ class Agent:
         )
 
     async def run(self) -> None:
-        """Stay connected until cancelled. Raises errors that reconnecting can't fix."""
+        """Stay connected until cancelled. Raises the errors that reconnecting can't fix."""
         config = self._config
         link = Link(
             lambda: channel(config.coordinator, config.tls, options=DATA_OPTIONS),
@@ -199,7 +199,7 @@ class Agent:
     async def _show_spent(self, guard: Callable[[], PrivacyGuard]) -> None:
         """Show the ε that clients have spent before this process started."""
         if not any(self._state.privacy.iterdir()):
-            return  # reading a ledger imports the accounting, which takes seconds
+            return  # no ledger to read: don't import the accounting, which takes seconds
         limit = self._config.disclosure.training_limit
         try:
             ledgers = await asyncio.to_thread(guard)
@@ -214,7 +214,8 @@ class Agent:
         identity = config.tls.load(Role.HOST).identity
         if config.member_key is not None:
             for client in self._clients:
-                key_of(config.member_key, client)  # fail at the start, not at a signature
+                # a missing key must fail the start, not a later signature
+                key_of(config.member_key, client)
         if config.disclosure.undermined:
             log.warning(
                 'noise under adjacency = "add-remove" hides little where the number of samples is '
@@ -272,9 +273,9 @@ class Agent:
     ) -> tuple[Worker[Any], MeasuredWorkers | None]:
         """Return the worker that trains clients, and an object that may add processes to it.
 
-        Clients train in processes, the same number on each device, or in the threads of `worker`,
-        which compute everything else. On GPUs the number of processes may be measured later. The
-        second value is None if it will not be measured.
+        Clients train in processes, the same number on each device, or in the threads of `worker`;
+        these threads compute everything else. On GPUs the number of processes may be measured
+        later. The object is None if it will not be measured.
         """
         processes = self._processes
         if processes is None:
@@ -296,7 +297,7 @@ class Agent:
         )
 
     def _workers_on_each(self) -> int:
-        """Return the maximum number of worker processes per device, now or later."""
+        """Return the maximum number of worker processes per device, also after the measurement."""
         processes = self._processes
         if processes is None:
             return 1

@@ -241,7 +241,7 @@ def _serve(config: ClientConfig) -> int:
                 asyncio.run(_attend(config, state, ending, processes))
             finally:
                 if processes is not None:
-                    processes.close()  # workers write to the state directory
+                    processes.close()  # first, since workers write to the state directory
                 state.close()
         log.info("stopped", signal=ending.signal.name if ending.signal else None)
     return ending.code
@@ -278,7 +278,7 @@ async def _attend(
 
 def _device(device: str) -> str:
     if device == "cpu":
-        return device  # no device to look up, so torch may be imported later
+        return device  # nothing to look up, so torch may be imported later
     from potluck.client.training.device import resolve_device
 
     return ",".join(resolve_device(name) for name in device.split(","))

@@ -1,4 +1,4 @@
-"""The extension point for corrections: the client's half of a strategy with extra tensors.
+"""The extension point for corrections: the client's part of a strategy that sends extra tensors.
 
 A correction is a plug-in of the group `potluck.corrections`, derived from `LocalCorrection`; the
 strategy names it. Its constructor takes the options that the strategy sends and only stores them;
@@ -32,11 +32,11 @@ class CorrectionContext:
     Tensors are float32 and on the training device. parameters: the trainable tensors that are sent
     to the coordinator, as received; training changes them in place. shared: auxiliaries that all
     clients of the cohort received, with the model's buffers. personal: auxiliaries that only this
-    client received; may be empty. kept: the tensors that `finish` last returned as `keep` and whose
-    update became part of a model; None if there are none yet. round: number of the round, from 1.
-    seed: the training's random seed. samples: number of the client's training samples. positions:
-    int64, indices, among the training samples, of those that this training uses; None for all.
-    validation: the samples held back from training.
+    client received; may be empty. kept: the tensors that `finish` returned as `keep` in the last
+    training whose update became part of a model; None if there was no such training. round: number
+    of the round, from 1. seed: the training's random seed. samples: number of the client's training
+    samples. positions: int64, indices of the training samples that this training uses; None for
+    all. validation: the samples held back from training.
     """
 
     parameters: Tensors

@@ -35,8 +35,9 @@ class LocalContext:
     round: number of the round, from 1. label_counts: C, int64, number of the client's training
     samples per class. parameters: the model's trainable tensors, with current values. received: the
     same tensors, with the values from the coordinator; empty unless the objective's
-    `needs_received` is true. predictions: n × C, probabilities that the received model gives the
-    client's samples, by their position; None unless the objective's `needs_predictions` is true.
+    `needs_received` is true. predictions: n × C, class probabilities that the received model gives
+    for each of the client's samples, by position; None unless the objective's `needs_predictions`
+    is true.
     """
 
     round: int

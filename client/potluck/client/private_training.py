@@ -1,7 +1,7 @@
 """The extension point for noise that hides single records, or a client's whole update.
 
 The core imports neither the privacy accounting nor the library that clips gradients. It finds both
-by name in the entry-point group `potluck.integrations`. A private training fails if they are not
+by name, in the entry-point group `potluck.integrations`. A private training fails if they are not
 installed.
 
 A client's privacy loss is recorded in its ledger before noise is drawn: for records before the
@@ -50,7 +50,7 @@ RECORD: Final[Literal["record"]] = "record"
 CLIENT: Final[Literal["client"]] = "client"
 """Unit of noise that hides a client's whole update."""
 CLIENTS: Final = "clients"
-"""Source of noise on whole updates: each client adds a share before its update is masked."""
+"""Source of noise on whole updates: each client adds a share of the noise before masking."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +75,8 @@ class SumGrid:
 
     scale: number that represents a parameter of 1, > 0. values: number of parameters and counts, ≥
     1. clients: maximum number of clients in the sum. contributors: number of clients whose noise is
-    certain to be in the sum and unknown to others, ≥ 1. largest: maximum magnitude of a sum that
-    does not overflow.
+    certainly in the sum and secret, ≥ 1. largest: maximum magnitude of a sum that does not
+    overflow.
     """
 
     scale: float
@@ -157,7 +157,7 @@ class PrivacyGuard(ABC):
 
     @abstractmethod
     def kept_answer(self, instruction: rpc.Instruction) -> Mapping[str, float] | None:
-        """Return the answer that the client gave to the same question before, or None.
+        """Return the client's stored answer to the same question; None if it may answer now.
 
         Raises DisclosureRefusedError if there is none and the owner's limit would be exceeded,
         ProtocolError if the noise asked for is not valid, and StorageError."""
@@ -192,7 +192,7 @@ class PrivacyGuard(ABC):
 class PrivateLoop(ABC):
     """Trains with noise, and adds noise in the loops of tasks' own trainers.
 
-    Called in the thread, or the process, that trains."""
+    Its methods run in the thread, or the process, that trains."""
 
     @abstractmethod
     def check(
@@ -235,7 +235,7 @@ class PrivateLoop(ABC):
 def made_once(make: Callable[[], PrivacyGuard]) -> Callable[[], PrivacyGuard]:
     """Return a function that makes a guard when it is first called, in any thread.
 
-    There must be only one: a second guard would overwrite the charges of the first."""
+    Each host needs exactly one: a second guard would overwrite the charges of the first."""
     once, turn = lru_cache(maxsize=1)(make), threading.Lock()
 
     def guard() -> PrivacyGuard:
@@ -263,9 +263,10 @@ def hides_update(work: rpc.Train) -> bool:
 
 
 def check_terms(work: rpc.Train) -> None:
-    """Raise ProtocolError if a training with noise also asks for something without noise.
+    """Raise ProtocolError if a training with noise also requests results without noise.
 
-    An honest coordinator refuses such a run before it starts; a malicious one may still ask."""
+    An honest coordinator refuses such a run before it starts; a malicious one may send the
+    request."""
     whole = hides_update(work)
     if whole and not is_masked(work):
         raise ProtocolError(

@@ -51,15 +51,15 @@ class QuestionContext:
 
     client: the client that is asked. round: number, from 1, of the round whose cohort is being
     chosen. data: the client's data, `Examples` unless the task has a trainer. classes, groups:
-    numbers of the task's classes and groups. model: the round's model with its weights, not yet on
-    `device`; None for a kind that needs none.
-    cancelled: returns True once the answer is no longer wanted. validation_share: share of the
-    samples held back from training. pace: simulated seconds of a training per sample, on a virtual
-    clock; 0 on a real one. own: answers of the task's trainer; None for a classification task.
-    local_update: function that trains as the run does and returns each parameter's change, float32,
-    by tensor. It stores nothing of that training, but changes the weights of `model`. None unless
-    the coordinator sent the run's training settings. available: chance, by the owner's plan, that
-    the client is available between two times, given in seconds from now.
+    number of the task's classes, and of its groups. model: the round's model with its weights, not
+    yet on `device`; None for a kind that needs none. cancelled: returns True once the answer is no
+    longer wanted. validation_share: share of the samples held back from training. pace: simulated
+    seconds of a training per sample, on a virtual clock; 0 on a real one. own: answers of the
+    task's trainer; None for a classification task. local_update: function that trains as the run
+    does and returns each parameter's change, float32, by tensor. It stores nothing of that
+    training, but changes the weights of `model`. None unless the coordinator sent the run's
+    training settings. available: chance, by the owner's plan, that the client is available between
+    two times, given in seconds from now.
     """
 
     client: ClientId
@@ -87,7 +87,7 @@ class QuestionContext:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundedSums:
-    """Sums that a single record changes only a little; with noise, their means are an answer.
+    """Sums that one record changes by a bounded amount; their means, with noise, are an answer.
 
     values: sum by name, each ≥ 0. sensitivity: > 0; adding or removing one record changes the
     vector of all values by at most this (L2 norm). public: further numbers of the answer, which

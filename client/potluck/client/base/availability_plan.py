@@ -20,7 +20,7 @@ _HOURS = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-4]):([0-5][
 
 
 class AvailabilityPlan(Settings):
-    """A client's chance of being available, and the hours outside which the chance is 0."""
+    """The chance that a client is available, and the hours outside of which the chance is 0."""
 
     chance: float = Field(
         default=1.0,

@@ -13,7 +13,7 @@ def backoff_seconds(attempt: int, *, first: float, maximum: float, jitter: float
     goes from 0 to 1. So hosts that lost the coordinator at the same time don't reconnect at the
     same time, and every host waits at least half the full pause.
     """
-    # 2.0**attempt overflows above 1023; beyond 63 doublings every maximum is reached.
+    # Limit the exponent: 2.0**attempt overflows above 1023, and 63 doublings reach any maximum.
     return float(min(maximum, first * 2.0 ** min(attempt, 63)) * (1.0 - jitter / 2.0))
 
 

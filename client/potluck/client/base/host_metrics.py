@@ -87,8 +87,8 @@ _WORK = frozenset(Work)
 def told_speed(samples: int, seconds: float) -> float:
     """Return samples per second, rounded to one significant digit; 0 if `seconds` is 0.
 
-    The seconds are a metric too. Together with them, an exact speed would disclose how many samples
-    a client has.
+    The training's seconds are a metric too. With both, an exact speed would disclose a client's
+    number of samples.
     """
     return float(f"{samples / seconds:.0e}") if seconds > 0 else 0.0
 

@@ -2,9 +2,9 @@
 
 Noise X has P(X = x) ∝ exp(−|x| · ε / Δ₁), where Δ₁ is how much the counts can differ (L1) between
 neighbouring data. Sampling is exact and uses only integers and fractions, since the low bits of a
-floating-point Laplace sample disclose the true value (Mironov, CCS 2012). The method is
-Algorithm 2 of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy"
-(NeurIPS 2020). Its running time depends on the noise, so others must not be able to measure it.
+floating-point Laplace sample disclose the true value (Mironov, CCS 2012). The method is Algorithm 2
+of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy" (NeurIPS 2020). Its
+running time depends on the noise, so other parties must not be able to measure the time.
 
 ε is the privacy loss of one release. Draw the noise once, store the result, and never draw again:
 the average of T draws costs T · ε. Processing noisy counts afterwards (clipping, sums) is free.
@@ -21,9 +21,8 @@ from typing import Literal, get_args
 from potluck.common.errors import ConfigurationError
 
 Adjacency = Literal["add-remove", "replace"]
-"""The definition of neighbouring data: one sample added or removed, or one sample replaced.
-
-Under `replace` the number of samples is public; under `add-remove` it is protected as well.
+"""The definition of neighbouring data: one sample added or removed, or one sample replaced. With
+`replace`, the number of samples is public; with `add-remove`, it is also protected.
 """
 
 Epsilon = Fraction | float

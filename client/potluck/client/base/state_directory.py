@@ -1,18 +1,18 @@
 """The folder for data of a client process that must survive a restart.
 
 lock                     held while the process runs
-models/BLAKE3            models, by the digest of their float32 file
+models/BLAKE3            models, named by the digest of the float32 file
 fetched/BLAKE3[.part]    files being downloaded
 updates/…                updates until their round is over; see `saved_updates`
 kept/…                   states that clients keep between trainings; see `saved_states`
 trainers/RUN-CLIENT/      files of tasks' own trainers; see `OwnFiles`
 ….spare/N                a model and an update that may be overwritten; see `spare_files`
 disclosures/CLIENT.json  a client's releases, never deleted; see `release_ledger`
-privacy/CLIENT.jsonl     its trainings with noise, never deleted; charged before each begins
-sums/CLIENT.jsonl        its secure sums, never deleted; see `sum_ledger`
+privacy/CLIENT.jsonl     a client's trainings with noise, never deleted; see `privacy_ledger`
+sums/CLIENT.jsonl        a client's secure sums, never deleted; see `sum_ledger`
 choices/…json            choices that the host made by measuring; see `kept_choices`
 selections/…jsonl        documents of selections that coordinators committed to
-outgoing/CLIENT.jsonl    other messages it sent: answers, held-out counts, updates; `outgoing_log`
+outgoing/CLIENT.jsonl    a client's other messages: answers, counts, updates; `outgoing_log`
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from potluck.common.names import is_name
 from potluck.common.process.folder_lock import FolderLock
 
 KEPT = "kept"
-"""Subfolder for the states that clients keep between trainings."""
+"""Subfolder for the states that clients store between trainings."""
 
 DISCLOSURES = "disclosures"
 """Subfolder for the ledgers of releases."""

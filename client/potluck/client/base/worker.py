@@ -1,8 +1,8 @@
 """The threads that compute, one per device: each runs one function at a time, in request order.
 
 A thread can't be stopped from outside. If a cancelled function does not end, its thread is
-abandoned and another takes its place, so that a host whose task hangs stays usable. A thread that
-is importing a module may finish the import first.
+abandoned and replaced by a new one, so that a host stays usable if a task hangs. A thread that is
+importing a module gets time to finish the import.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class _Thread(Generic[Device]):
     def submit(self, function: Callable[[Device], Result]) -> Future[Result]:
         """Call a function with the device.
 
-        KeyboardInterrupt and SystemExit, which would end the event loop, become a TrainingError: in
-        this thread they never come from a signal.
+        KeyboardInterrupt and SystemExit become a TrainingError, since they would end the event
+        loop. In this thread they never come from a signal.
         """
 
         def call() -> Result:
@@ -55,7 +55,10 @@ class _Thread(Generic[Device]):
         return self._executor.submit(call)
 
     def interrupt(self) -> bool:
-        """Interrupt the thread's next Python code. Returns False while it imports a module."""
+        """Raise an exception in the thread's Python code.
+
+        Returns False while the thread imports a module.
+        """
         return interrupt(self._ident.result())
 
     def successor(self) -> _Thread[Device]:

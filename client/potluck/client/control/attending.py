@@ -60,7 +60,8 @@ class ControlStream:
 
     async def open(self, hello: rpc.Hello) -> rpc.Welcome:
         """Send the hello and wait for the coordinator's welcome."""
-        with contextlib.suppress(asyncio.InvalidStateError):  # ended already; `read` says why
+        # the stream has ended: `read` raises the cause
+        with contextlib.suppress(asyncio.InvalidStateError):
             await self._call.write(rpc.AttendRequest(hello=hello))
         first = await self._call.read()
         if not isinstance(first, rpc.AttendResponse):
@@ -80,7 +81,7 @@ class ControlStream:
         try:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
             if writer.done():
-                # On a broken stream, writing fails as well, but only reading returns the status.
+                # Ignore a failed write: only reading returns the status of a broken stream.
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     await writer
             await reader
@@ -123,16 +124,15 @@ _HOPELESS = (ConfigurationError, IdentityError, ProtocolError)
 """Errors that reconnecting can't fix."""
 
 _WELCOME_SECONDS = 30.0
-"""Maximum wait for the welcome; a coordinator that is dead is detected earlier, by keepalive."""
+"""Maximum wait for the welcome. Keepalive detects a dead coordinator earlier."""
 
 _SENT_AWAY_SECONDS = 10.0
 """If the coordinator ends a stream within this time, the next pause before reconnecting is longer.
 """
 
 _REFUSALS = 10
-"""Number of successive refusals that are retried if another process of the same host is connected.
-
-The other process may be about to end.
+"""Maximum number of refusals in a row, because another process of this host is connected, after
+which the host tries again. The other process may be about to end.
 """
 
 
@@ -186,7 +186,7 @@ class Attending:
                 except ConfigurationError as error:
                     if not self._welcomed:
                         raise
-                    # The certificate has expired, or is being replaced.
+                    # Try again: the certificate has expired, or is being replaced.
                     trouble = UnreachableError(error.message)
                 await self._before.aclose()
                 elsewhere = isinstance(trouble, AttendsElsewhereError)
@@ -209,7 +209,7 @@ class Attending:
         await asyncio.sleep(seconds)
 
     def _may_pass(self, trouble: PotluckError, refusals: int) -> bool:
-        """Return True if an error on this host's side may disappear without a restart."""
+        """Return True if an error may disappear without a restart of this host."""
         if isinstance(trouble, AttendsElsewhereError):
             return refusals < _REFUSALS
         if isinstance(trouble, CertificateExpiredError) and self._welcomed:

@@ -43,7 +43,7 @@ class HostCertificate:
             return False
 
     async def until_renewed(self) -> None:
-        """Wait for valid files other than those presented last."""
+        """Wait until the files are valid and differ from those presented last."""
         seen = self._look()
         while not self.renewed():
             while (now := self._look()) == seen:  # noqa: ASYNC110  # files give no signal
@@ -51,7 +51,7 @@ class HostCertificate:
             seen = now
             try:
                 self.files.load(self._role)
-            except PotluckError as error:  # for example, while the files are being replaced
+            except PotluckError as error:  # wait: for example, the files are being replaced
                 log.warning("changed certificate can't be used yet", why=error.message)
 
     def _look(self) -> tuple[object, ...]:

@@ -50,7 +50,7 @@ class Instructions:
         self._metrics = context.metrics
         self._say = say
         self._active: dict[str, ActiveInstruction] = {}
-        self._tasks: set[asyncio.Task[None]] = set()  # includes tasks of stopped instructions
+        self._tasks: set[asyncio.Task[None]] = set()  # also of stopped instructions
 
     def stages(self) -> Mapping[str, int]:
         """Number of instructions in progress, by stage; may be called in any thread."""
@@ -90,7 +90,7 @@ class Instructions:
 
     def _begin(self, active: ActiveInstruction) -> None:
         instruction = active.instruction
-        self._stop(instruction.id)  # the id now names other work, or the deadline has passed
+        self._stop(instruction.id)  # the id now stands for other work, or the deadline has passed
         if instruction.HasField("train"):
             self._supersede(instruction)
         self.log.move(instruction.id, InstructionStage.QUEUED)
@@ -104,7 +104,7 @@ class Instructions:
         self._context.host_sums.changed()
 
     def _supersede(self, instruction: rpc.Instruction) -> None:
-        """Drop other trainings of the same client for the same run, with their updates.
+        """Drop the client's other trainings for this run, with their updates.
 
         A coordinator that stopped, or was restored from a backup, can't report that these trainings
         are over.
@@ -147,7 +147,7 @@ class Instructions:
             self._stop(instruction_id)
         self._updates.drop_rounds(run_id=run_id, client_id=client_id, through=instruction.round)
         settle = instruction.settle
-        # If the outcome can't be written now, the next training's instruction reports it again.
+        # Ignore a disk error: the next training's instruction reports the outcome again.
         with contextlib.suppress(StorageError):
             self._states.settle(run_id, client_id, settle.update_id, included=settle.included)
 

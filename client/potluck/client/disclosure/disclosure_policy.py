@@ -1,4 +1,4 @@
-"""The owner's rules on the data that may leave a client, applied to requests. Pure functions."""
+"""Applies the owner's rules on the data that may leave a client to requests. Pure functions."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ class DisclosurePolicy(Settings):
     def training_limit(self) -> float:
         """Maximum ε that trainings and answers may spend on one data epoch.
 
-        Profiles and sums may leave less of `total_epsilon`."""
+        If profiles and sums have spent much of `total_epsilon`, less is available."""
         if self.total_epsilon is None:
             return self.training_epsilon
         return min(self.training_epsilon, self.total_epsilon)

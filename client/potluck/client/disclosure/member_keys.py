@@ -1,8 +1,8 @@
 """The keys with which a host's clients sign.
 
 `member_key` of the configuration is a key, or a folder with CLIENT.key for each client. A new key
-is put into the folder `next` beside it, under the same name. It is used once the membership in
-force names it. So a host that has both keys can sign at all times.
+is put into the folder `next` beside it, under the same name. The host uses the new key once the
+membership in force names it. So a host that has both keys can sign at all times.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def key_in_force(path: Path, client: str, record: MemberRecord) -> Ed25519Privat
 
 
 def signing_key(path: Path, client: str, in_force: MembershipInForce | None) -> Ed25519PrivateKey:
-    """Return the key that the membership names for a client; without a record, the current key.
+    """Return the key that the membership names for a client; the current key if it names none.
 
     Raises ConfigurationError."""
     members = None if in_force is None else in_force.members

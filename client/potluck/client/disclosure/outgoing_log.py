@@ -1,10 +1,10 @@
-"""The log of messages that clients sent; profiles and sums have ledgers of their own.
+"""The log of messages that clients sent, except profiles and sums, which have ledgers.
 
 Each client has one file of JSON lines in the state directory's `outgoing`. A file that has grown
-large is compressed into the client's folder there, and a new one is begun; no line is dropped. A
-line is written before its message is sent, and is not synced. So it survives a process that is
-killed at any moment, but after a power failure the last seconds may be missing. The log is for
-people only; no decision depends on it.
+large is compressed into the client's folder there, and a new file is begun; no line is dropped. A
+line is written before its message is sent, but not synced to disk. So it survives if the process is
+killed, but a power failure may lose the lines of the last seconds. The log is for people only; no
+decision depends on it.
 """
 
 from __future__ import annotations
@@ -135,9 +135,10 @@ def shortened(text: str) -> str:
 
 
 def _mended(path: Path, line: bytes) -> tuple[int, bytes]:
-    """Return the size of a file from an earlier process, and the line to append.
+    """Return the size of a file from an earlier process, and the bytes to append for `line`.
 
-    If the file ends in half a line, a newline is put before the line."""
+    If the file ends in half a line, these begin with a newline.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

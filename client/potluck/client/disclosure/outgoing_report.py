@@ -1,4 +1,4 @@
-"""Report for a data owner: what clients sent in addition to profiles and sums."""
+"""Report for a data owner on the messages that clients sent, except profiles and sums."""
 
 from __future__ import annotations
 

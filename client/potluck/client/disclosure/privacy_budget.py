@@ -1,7 +1,8 @@
 """The privacy budget of each client of a host, which releases and secure sums share.
 
-If the owner sets `total_epsilon`, trainings and answers with noise share it with them. Then all of
-them hold `PrivacyBudget.turn` from the check of a charge until the charge is on disk.
+If the owner sets `total_epsilon`, it limits releases, sums, and trainings and answers with noise
+together. Then each of these holds `PrivacyBudget.turn` from the check of a charge until the charge
+is on disk.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from potluck.common.errors import StorageError
 from potluck.common.settings import plugins
 
 # Records of secure sums ---------------------------------------------------------------------------
-# `potluck.secagg` implements `SumRecords` and keeps them. The host finds it by name, in the
+# `potluck.secagg` implements `SumRecords` and writes the records. The host finds it by name, in the
 # entry-point group `potluck.secure_sums`. Without `potluck.secagg`, a client that has records can't
 # disclose anything with noise: its spent budget is unknown.
 
@@ -118,7 +119,7 @@ def open_sum_records(folder: Path) -> SumRecords:
 
 
 class TrainingsCharged(Protocol):
-    """Access to what trainings and answers with noise have spent."""
+    """Access to the privacy loss of trainings and answers with noise."""
 
     def room(self, client: str, pure: Sequence[Fraction]) -> Fraction:
         """Return the largest ε of one more release or sum that `total_epsilon` allows.

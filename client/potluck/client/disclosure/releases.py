@@ -75,7 +75,7 @@ class Discloser:
         work, client = instruction.disclose, instruction.client_id
         signal = work.signal
         check_known(signal)
-        if signal not in BUILT_IN_SIGNALS:  # its code is loaded only if the owner allows it
+        if signal not in BUILT_IN_SIGNALS:  # check before its code is loaded
             check_signal(self.policy, client, signal)
         request = parse_request(signal, work.parameters_json)
         parameters = terms(

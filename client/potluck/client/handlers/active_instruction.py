@@ -83,7 +83,7 @@ class InstructionSpans:
             self._stage = self._tracer.begin(_STAGE_NAMES[stage], {}, parent=self._whole)
 
     def end(self, trouble: str) -> None:
-        """End the spans. trouble: what went wrong, or empty."""
+        """End the spans. trouble: reason of a failure; empty if there was none."""
         if self._stage is not None:
             self._stage.end()
         if trouble:

@@ -41,7 +41,7 @@ async def check(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
     if work.train.HasField("privacy"):
         await asyncio.to_thread(
             lambda: context.guard().check(instruction.client_id, work.train)
-        )  # the first call imports a large library
+        )  # in a thread: the first call imports a large library
     noisy = work.train.HasField("privacy")
     for kind in work.questions:
         check_question(context.policy, instruction.client_id, kind, noisy=noisy)
@@ -50,7 +50,7 @@ async def check(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
     await context.compute(
         active, work.train.task, lambda device: device.check(work.train, work.layout)
     )
-    if context.trainers is not context.worker:  # each process loads the task before a round begins
+    if context.trainers is not context.worker:  # so that each process loads the task before a round
         context.trainers.prepare(lambda seat: seat.check(work.train, work.layout))
     return rpc.Answer(instruction_id=instruction.id, checked=rpc.Checked())
 

@@ -2,8 +2,8 @@
 
 Adding is exact, so the round's model does not depend on which updates are in a sum. Waiting only
 changes how many files are sent: members that fail or are late do not affect the others. Each
-client's own update stays until its round is over. If the coordinator refuses a sum because of its
-members, the host makes another sum.
+client's own update stays on disk until its round is over. If the coordinator refuses a sum because
+some members are no longer needed, the host sends another sum without those members.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from potluck.common.updates.lanes import members_digest
 log = structlog.get_logger()
 
 WAITED_SHARE: Final = 0.8
-"""Share of the time to its deadline for which the first update waits for the others."""
+"""The first update waits for the others for this share of the time left to its deadline."""
 ARRIVAL_SECONDS: Final = 2.0
 """Maximum time that an update waits for companions whose instructions have not arrived.
 
-Instructions arrive together. A client whose update the coordinator already has gets no instruction.
+This is short because instructions arrive together. A client gets no instruction if the coordinator
+already has its update.
 """
 
 
@@ -137,7 +138,7 @@ class HostSums:
                     await self._changed.wait()
 
     def _awaited(self, group: _SumGroup) -> tuple[bool, bool]:
-        """Return two flags: a companion still trains; a companion's instruction is missing."""
+        """Return two flags: a companion still trains; an instruction has not arrived yet."""
         here = {each.update.update_id for some in self._groups for each in some.members}
         entries = [self._log.find(each) for each in group.companions if each not in here]
         training = any(entry is not None and not entry.stage.over for entry in entries)

@@ -8,8 +8,8 @@ or finished, so that every piece of work is done once.
        └──────────┴───────────┴─────────┴───────────┴─────→ DROPPED
 
 A dropped instruction starts again when the coordinator sends it again. So does an id that arrives
-with other work, from a coordinator that was restored from a backup. An instruction is refused,
-once, if the order to abandon it arrived before it.
+with other work, from a coordinator that was restored from a backup. If the order to abandon an
+instruction arrives before the instruction, the latter is refused once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from potluck.common.tensors.digest import digest_of
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 REMEMBERED = 10_000
-"""Finished instructions whose ids are kept; only the latest few can still be sent again."""
+"""Number of finished instructions whose ids are remembered.
+
+The coordinator repeats only the latest few.
+"""
 
 
 class InstructionStage(StrEnum):
@@ -114,7 +117,7 @@ class InstructionLog:
     of a host's time."""
 
     def receive(self, instruction: rpc.Instruction) -> Reception:
-        """Record an instruction that has arrived, and return how to treat it."""
+        """Record that an instruction has arrived, and return how to treat it."""
         entry, work = self._entries.get(instruction.id), digest_of_work(instruction)
         if entry is not None and entry.stage is InstructionStage.OVERTAKEN:
             entry.stage = InstructionStage.DROPPED
@@ -187,8 +190,8 @@ class InstructionLog:
         return stopped
 
     def coordinator_is(self, coordinator_id: str) -> None:
-        """Set the coordinator process; forget overtaken ids, as only the previous process used
-        them.
+        """Record that another coordinator process is connected. Forgets overtaken ids, as only the
+        previous process used them.
         """
         self.coordinator_id = coordinator_id
         for entry in list(self._entries.values()):
@@ -247,7 +250,7 @@ class InstructionLog:
 
 
 def digest_of_training(instruction: rpc.Instruction) -> str:
-    """Return a training's `digest_of_work`; a question before the upload does not change it."""
+    """Return a training's `digest_of_work`, which excludes a question before the upload."""
     training = rpc.Instruction()
     training.CopyFrom(instruction)
     training.train.ClearField("before_upload")

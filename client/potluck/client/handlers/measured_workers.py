@@ -54,7 +54,7 @@ class MeasuredWorkers:
         self._settling = asyncio.Lock()
 
     async def settle(self, active: ActiveInstruction, files: ClientFiles) -> None:
-        """Return once the number of workers is settled; measure this training if it is the first.
+        """Return once the number of workers is decided; if this training is the first, measure it.
 
         Raises RoundClosedError if the training was cancelled meanwhile, and StorageError.
         """
@@ -100,7 +100,7 @@ class MeasuredWorkers:
 
 
 def _lanes(work: rpc.Train) -> int:
-    """Return how many clients may be trained together with this one, itself included."""
+    """Return the number of clients that may be trained together, including this one."""
     together = json_object(work.training_json, "training_json").get("batched")
     return max(1, len(work.companions)) if together else 1
 

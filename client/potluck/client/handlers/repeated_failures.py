@@ -39,7 +39,7 @@ class RepeatedFailures:
         Messages that differ only in the client and in numbers count as the same cause.
         """
         if error.permanent or isinstance(error, StateLostError):
-            return None  # the coordinator handles such failures at the first one
+            return None  # not counted: the coordinator reacts to the first such failure
         text = error.message.replace(f"'{client}'", "its client")
         cause = re.sub(r"\d+", "#", f"{error.reason} {text}")
         with self._lock:

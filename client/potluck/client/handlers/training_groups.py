@@ -2,9 +2,9 @@
 
 The coordinator lists the instructions that belong together (`Train.companions`). If a host trains
 several clients side by side, the companions are cut, in order, into as many groups. A group begins
-when all members that can join have joined, or after `JOIN_TIMEOUT_SECONDS` without the others. A
-member's result does not depend on which others are present. Runs on the event loop; the training
-itself runs in a worker's thread.
+when all members that can join have joined, or after `JOIN_TIMEOUT_SECONDS`, without the missing
+ones. A member's result does not depend on which other members are present. Runs on the event loop;
+the training itself runs in a worker's thread.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TrainingGroups:
         self._alone: OrderedDict[str, str] = OrderedDict()
 
     def wanted(self, instruction: rpc.Instruction) -> bool:
-        """Return True if a training should run together with others, as far as is known now."""
+        """Return True if a training should run in a group, unless the group later proves unfit."""
         work = instruction.train
         if not work.companions or _kind(work) in self._unfit:
             return False
@@ -199,13 +199,13 @@ def _train(
 
 
 def _forget(waiting: _Waiting, result: Trained | Exception) -> None:
-    """Delete the update of a member that was cancelled; no record will name the file."""
+    """Delete the update file of a member that was cancelled: no record will name it."""
     if not isinstance(result, Exception):
         waiting.files.update.unlink(missing_ok=True)
 
 
 def reason_alone(work: rpc.Train) -> str:
-    """Return the reason why a client must be trained alone, for any network; empty if none.
+    """Return why a client must be trained alone, whatever the network; empty if it need not be.
 
     The reason depends only on the client's own instruction, not on other clients.
     """
@@ -231,7 +231,7 @@ def check_companions(instruction: rpc.Instruction) -> None:
         and len(set(companions)) == len(companions)
         and instruction.id in companions
         and instruction.id.endswith(client)
-        # The ids are sorted, so checking the prefix of the first and the last checks all.
+        # The ids are sorted: if the first and the last have the prefix, all have it.
         and min(companions).startswith(attempt)
         and max(companions).startswith(attempt)
     )

@@ -89,7 +89,7 @@ async def train(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
             kept = await _make_update(context, active)
         if instruction.train.HasField("before_upload"):
             return _offer(context, instruction, kept)
-        if kept.offer:  # without an offer, the update has already been logged
+        if kept.offer:  # updates without an offer have already been logged
             _note(context, instruction, kept)
         context.log.move(update_id, InstructionStage.UPLOADING)
         if kept.encoding == SUM:
@@ -187,8 +187,8 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
     outcome = trained.outcome
     if outcome.kept:
         context.states.pend(instruction.run_id, instruction.client_id, instruction.id)
-    # Speed would disclose the number of samples: no metrics unless that number is disclosed
-    # exactly.
+    # The speed would disclose the number of samples, so record metrics only if the run sends the
+    # exact number anyway.
     if trained.file is not None and weighting is Weighting.EXACT:
         context.metrics.trained(outcome.seen, outcome.seconds, outcome.loss)
     report = trained.report(weighting)
@@ -304,7 +304,7 @@ async def _train_alone(
             context.states.discard(instruction.id)
         return trained
 
-    if is_masked(instruction.train):  # masking needs the tensors in this process
+    if is_masked(instruction.train):  # in this process: masking needs the tensors here
         return await context.compute(active, instruction.train.task, compute)
     return await context.train(active, instruction.train.task, compute)
 
@@ -332,7 +332,7 @@ async def _masked(
     report: UpdateReport,
     noise: UpdateNoise | None,
 ) -> KeptUpdate:
-    """Mask an update, or zeros, and write the file. Only its masked head describes the training."""
+    """Mask an update, or zeros, and write the file. The report is sent only in the masked head."""
     instruction = active.instruction
     path = context.updates.path(instruction.id)
     file, word = await context.sums.mask(instruction, path, differences, report, noise)

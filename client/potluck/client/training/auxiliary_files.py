@@ -33,9 +33,9 @@ Arrays = Mapping[str, Mapping[str, NDArray[np.float32]]]
 class ReceivedAuxiliaries:
     """The auxiliaries that the coordinator sends for a training.
 
-    names: names of the auxiliaries. shared, personal: files from the coordinator; personal may be
-    None. kept: file that the client wrote after its last training whose update became part of the
-    model; or None.
+    names: names of the auxiliaries. shared, personal: files from the coordinator, for all clients
+    and for this one; personal may be None. kept: file that the client wrote after its last training
+    whose update became part of the model; None if there is no such training.
     """
 
     names: Sequence[str]

@@ -79,15 +79,15 @@ from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 _Form = tuple[torch.Size, torch.dtype]
-"""The shape and dtype of a sample."""
+"""The form of a sample: its shape and dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Samples:
     """The samples that one training uses.
 
-    count: number of samples that are not held out. positions: indices of those of them that the
-    quotas allow; None for all. validation: the held-out samples."""
+    count: number of samples not held back for validation. positions: indices, among these, of the
+    samples that the quotas allow; None for all. validation: the samples held back."""
 
     training: Examples
     count: int
@@ -182,7 +182,8 @@ class Classification(TaskTraining):
             result, settings = within_memory(attempt, plan.settings)
         except TrainingError as error:
             if type(error) is TrainingError and granted is None:
-                check_finite(data, f"client '{client_id}'")  # if the data has NaN, it is the cause
+                # name NaN in the data as the cause, if there is any
+                check_finite(data, f"client '{client_id}'")
             raise
         finally:
             _use_part(loaded.model, None)
@@ -220,7 +221,8 @@ class Classification(TaskTraining):
             except (PotluckError, UnfitForLanesError) as error:
                 troubles[member.lane] = error
         if plan.settings.batched == "auto" and trainees:
-            loaded.set_weights(members[0].files)  # the last training may have left NaN weights
+            # replaces weights that may be NaN after the last training
+            loaded.set_weights(members[0].files)
             self._require_faster(trainees[0], plan.objective, rules)
         loaded.set_weights(members[0].files)
         outcomes = (
@@ -248,7 +250,8 @@ class Classification(TaskTraining):
                     subject, loaded.model, sample, objective, rules, classes=classes, device=device
                 )
             except (TrainingError, RuntimeError, ValueError, IndexError, TypeError) as error:
-                # The network may not accept random inputs. Training on real data shows the cause.
+                # Ignore the error: the network may not accept random inputs, and a training on real
+                # data reports other causes.
                 text = " ".join(str(error).split())[:300]
                 raise UnfitForLanesError(f"measuring both ways failed: {text}") from error
 
@@ -316,7 +319,7 @@ class Classification(TaskTraining):
         client_id = ClientId(trainee.member.instruction.client_id)
         data = self.client_data(client_id).train
         if isinstance(outcome, TrainingError):
-            try:  # if the data has NaN, that is the cause
+            try:  # name NaN in the data as the cause, if there is any
                 check_finite(data, f"client '{client_id}'")
             except TrainingError as error:
                 return error
@@ -342,7 +345,7 @@ class Classification(TaskTraining):
                 tensor.copy_(weights[name])
 
     def client_data(self, client_id: ClientId) -> ClientData:
-        """Return a client's data. Raises an error unless they are `Examples` of the task."""
+        """Return a client's data. Raises an error unless they are valid `Examples` of the task."""
         name = self.loaded.name
         return self.loaded.client_data(
             client_id, lambda data: check_client_data(data, name, client_id)
@@ -365,7 +368,7 @@ class Classification(TaskTraining):
         )
 
     def _optimizer_for(self, settings: LocalTraining) -> LocalOptimizer:
-        """Return the last training's optimiser if its settings were equal; else a new one."""
+        """Return the last training's optimiser if it had the same settings; else a new one."""
         if self._optimizer is None or self._settings != settings:
             parameters = [p for p in self.loaded.model.parameters() if p.requires_grad]
             self._optimizer = make_optimizer(parameters, settings, round_number=1)

@@ -1,7 +1,7 @@
-"""Training and evaluation on this host's device. All code here runs in one worker thread.
+"""Training and evaluation on this host's device.
 
-Torch takes seconds to import. It is imported in that thread, while the host connects, and only if
-it is needed.
+All code here runs in one worker thread. Torch takes seconds to import. So it is imported in that
+thread, while the host connects, and only if a task needs it.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ def has_torch() -> bool:
 def _own_seed(client_id: ClientId, model: str) -> int:
     """Return the seed of a client's estimate.
 
-    The coordinator can't choose the seed. So it can't compare estimates of several seeds.
+    The coordinator can't choose the seed, so it can't get and compare estimates with several seeds.
     """
     return int.from_bytes(hashlib.sha256(f"{client_id}/{model}".encode()).digest()[:8], "big") >> 1
 

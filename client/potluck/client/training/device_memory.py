@@ -12,7 +12,8 @@ from potluck.client.training.processes.worker_count import TrainingMemory
 CONTEXT_BYTES: Final = 600 * 2**20
 """GPU memory of a process before its first tensor, a generous estimate.
 
-Neither the driver nor torch reports it if other processes use the GPU."""
+It can't be measured: neither the driver nor torch reports it if other processes use the GPU.
+"""
 
 
 def memory_taken(device: torch.device, train: Callable[[], None]) -> TrainingMemory:
@@ -25,7 +26,8 @@ def memory_taken(device: torch.device, train: Callable[[], None]) -> TrainingMem
     torch.cuda.synchronize(device)
     free, _ = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_reserved(device)
-    # CUDA kernels and library workspaces are allocated only at the first training.
+    # Memory outside torch's allocator: the first training loads CUDA kernels and library
+    # workspaces.
     loaded = max(0, (free_before - free) - (held - held_before))
     context = CONTEXT_BYTES + loaded
     peak = torch.cuda.max_memory_reserved(device)

@@ -30,8 +30,8 @@ WEIGHTS: Final = "weights"
 class FedBiOCorrection(LocalCorrection):
     """Weights each sample's cross-entropy by σ(λ_i).
 
-    g is the weighted mean over a training batch, f the plain mean over a batch of the samples held
-    back.
+    g is the weighted mean over a training batch; f is the unweighted mean over a batch of the
+    samples held back.
 
     A step moves the model along −∇_y g. With derivatives at the step's start, it also computes
     u −= τ·(∇²_yy g·u − ∇_y f) and λ += η·∇²_λy g·u (∇_λ f is 0). The λ begin at 0 and never leave

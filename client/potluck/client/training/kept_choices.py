@@ -1,7 +1,7 @@
-"""Choices that a host made once by measuring, kept as small JSON files.
+"""Choices that a host made once by measuring, stored as small JSON files.
 
-A kept choice makes repeated runs on this machine equal, bit for bit. Several processes may share a
-folder.
+A stored choice makes repeated runs on this machine equal, bit for bit. Several processes may share
+a folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from potluck.client.base.state_directory import storage_error
 
 
 class KeptChoice(BaseModel):
-    """A kept choice. subject: everything that the choice depends on, as text."""
+    """A stored choice. subject: everything that the choice depends on, as text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -30,7 +30,7 @@ Choice = TypeVar("Choice", bound=KeptChoice)
 
 
 def read_choice(folder: Path | None, kind: type[Choice], subject: str) -> Choice | None:
-    """Return a kept choice; None if its file is missing, damaged or of another kind."""
+    """Return a stored choice; None if its file is missing, damaged or of another kind."""
     if folder is None:
         return None
     try:
@@ -47,7 +47,8 @@ def keep_choice(folder: Path | None, choice: Choice) -> Choice:
     if folder is None:
         return choice
     path = _path(folder, choice.subject)
-    mine = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # pids repeat across containers
+    # not a pid: containers have equal pids
+    mine = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mine.write_text(choice.model_dump_json(indent=2) + "\n", encoding="utf-8")

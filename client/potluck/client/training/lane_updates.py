@@ -31,7 +31,7 @@ _Arrays = Mapping[str, NDArray[Any]]
 
 
 def lane_terms(work: rpc.Train) -> LaneTerms:
-    """Return an instruction's terms for lanes. Raises LayoutError if no lane can be made so."""
+    """Return an instruction's terms for lanes. Raises LayoutError if they are out of range."""
     asked = work.summing
     terms = LaneTerms(
         quantum_bits=asked.quantum_bits,
@@ -53,7 +53,7 @@ def write_lane_update(
     auxiliaries: Mapping[str, _Arrays],
     over: Path | None,
 ) -> FileDigest:
-    """Write a client's update as a sum over it alone. Blocks.
+    """Write a client's update as a sum of one update. Blocks.
 
     base: the round's model. report: the report as disclosed; its samples are the weight. buffers:
     names of floating-point tensors that are not parameters and so are not normalised. over: a spare

@@ -74,7 +74,8 @@ class Trained:
 def check_training(training: TaskTraining, work: rpc.Train) -> None:
     """Check that the training `work` could begin.
 
-    Raises PluginError, ConfigurationError, or ProtocolError if this host can't carry it out."""
+    Raises PluginError, ConfigurationError, or ProtocolError if this host can't carry out the
+    training."""
     if work.encoding == SUM:
         lane_terms(work)
     else:
@@ -216,7 +217,7 @@ def _written(work: rpc.Train, files: TrainingFiles, loaded: LoadedTask, sent: _S
 
 
 def _returned(work: rpc.Train, files: TrainingFiles, loaded: LoadedTask) -> dict[str, NDArray[Any]]:
-    """Return the tensors of the update. Raises TrainingError if others than these were trained."""
+    """Return the tensors of the update. Raises TrainingError if other tensors were trained."""
     arrays = loaded.weights()
     returned = loaded.layout.without(work.one_way).by_name
     if len(returned) == len(arrays):
@@ -251,7 +252,7 @@ def _without(arrays: dict[str, NDArray[Any]], dropped: Sequence[str]) -> dict[st
 
 
 def _write_kept(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write the tensors that the client keeps after this training."""
+    """Write the tensors that the client stores for its next training."""
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not block_is_within_bounds(array):
             raise NotFiniteError(

@@ -70,7 +70,7 @@ log = structlog.get_logger()
 
 _LOSS = "loss"
 FAILED: Final = "the trainer failed in a training with noise; the reason is in the log of the host"
-"""Text that a coordinator receives about such a failure; the reason may disclose a record."""
+"""Text sent about a failure of a training with noise: the reason could disclose a record."""
 
 
 class OwnTraining(TaskTraining):
@@ -422,7 +422,7 @@ def _reporter(
             samples=weighting.disclosed(contribution.samples),
             steps=contribution.steps if exact else 0,
             seconds=seconds,
-            loss=0.0 if loss is None and masked else loss,  # a masked sum needs a number here
+            loss=0.0 if loss is None and masked else loss,  # masked sums need a number
             reports=contribution.reports,
             measures=contribution.measures if exact else {},
         )

@@ -58,7 +58,7 @@ SHARE_OF_MEMORY = 0.25
 
 
 class DeviceSamples:
-    """Cache of samples on a device; it drops the least recently used when full."""
+    """Cache of samples on a device; when it is full, it drops the least recently used samples."""
 
     def __init__(
         self, device: torch.device, *, capacity: int | None = None, sharing: int = 1
@@ -137,7 +137,8 @@ def mean_robust_loss(
 ) -> float:
     """Return the mean of FLASH's loss, with the model's own predictions as pseudo-labels.
 
-    It is the initial loss of a training that starts from this model. Otherwise as `mean_loss`.
+    This is the initial loss of a training that starts from this model. Device, mode and NaN are as
+    in `mean_loss`.
     """
 
     return _mean(model, examples, device, robust_loss(alpha, beta))

@@ -49,7 +49,7 @@ _CLIENTS_KEPT = 64
 class ClientFiles:
     """The files with which a model is measured or trained at a client.
 
-    model: the received file. kept: the states, by purpose, that the client kept after its last
+    model: the received file. kept: the states, by purpose, that the client stored after its last
     training whose update is in the model. own: the folder for files of the task's own trainer; it
     may not exist yet.
     """
@@ -84,8 +84,8 @@ class Outcome:
     samples: number of training samples, not yet disclosed. paced_samples: number of samples for
     which a virtual clock counts seconds. seen: samples that went through the model, with
     repetitions. seconds: wall-clock time. loss: NaN if there is none. report: returns the report
-    for a `Weighting`, which says how exactly the number of samples is disclosed. kept: True if a
-    state for the next training was written. sent: tensors to send in addition to the model.
+    for a `Weighting`, the precision of the disclosed number of samples. kept: True if a state for
+    the next training was written. sent: tensors to send in addition to the model.
     """
 
     samples: int
@@ -194,7 +194,7 @@ class LoadedTask:
         return self._parts.arrays()
 
     def check_base(self) -> None:
-        """Raise LayoutError if a training has changed tensors that are not trained."""
+        """Raise LayoutError if a training has changed tensors that it must not train."""
         self._parts.check_base()
 
     def renew(self) -> None:
@@ -247,8 +247,9 @@ class TaskTraining(ABC):
         """Train several clients in one batched step; return their results in order.
 
         companions: all clients that might be trained together, by lane. A member's result depends
-        on the companions, not on which of them are present. The result is an UnfitForLanesError if
-        the member must be trained alone. Raises UnfitForLanesError if all members must be.
+        on the list of companions, not on which of them are trained now. The result is an
+        UnfitForLanesError if the member must be trained alone. Raises UnfitForLanesError if all
+        members must be.
         """
         raise UnfitForLanesError("the task has a trainer of its own")
 
@@ -321,7 +322,7 @@ class TaskTraining(ABC):
         *,
         trained: bool = False,
     ) -> QuestionContext:
-        """Return what a client needs to answer a question.
+        """Return the inputs from which a client answers a question.
 
         files: files of the model; None if the question needs no model. trained: True if the answer
         is about the model after the last training.

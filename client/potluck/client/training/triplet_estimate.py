@@ -2,8 +2,8 @@
 
 Attributes (a background, a colour) are not labelled. FedDiverse infers them with a model that is
 biased on purpose. Samples of a class that this model classifies correctly are assumed to have the
-attribute that is usual in the class; all other samples, the other attribute (§4, Alg. 2–4). The
-result is an estimated interaction matrix Ñ (classes × 2), and its triplet.
+attribute that is usual in the class; all other samples are assumed to have the other attribute (§4,
+Alg. 2–4). The result is an estimated interaction matrix Ñ (classes × 2), and its triplet.
 
 An exact triplet discloses data: for two classes, triplet and number of samples determine the
 client's matrix, except for the names of classes and attributes.
@@ -110,8 +110,8 @@ class MatrixEstimate:
     meaning. attributes: n, int64, each sample's attribute, 0 or 1. degenerate: True if no class
     could be split; all samples then have one attribute. pivot: the class that the attribute was
     learned from; None if degenerate. head_accuracy: balanced accuracy, on the pivot class, of the
-    head that predicts the attribute for the other classes. Near ½ it has learned nothing, and needs
-    more steps or a larger learning rate. None if there was nothing to learn.
+    head that predicts the attribute for the other classes. A head with a value near ½ has learned
+    nothing, and needs more steps or a larger learning rate. None if there was nothing to learn.
     """
 
     matrix: NDArray[np.int64]
@@ -307,7 +307,7 @@ def _attributes(pivot: _Split, labels: Tensor, terms: EstimateTerms) -> tuple[Te
 
 def _head(width: int, terms: EstimateTerms) -> nn.Linear:
     """Make a layer with 2 outputs, initialised like `nn.Linear`, but from its own generator."""
-    # "meta" prevents an initialisation from the global generator
+    # on "meta", the layer is not initialised from the global generator
     head = nn.Linear(width, 2, device="meta").to_empty(device="cpu")
     bound = 0.0 if terms.settings.head == "zero" else 1 / math.sqrt(width)
     generator = torch.Generator().manual_seed(terms.stage_seed(0))

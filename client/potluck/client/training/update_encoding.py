@@ -94,9 +94,9 @@ def write_update(
 ) -> FileDigest:
     """Write trained arrays as an update file, compressed if `compressed`. Blocks.
 
-    `base`: the model to send the difference from; None for whole weights. `seed`: seed of the
-    random rounding to int8. `auxiliaries`: further tensors to send, not encoded. `over`: a spare
-    file to overwrite. Raises LayoutError, NotFiniteError or StorageError.
+    `base`: the model that is subtracted before sending; None to send whole weights. `seed`: seed of
+    the random rounding to int8. `auxiliaries`: further tensors to send, not encoded. `over`: a
+    spare file to overwrite. Raises LayoutError, NotFiniteError or StorageError.
     """
     beside = joined(auxiliaries or {})
     layout = update_layout(Layout.of(arrays), encoding, auxiliaries or ())

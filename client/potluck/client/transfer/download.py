@@ -1,4 +1,4 @@
-"""Downloads of a round's model, into a cache, once for all clients of the host."""
+"""Downloads a round's model into a cache, once for all clients of the host."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class Downloads:
         """Locks by model; a cancelled download keeps its lock until its thread has ended."""
 
     async def obtain(self, reference: transfer_pb2.ModelReference, layout: LayoutSource) -> Path:
-        """Return the path of a model; download it if needed. The cache keeps the model meanwhile.
+        """Return the path of a model; download it if needed.
+
+        Hold `pinned` of the cache while you use it.
 
         Clients that want the same model share one download, which is cancelled when no client waits
         for it any more. Retries while the coordinator can't be reached. Raises DigestMismatchError,

@@ -81,7 +81,8 @@ class FileDownloads:
                 if mismatches == _ATTEMPTS:
                     raise
             except OSError as error:
-                part_path(path).unlink(missing_ok=True)  # free the space on a full disk
+                # the disk is full: free the space of the part
+                part_path(path).unlink(missing_ok=True)
                 raise storage_error(path, error) from error
             await self._link.pause(backoff.next_seconds())
             self._link.metrics.retried(Direction.DOWN)
@@ -111,7 +112,7 @@ class FileDownloads:
             return self._receiver(path, header)
 
         held = held_bytes(path)
-        offset = held if held < size else 0  # if no bytes are left to request, begin at 0
+        offset = held if held < size else 0  # begin at 0 if no bytes are left to request
         await self._link.stores.fetch(url, begin, offset=offset)
         route.worked()
 

@@ -22,7 +22,7 @@ from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 # Chunks -------------------------------------------------------------------------------------------
-# If the link breaks, the received part of a chunk is lost.
+# Chunks must fit the link: if it breaks, the received part of a chunk is lost.
 
 _FEW = 8
 _MANY = 64
@@ -205,5 +205,5 @@ class Link:
         await self._channel.close(None)
 
     def _make_stub(self) -> coordinator_pb2_grpc.CoordinatorServiceAsyncStub:
-        # One generated class serves sync and async channels, but has two names in the stubs.
+        # At run time one generated class serves sync and async channels; type stubs have two.
         return coordinator_pb2_grpc.CoordinatorServiceStub(self._channel)

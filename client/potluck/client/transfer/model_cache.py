@@ -24,7 +24,8 @@ log = structlog.get_logger()
 def evictions(by_use: Sequence[str], in_use: Set[str], keep: int) -> list[str]:
     """Return the models to delete so that `keep` models stay.
 
-    by_use: models from least to most recently used. Models in use count, but are never deleted.
+    by_use: models from least to most recently used. Models in use are included in `keep`, but never
+    deleted.
     """
     excess = len(by_use) - keep
     return [blake3 for blake3 in by_use if blake3 not in in_use][: max(0, excess)]
@@ -105,7 +106,7 @@ class ModelCache:
 
     @contextlib.contextmanager
     def pinned(self, blake3: str) -> Iterator[None]:
-        """Protect a model, or one that will be added, from eviction while the block runs."""
+        """Protect a model from eviction while the block runs; it may be added within the block."""
         self._pins[blake3] += 1
         try:
             yield

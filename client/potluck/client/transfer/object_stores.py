@@ -46,7 +46,7 @@ class FileRequests(Protocol):
         offset: int,
         moved: Callable[[int], None],
     ) -> None:
-        """Fetch a file from `offset` on, or whole if the store sends no parts, and verify it.
+        """Fetch a file from `offset` on, or all of it if the store can't send parts, and verify it.
 
         Raises ObjectStoreError if the store does not answer, refuses or breaks off, and what
         `FileReceiver.finish` raises.
@@ -101,7 +101,7 @@ class ObjectStores:
         return f"{parts.scheme}://{parts.netloc}" in self._origins
 
     def sent_other_bytes(self, origin: str) -> None:
-        """Log, once, that the store at this address returned other bytes than were uploaded."""
+        """Log, once, that the store at this address returned bytes that differ from the upload."""
         if not self._wrong:
             remedy = "see the store, and the proxies and caches before it; files are tried again"
             log.warning(
@@ -110,7 +110,7 @@ class ObjectStores:
         self._wrong = True
 
     def sent_right_bytes(self) -> None:
-        """Note that a file was transferred correctly; log it if a store had sent other bytes."""
+        """Note that a file was transferred correctly; log it if a store had sent wrong bytes."""
         if self._wrong:
             log.info("object store recovered: its bytes match their digest")
         self._wrong = False
@@ -162,8 +162,8 @@ class FileRoute:
     def url(self, place: transfer_pb2.StoredFile) -> str:
         """Return the URL of a place that the coordinator names.
 
-        If the owner does not allow the store: raises ObjectStoreError if the file may be sent
-        directly, which then happens; otherwise raises ConfigurationError.
+        If the owner does not allow the store, raises ObjectStoreError if the file may be sent
+        directly instead, otherwise ConfigurationError.
         """
         self._may_be_straight = place.direct
         origin = "/".join(place.url.split("/", 3)[:3])

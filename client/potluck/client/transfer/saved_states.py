@@ -1,4 +1,4 @@
-"""States that clients keep from one training to the next, and never send.
+"""States that clients store from one training to the next, and never send.
 
 Examples are SCAFFOLD's control variates, and model tensors that stay with their client.
 
@@ -38,7 +38,7 @@ KEPT_DAYS: Final = 90.0
 
 
 class _Record(BaseModel):
-    """For one run and client: ids of the updates whose states are kept; empty for none."""
+    """Ids of the updates whose states are stored, for one run and client; empty for none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -80,7 +80,7 @@ class KeptStates:
     ) -> Mapping[str, Path]:
         """Begin a training; return the committed states by purpose, or {} if there are none yet.
 
-        Pending states of another training are deleted. For the rest see `find`.
+        Pending states of another training are deleted. Arguments and errors are those of `find`.
         """
         found = self.find(run_id, client_id, included_update_id, purposes)
         self._replace(self._record(run_id, client_id), committed=included_update_id, pending="")

@@ -19,7 +19,10 @@ from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 KEEP_AFTER_DEADLINE_SECONDS = 24 * 3600.0
-"""Seconds after its deadline at which an update is deleted. Later, the client would train again."""
+"""Seconds after its deadline at which an update is deleted.
+
+If it is requested after that, the client trains again.
+"""
 
 
 class KeptUpdate(BaseModel):

@@ -88,7 +88,7 @@ class DirectUpload:
             self._piece = None
 
     def forget(self) -> None:
-        """Forget the last interruption, since the file has taken another route meanwhile."""
+        """Forget the last interruption, because the file was sent through a store since then."""
         self._piece = self._broke = None
 
     async def _locate(self) -> int | None:
@@ -250,8 +250,8 @@ def may_help_to_retry(error: PotluckError) -> bool:
     """
     if isinstance(error, TooLargeError):
         return False
-    # NotFoundError: a restarted coordinator may know the run only a moment later. PotluckError
-    # itself: the coordinator failed unexpectedly.
+    # NotFoundError may pass: a restarted coordinator may know the run only a moment later.
+    # PotluckError itself: the coordinator failed unexpectedly.
     passing = (UnreachableError, TransferError, StorageError, NotFoundError)
     return isinstance(error, passing) or type(error) is PotluckError
 
@@ -277,8 +277,8 @@ async def deliver_file(
 
     `fresh`: True if no part of it has been sent before. Tries again until it is cancelled. Raises
     RoundClosedError if the update is no longer wanted; UpdateError, IdentityError, ProtocolError or
-    TooLargeError if it is refused for good; DigestMismatchError after three wrong digests;
-    StorageError if the file is missing or can't be read.
+    TooLargeError if the coordinator's refusal is final; DigestMismatchError after three wrong
+    digests; StorageError if the file is missing or can't be read.
     """
     _require(path)
     backoff = link.backoff()

@@ -46,7 +46,7 @@ class LaneOutcome:
 
 
 def check_members(members: Sequence[GroupMember], loaded: LoadedTask) -> None:
-    """Raise UnfitForLanesError if the trainings differ, or clients keep tensors."""
+    """Raise UnfitForLanesError if the members' trainings differ, or clients keep tensors."""
     first = members[0]
     for member in members:
         theirs, ours = member.instruction.train, first.instruction.train

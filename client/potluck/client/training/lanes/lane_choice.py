@@ -1,7 +1,7 @@
 """The choice between training clients together and one by one, if the run leaves it to the host.
 
 The host measures once per network and keeps the choice. So repeated runs on this machine are equal,
-bit for bit: results of the two ways differ by the rounding of floats. The choice is a small JSON
+bit for bit. (Results of the two ways differ by the rounding of floats.) The choice is a small JSON
 file. If the file is deleted, the host measures again after its next start; a running host keeps its
 choice.
 """
@@ -31,7 +31,7 @@ LANES: Final = 4
 """Number of lanes in the measurement; one choice applies to groups of any size."""
 _FEWEST_REPEATS: Final = 3
 _MOST_REPEATS: Final = 9
-"""Maximum number of measurements if both ways take similar times, or the machine is busy."""
+"""Maximum number of measurements, used if both ways take similar times or the machine is busy."""
 _FEWEST_STEPS: Final = 3
 _MOST_STEPS: Final = 60
 _SECONDS: Final = 0.05
@@ -126,8 +126,8 @@ def measured(
 def fastest(one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
     """Return the minimum of two measurements, each repeated, alternately.
 
-    Each is taken three times, then up to nine times until all values of one are less than all
-    values of the other.
+    Each is taken three times, and then again, up to nine times, until all values of one are less
+    than all values of the other.
     """
     ones: list[float] = []
     others: list[float] = []

@@ -192,7 +192,7 @@ class LaneRelu(LaneLayer):
     """max(x, 0)."""
 
     def __init__(self, *, in_place: bool) -> None:
-        """in_place: True if no other layer needs its inputs, so they may be overwritten."""
+        """in_place: True if the inputs may be overwritten, because no other layer needs them."""
         self._relu = torch.relu_ if in_place else torch.relu
         self._outputs = torch.empty(0)
 
@@ -286,7 +286,8 @@ class PlainLayer(LaneLayer):
         with torch.enable_grad():
             leaf = inputs.detach().requires_grad_()
             maps = leaf.flatten(0, 1)
-            if getattr(self._layer, "inplace", False):  # others may need what it writes over
+            # copy: other layers may need the inputs that it overwrites
+            if getattr(self._layer, "inplace", False):
                 maps = maps.clone()
             outputs: Tensor = self._layer(maps)
             outputs = outputs.view(*inputs.shape[:2], *outputs.shape[1:])

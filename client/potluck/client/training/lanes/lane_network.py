@@ -182,8 +182,8 @@ def _is_altered(layer: nn.Module) -> bool:
 
 
 def _in_fast_order(layers: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-    """Swap each ReLU with a max pooling after it: the result is equal, and ReLU gets smaller
-    inputs.
+    """Move each max pooling before the ReLU that precedes it: the result is equal, and ReLU gets
+    smaller inputs.
     """
     for place in range(len(layers) - 1):
         first, second = layers[place][1], layers[place + 1][1]

@@ -80,8 +80,8 @@ class ClientLane:
     """A client's place in a batched step: its samples and its planned steps.
 
     steps: planned number of steps; 0 for an unknown client. data: samples on the training device.
-    None for a client that is not trained this time: its lane then is part of the batched step, but
-    empty.
+    None for a client that is not trained this time: its lane is then part of the batched step, but
+    has no samples.
     """
 
     steps: int

@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # imports torch, which takes seconds: only the worker's threa
 log = structlog.get_logger()
 
 FORKED: Final = sys.platform == "linux"
-"""True if workers are forked; on other systems, system libraries may not be used after a fork."""
+"""True if workers are forked: elsewhere, system libraries may not work after a fork."""
 _START: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from potluck.client.training.processes.training_worker import main; main()"
@@ -72,7 +72,7 @@ class _Child:
         """The process object if the worker was not forked, else None."""
         self._ended: int | None = None
         self._ending = threading.Lock()
-        board.release()  # the child has its own descriptor
+        board.release()  # the child has its own copy of the descriptor
 
     def end(self) -> int:
         """Kill the process. Returns its exit code, negative for a signal."""
@@ -193,7 +193,10 @@ def worker_processes(plan: WorkerPlan) -> Iterator[WorkerProcesses | None]:
 
 
 class DeviceProcess:
-    """A `TrainingSeat` in another process; if that has ended, the next job starts a new one."""
+    """A `TrainingSeat` in another process.
+
+    If that process has ended, the next job starts a new one.
+    """
 
     def __init__(self, processes: WorkerProcesses, terms: DeviceTerms) -> None:
         self._processes, self._terms = processes, terms

@@ -115,7 +115,8 @@ def serve(connection: Connection, board: int, life: int) -> None:
         from potluck.client.training.processes.training_jobs import ProgressBoard, portable_error
 
         shared, device = ProgressBoard(board), None
-        with contextlib.suppress(Exception, SystemExit, KeyboardInterrupt):  # each job reports why
+        # each job reports the cause
+        with contextlib.suppress(Exception, SystemExit, KeyboardInterrupt):
             device = terms.make()
         while True:
             job: WorkerJob = connection.recv()
@@ -133,7 +134,7 @@ def _send(connection: Connection, answer: Done | Failed) -> None:
         connection.send(answer)
     except (OSError, EOFError):
         raise
-    except Exception as error:  # nothing has been sent yet
+    except Exception as error:  # pickling failed, so nothing has been sent yet
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         trouble = TrainingError(
             f"a worker process can't hand back what came of its job ({text}); see that the task "

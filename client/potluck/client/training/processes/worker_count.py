@@ -100,7 +100,9 @@ BYTES_PER_GPU_WORKER: Final = 3 * 2**30
 _GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/nvhost-ctrl"))
 """Paths that exist if CUDA may be available: with NVIDIA's driver, under WSL, on Jetson.
 
-The code looks for these paths because after a call of CUDA, forked processes could not use CUDA."""
+The code checks paths and doesn't call CUDA, since forked processes could not use CUDA after such a
+call.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,7 +72,7 @@ def _add(total: Tensor, samples: Examples, batch: Tensor, rows: Rows, clip: floa
             "model, or a device with more memory",
             device=str(total.device),
         ) from error
-    except Exception:  # a record that fails adds nothing: an error would reveal it
+    except Exception:  # a failing record adds nothing: an error would reveal it
         half = len(batch) // 2
         if half:
             _add(total, samples, batch[:half], rows, clip)

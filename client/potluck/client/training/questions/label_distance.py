@@ -16,8 +16,8 @@ class LabelDistance(Question):
     """`label-distance`: 1 − cos(V + active, target), V being the client's own label counts.
 
     As in the DC procedure of Düsing and Cimiano §3. active: label counts of the clients selected so
-    far; target: the wanted label counts; both an integer per class, separated by spaces. The answer
-    has no noise and discloses the client's counts: hosts answer only if their owner allows
+    far. target: the desired label counts. Both have an integer per class, separated by spaces. The
+    answer has no noise and discloses the client's counts: hosts answer only if their owner allows
     `unsafe-stepwise` sums.
     """
 

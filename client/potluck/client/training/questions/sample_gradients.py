@@ -12,7 +12,7 @@ from torch.nn import functional
 from potluck.client.training.questions.bounded_rows import AT_ONCE, Rows
 
 _NUMBERS_AT_ONCE: Final = 2**24
-"""Maximum number of gradients' coordinates in memory at once."""
+"""Maximum number of gradient values in memory at once."""
 
 
 def sample_gradients(model: nn.Module) -> tuple[Rows, int]:
@@ -25,7 +25,8 @@ def sample_gradients(model: nn.Module) -> tuple[Rows, int]:
     numbers = max(1, sum(each.numel() for each in trained.values()))
 
     def rows(inputs: Tensor, labels: Tensor) -> Tensor:
-        # Read the parameters at each call: the caller moves the model to its device before.
+        # Read the parameters at each call, since the caller moves the model to its device before
+        # the first call.
         moved = {name: p.detach() for name, p in model.named_parameters()}
         fixed = {name: each for name, each in moved.items() if name not in trained}
         fixed |= {name: each.detach() for name, each in model.named_buffers()}

@@ -24,8 +24,8 @@ class Sketch(Question):
     """`sketch-1`, `sketch-2`, …: one local update, compressed; the selector `hcsfed` asks for it.
 
     method: `projection` adds each coordinate of the update, with a random sign, to a random one of
-    `numbers` sums; all clients draw these with the same `seed`. `centroids` sends the centres of a
-    one-dimensional k-means over the coordinates, sorted in ascending order.
+    `numbers` sums; all clients draw signs and positions with the same `seed`. `centroids` sends the
+    centres of a one-dimensional k-means over the coordinates, sorted in ascending order.
     """
 
     method: Literal["projection", "centroids"] = "projection"

@@ -13,8 +13,8 @@ _BATCH = 1024
 class SoftLabel(Question):
     """`class-0`, `class-1`, …: the mean softmax of a model's outputs over the training samples.
 
-    The mean approximates the distribution of labels. FedEntropy asks for the mean of the trained
-    model.
+    This mean approximates the distribution of the client's labels. FedEntropy asks for the trained
+    model's mean.
     """
 
     needs_model = True

@@ -1,4 +1,4 @@
-"""Training of the kept tensors first, then the others (FedRep, Collins et al. 2021, Algorithm 1).
+"""Trains the tensors that a client keeps, then the others (FedRep, Collins et al. 2021, Alg. 1).
 
 In each part, the tensors of the other part are frozen. Running statistics, kept or not, are updated
 in both parts.

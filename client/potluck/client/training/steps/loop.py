@@ -190,8 +190,8 @@ def _explained(device: torch.device, settings: LocalTraining) -> Iterator[None]:
 class Corrected:
     """A correction with its received auxiliaries, on the CPU, by name and tensor.
 
-    layout: layout of the tensors that are sent; the steps of others are not corrected. samples,
-    positions, validation: as in `CorrectionContext`.
+    layout: layout of the tensors that are sent; steps of the other tensors are not corrected.
+    samples, positions, validation: as in `CorrectionContext`.
     """
 
     correction: LocalCorrection
@@ -366,7 +366,7 @@ def predicted(model: nn.Module, data: Examples) -> Tensor:
             for batch in torch.split(positions, _PREDICTED_AT_ONCE)
         ]
     model.train(was_training)
-    # Clone outside inference mode: autograd can save ordinary tensors only.
+    # Clone outside inference mode: autograd can't save tensors made in it.
     return torch.cat(parts).clone()
 
 

@@ -149,7 +149,7 @@ class Adam(_Optimizer):
         self._forget()  # frees the memory before the same amount is allocated again
         self._first = [torch.zeros_like(parameter) for parameter in self._parameters]
         self._second = [torch.zeros_like(parameter) for parameter in self._parameters]
-        # Step counts stay on the CPU, as in torch: the step reads them there.
+        # Step counts stay on the CPU, as in torch, since the step function reads them there.
         self._steps = [torch.zeros((), dtype=torch.float32) for _ in self._parameters]
 
     def _forget(self) -> None:

@@ -43,5 +43,5 @@ def within_memory(
         log.warning("trying again with smaller batches", batch_size=fewer.batch_size, why=why)
         torch = sys.modules.get("torch")  # if torch is imported
         if torch is not None and torch.cuda.is_available():
-            torch.cuda.empty_cache()  # the failed attempt left it fragmented
+            torch.cuda.empty_cache()  # the failed attempt left memory fragmented
         settings = fewer
