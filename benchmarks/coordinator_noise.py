@@ -1,10 +1,10 @@
-"""Processor time of a round with noise at the coordinator, beside the same round without noise.
+"""Processor time of a round with noise at the coordinator, compared with one without noise.
 
     python benchmarks/coordinator_noise.py --clients 10 --samples 600
 
-One core and one process: the plain training loop of LeNet-5 for each client, then the reduction of
-the updates, as a plain mean and as a clipped mean with noise. The images are random, since times
-don't depend on them. Transfers and evaluation are the same in both rounds and are not measured.
+One process on one core trains LeNet-5 by the plain loop for each client, then reduces the updates,
+to a plain mean and to a clipped mean with noise. The images are random, since times don't depend on
+them. Transfers and evaluation are the same in both rounds and are not measured.
 """
 
 from __future__ import annotations

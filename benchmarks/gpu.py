@@ -133,7 +133,7 @@ def speed(setting: Setting) -> dict[str, Any]:
 
 
 def bfloat16(setting: Setting) -> dict[str, Any]:
-    """Measure the speed-up by bfloat16 products, and the distance of the weights from float32's."""
+    """Measure the speed-up by bfloat16 products, and how far the weights are from float32's."""
     if not setting.on_gpu:
         raise LeftOutError("on a processor, training always uses float32")
     found = {}

@@ -58,8 +58,7 @@ COUNTS_EPSILON = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A selector and its input. counts: kind of label counts: `exact`, `noisy`, or `cells`
-    (groups).
+    """A selector and its input. counts: kind of label counts: `exact`, `noisy`, `cells` (groups).
 
     sums: ε of the groups' sums and of the total; None for exact values. total: True if the arm has
     a secure total.
@@ -182,7 +181,7 @@ def cohorts(
 
 
 def played(job: tuple[Arm, int], experiment: str, data: Path, *, training: bool) -> Played:
-    """Play one run. Return its result."""
+    """Simulate one run. Return its result."""
     torch.set_num_threads(1)
     arm, seed = job
     file = load_experiment(Path("experiments") / f"{FILES[experiment]}.toml", quick=True)

@@ -137,7 +137,7 @@ def clean(folder: Path, *, keep: bool) -> None:
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Print a table: a column per system, the peers' with their ratio to Potluck."""
+    """Print a table with a column per system; those of other systems have ratios to Potluck."""
     systems = result["systems"]
     size = f"{result['clients']} clients, {result['megabytes']:g} MB, no training"
     table = Table(title=f"{size} (peer / Potluck in brackets)")

@@ -4,7 +4,7 @@
     python benchmarks/selection.py
 
 The first command prints `{"seconds": {selector: s}}`, the second a table from 10^3 to 10^6 clients.
-There are ten classes. The fastest of a few rounds counts. It includes the answers to selectors'
+There are ten classes. The fastest of a few rounds counts. Times include the answers to selectors'
 questions, but not the creation of profiles.
 """
 

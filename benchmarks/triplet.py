@@ -56,7 +56,7 @@ class Error:
 
     @classmethod
     def of(cls, estimated: Floats, true: Floats) -> Error:
-        """estimated: … × K × 3. true: K × 3. A client's type is its largest component."""
+        """Return the errors. estimated: … × K × 3. true: K × 3. A type is the largest component."""
         distances = np.linalg.norm(estimated - true, axis=-1)
         types = true.argmax(axis=1)
         return cls(
@@ -183,8 +183,7 @@ def with_noise(found: Sequence[Sequence[MatrixEstimate]], epsilon: float) -> Err
 
 
 def influences(settings: TripletSettings) -> list[int]:
-    """Return the L1 change of a client's estimated matrix after removing one sample, for each
-    sample of a few clients.
+    """Return the L1 change of the estimated matrix without one sample, for a few clients' samples.
 
     1 means that only this sample's cell changed. The order of the attributes is ignored.
     """
