@@ -1,4 +1,4 @@
-"""Entry point of `potluck`; `python -m potluck.deploy` is the same."""
+"""Entry point of the command `potluck`; `python -m potluck.deploy` runs the same command."""
 
 from potluck.common.process.entry import begin
 

@@ -187,7 +187,7 @@ def take_down(
 
 @contextlib.contextmanager
 def _source(inventory: Inventory) -> Iterator[docker.DockerClient | None]:
-    """Connect to this machine's engine, which streams images; None if a registry provides them."""
+    """Yield this machine's engine, which streams images; None if a registry provides them."""
     settings = inventory.image
     if settings.source == "registry":
         yield None

@@ -274,7 +274,7 @@ class MachineWork:
                 container.start()
                 await_connected(container, one, seconds)
             except BaseException:
-                container.remove(force=True)  # without its files, the container would look complete
+                container.remove(force=True)  # else it would look complete, without its files
                 raise
 
     @contextlib.contextmanager

@@ -121,7 +121,7 @@ def display_for(console: Console, *, as_json: bool) -> Display:
 
 
 def pause_seconds(attempt: int) -> float:
-    """Return the seconds to wait before attempt number `attempt` to reconnect, from 1."""
+    """Return the seconds to wait before attempt number `attempt` (from 1) to reconnect."""
     return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 30))
 
 
