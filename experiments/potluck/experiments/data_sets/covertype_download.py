@@ -35,7 +35,7 @@ def covertype(folder: Path) -> Found:
 def covertype_binary(folder: Path) -> Found:
     """Return the two-class data, whose labels 1 and 2 become 0 and 1.
 
-    Random 80 % are for training, the rest for test.
+    A random 80 % of the samples are for training, the rest for test.
 
     Raises ConfigurationError.
     """

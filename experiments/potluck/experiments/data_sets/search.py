@@ -43,7 +43,7 @@ def one_of(folder: Path, *patterns: str) -> Path:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the path of a file by a name from a download.
+    """Return the path of a file whose name stands in a downloaded file.
 
     Raises ConfigurationError if the path is outside the folder.
     """

@@ -290,7 +290,7 @@ def _with_current_names(values: Mapping[str, Any], *, source: str) -> dict[str, 
 
 
 def _renamed_axes(reading: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return a table [reading] with axes renamed. names: the new name of each old one."""
+    """Return a table [reading] with axes renamed. names: new names by old name."""
     found = dict(reading)
     for key in ("columns", "compared"):
         if isinstance(found.get(key), str):

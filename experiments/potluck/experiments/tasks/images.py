@@ -32,11 +32,11 @@ class _ImageTask(LabelSkewTask):
 
 @dataclass(frozen=True, kw_only=True)
 class Mnist(_ImageTask):
-    """Ten handwritten digits, 60,000 + 10,000 images of 28 × 28; see `Splitting` for the options.
+    """Ten handwritten digits, 60,000 training and 10,000 test images of 28 × 28 pixels.
 
-    network: cnn (two 5 × 5 convolutions of 6 and 16 channels), cnn-wide (of 32 and 64),
-    cnn-dropout (of 10 and 20, with dropout between two linear layers) or perceptron (one hidden
-    layer of 200).
+    network: cnn (two 5 × 5 convolutions of 6 and 16 channels), cnn-wide (of 32 and 64), cnn-dropout
+    (of 10 and 20, with dropout between two linear layers) or perceptron (one hidden layer of 200).
+    For the other options, see `Splitting`.
     """
 
     network: Literal["cnn", "cnn-wide", "cnn-dropout", "perceptron"] = "cnn"
@@ -107,7 +107,7 @@ _SMALL: Recommended = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10(_ImageTask):
-    """Ten kinds of things, 50,000 + 10,000 colour images of 32 × 32.
+    """Ten kinds of objects, 50,000 training and 10,000 test images of 32 × 32 pixels, in colour.
 
     network: lenet5.
     """
@@ -129,7 +129,7 @@ class Cifar10(_ImageTask):
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar100(_ImageTask):
-    """CIFAR-100's twenty superclasses, 50,000 + 10,000 colour images of 32 × 32.
+    """CIFAR-100's twenty superclasses, 50,000 training and 10,000 test images of 32 × 32 pixels.
 
     network: lenet5.
     """
@@ -151,7 +151,7 @@ class Cifar100(_ImageTask):
 
 @dataclass(frozen=True, kw_only=True)
 class Cinic10(_ImageTask):
-    """CIFAR-10's classes, 90,000 + 90,000 images of CIFAR-10 and ImageNet, 32 × 32.
+    """CIFAR-10's classes, 90,000 training and 90,000 test images, also from ImageNet, 32 × 32.
 
     network: lenet5.
     """

@@ -173,14 +173,14 @@ class Splitting:
     """Options of a task whose samples are split over clients by label.
 
     clients: number of parts, for client-0, client-1 … seed: seed of the partition.
-    partition: uniform (equal clients), dirichlet (each class split by a Dirichlet(alpha) draw),
-    labels (every client holds `labels` classes), one-class (for a share `skewed` of the clients,
-    a share `main` of the samples is of one class) or quantity (equal except in number of samples,
-    by a Dirichlet(alpha) draw).
+    partition: uniform (random parts of equal size), dirichlet (each class split by a
+    Dirichlet(alpha) draw), labels (every client holds `labels` classes), one-class (for a share
+    `skewed` of the clients, a share `main` of the samples is of one class) or quantity (random
+    parts whose sizes are a Dirichlet(alpha) draw).
     global_alpha: alpha of a Dirichlet draw of the share of samples that each class loses before
     the split; 0 for no loss.
     samples: number of training samples used, evenly from all classes; 0 for all.
-    test_samples: number of the coordinator's test samples, in the same way.
+    test_samples: number of the coordinator's test samples, chosen in the same way.
     held_out: share of its samples that each client evaluates on.
     public: number of training samples that only the coordinator has, without labels.
     """
@@ -345,7 +345,8 @@ def stored_examples(
     prepare: Prepare,
     groups: NDArray[np.int64] | None = None,
 ) -> StoredExamples:
-    """Return samples of a mapped array. rows: their indices. groups: their groups, n, int64."""
+    """Return the samples of a mapped array with the indices `rows`. groups: group of each,
+    int64."""
     return StoredExamples(
         inputs=Stored(
             array=torch.from_numpy(samples), rows=torch.from_numpy(rows), prepare=prepare

@@ -11,9 +11,10 @@ Networks = Mapping[str, Build]
 
 
 def small_cnn(channels: int = 1, classes: int = 10) -> nn.Module:
-    """Return a CNN for 28 × 28: two pooled 5 × 5 convolutions (6, 16), layers of 120 and 84.
+    """Return a CNN for 28 × 28 pixels: two pooled 5 × 5 convolutions, layers of 120 and 84.
 
-    The widths are NIID-Bench's: 44,426 parameters with one channel and ten classes.
+    The convolutions have 6 and 16 channels, as in NIID-Bench: 44,426 parameters with one input
+    channel and ten classes.
     """
     return nn.Sequential(
         nn.Conv2d(channels, 6, 5),
@@ -55,7 +56,7 @@ def dropout_cnn(channels: int = 1, classes: int = 10) -> nn.Module:
 
 
 def photograph_cnn(classes: int) -> nn.Module:
-    """Return three convolutions: a replacement for a pre-trained network, fast on a CPU."""
+    """Return a network of three convolutions, fast on a CPU, to replace a pre-trained one."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1),
         nn.ReLU(),

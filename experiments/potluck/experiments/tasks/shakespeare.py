@@ -61,12 +61,11 @@ class CharacterTransformer(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Shakespeare(NaturalTask):
-    """The next of 65 characters after 80, from the plays; a client is one of 147 speaking roles.
+    """The next character (of 65) after 80 of the plays; a client is one of 147 speaking roles.
 
-    Roles with at least 1,000 characters, names included, are clients, in the order of their first
-    words. The last
-    fifth of a role's words is for evaluation. network: gru (one recurrent layer of 128) or
-    transformer (two layers of width 64).
+    Roles with at least 1,000 characters, including their names, are clients, in the order of their
+    first words. The last fifth of a role's words is for evaluation. network: gru (one recurrent
+    layer of 128) or transformer (two layers of width 64).
     """
 
     clients: PositiveInt = 147
