@@ -32,7 +32,7 @@ def rounds_frame(rounds: Iterable[Round]) -> pd.DataFrame:
 
 
 def selections_frame(rounds: Iterable[Round]) -> pd.DataFrame:
-    """Return one row per client of each cohort, in order of choice, with the reason."""
+    """Return one row per client of each cohort, in selection order, with the reason for it."""
     columns = ("round", "client", "host", "state", "reason", "trouble", "samples", "seconds")
     rows = [
         {"round": each.number, **{name: getattr(member, name) for name in columns[1:]}}
