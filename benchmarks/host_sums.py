@@ -48,7 +48,7 @@ SUMS = ("host_sums.enabled=true", "host_sums.weight_unit=2")
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Result of one run. seconds: per round, without the first. bytes_up: per round.
+    """Result of one run. seconds: of each round except the first. bytes_up: of each round.
 
     digest: digest of the last model.
     """

@@ -1,9 +1,9 @@
 """Shares of clients that the audit of label counts suspects: honest clients and liars.
 
 It simulates FedAvg on the task `digits` in one process. Honest clients claim their own label
-counts, exactly or with noise (add-remove). Liars claim other counts in the same way. `uniform`
-liars claim the same number of samples of every class (a flattering histogram). `hiding` liars move
-the samples of their largest class to their smallest one.
+counts, exactly or with noise (add-remove). Liars claim false counts, exactly or with noise.
+`uniform` liars claim the same number of samples of every class (a flattering histogram). `hiding`
+liars move the samples of their largest class to their smallest one.
 
     python benchmarks/label_audit.py [--seeds 3] [--rounds 12] [--json]
 """

@@ -4,8 +4,8 @@ A coordinator and a few hosts run on this machine; each host has one client, and
 All of the model's tensors get a gradient, each client takes one step of SGD, and the coordinator
 evaluates each round. Memory is RssAnon, the private pages that the kernel can't drop, above the
 process's value before the run. It excludes mapped files. Both sides' memory is given in multiples
-of the model's size. Processor time is that of all processes; on a busy machine, compare it instead
-of the seconds.
+of the model's size. Processor time is that of all processes; on a busy machine, compare processor
+time instead of seconds.
 
     python benchmarks/large_model.py --megabytes 600 --hosts 2 --rounds 3
 """

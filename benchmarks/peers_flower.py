@@ -54,7 +54,8 @@ def check(version: str) -> None:
 def superlink(issued: pki.IssuedFiles, ports: Sequence[int], *, http: bool) -> list[str]:
     """Return the command of the SuperLink.
 
-    ports: of the Control API, the Fleet API and the Runtime API; HTTP uses only the first.
+    ports: ports of the Control API, the Fleet API and the Runtime API; HTTP uses only the first
+    port.
     """
     control, fleet, runtime = (f"{LOOPBACK}:{port}" for port in ports)
     grpc = ["--control-api-address", control, "--fleet-api-address", fleet]

@@ -13,7 +13,7 @@ from potluck.common.errors import RunError
 
 SAMPLE_SECONDS = 0.03
 RESCAN_SECONDS = 0.5
-"""Interval between searches for new processes, which cost more than reading known ones."""
+"""Interval between searches for new processes; a search costs more than reading known processes."""
 
 
 @dataclass

@@ -33,8 +33,8 @@ class Work:
 class Measurement:
     """Cost of the work on one system: times in seconds, memory in bytes.
 
-    The server's memory is RssAnon, summed over its processes: `server_peak` is the whole of it,
-    `server_private` the part above its value when the run was submitted.
+    The server's memory is RssAnon, summed over its processes: `server_peak` is its peak,
+    `server_private` the part of the peak above the value when the run was submitted.
     """
 
     version: str

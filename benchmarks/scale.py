@@ -1,6 +1,6 @@
 """A thousand clients on ten hosts: time until all are connected, and of a round with a hundred.
 
-Models are tiny and training is one step, so the time is that of handling many clients.
+Models are tiny and training is one step, so the time is that of managing many clients.
 
     python benchmarks/scale.py --clients 1000 --hosts 10 --clients-per-round 100 --rounds 3
 

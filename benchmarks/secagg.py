@@ -3,11 +3,11 @@
     python benchmarks/secagg.py --clients 50 --length 1000000 --drop 5
 
 A session over the complete graph runs in this process, without a network. `--drop` clients drop out
-after sharing their secrets. Times are CPU milliseconds: of one client to mask its update, and for
-everything else (checks, keys, shares, fixed point, signatures); of the coordinator to rebuild the
-secrets and to remove the masks from the sum. Masking and unmasking are repeated, and the fastest
-time counts. The lower bounds are the times of the stream cipher alone, in the same run: as many
-keystreams, written into a buffer that stays in the cache.
+after sharing their secrets. Times are CPU milliseconds: of one client for masking its update, and
+for all other work (checks, keys, shares, fixed point, signatures); of the coordinator to rebuild
+the secrets and to remove the masks from the sum. Masking and unmasking are repeated, and the
+fastest time counts. The lower bounds are the times of the stream cipher alone, in the same run: as
+many keystreams, written into a buffer that stays in the cache.
 
 Flower's SecAgg+ functions do the same in an environment of their own, which the first run creates;
 `--no-flower` skips them.
@@ -353,7 +353,7 @@ def keystream_seconds(streams: int, size: int) -> float:
 
 
 def measure_flower(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the same work with Flower's functions. Raises PotluckError."""
+    """Measure this benchmark's work with Flower's functions. Raises PotluckError."""
     folder = options.environments.expanduser().absolute()
     place = environment(folder, "flwr", options.flower_version)
     python = asyncio.run(place) / "python"

@@ -40,7 +40,7 @@ BUDGETS = {
     "neural-bandit": 5.0,
     "fed-cbs": 12.0,
 }
-"""Time limits in seconds for choosing 100 of a million clients; 1 s for all others."""
+"""Time limits in seconds for choosing 100 of a million clients; 1 s for other selectors."""
 
 NAMES = (
     "uniform",

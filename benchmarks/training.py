@@ -168,7 +168,7 @@ def compare(make: Callable[[], nn.Module], data: Examples, repeats: int) -> dict
 
 
 def overhead(times: Sequence[float], bare: Sequence[float]) -> float:
-    """Return the extra time over the bare loop, as a share of it: the median over turns."""
+    """Return the extra time as a share of the bare loop's time: the median over turns."""
     return statistics.median(a / b for a, b in zip(times, bare, strict=True)) - 1
 
 
