@@ -1,4 +1,4 @@
-"""Old names of command-line options: accepted until 0.2, with a warning that names the new one."""
+"""Old names of command-line options: accepted until 0.2, with a warning that gives the new name."""
 
 from __future__ import annotations
 

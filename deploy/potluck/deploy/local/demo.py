@@ -101,10 +101,10 @@ async def run_demo(
 ) -> list[RunView]:
     """Start the federation and make the runs one after another. Return the ended runs' views.
 
-    runs: by default the run of the federation's run file. Each run's model is downloaded when the
-    run is finished. Shows progress on `console`. All processes are ended in every case. If
-    cancelled, prints how far the runs have come. Raises RunError if a run fails or a process ends
-    too early.
+    runs: runs to make; by default the run of the federation's run file. Each run's model is
+    downloaded when the run is finished. Shows progress on `console`. All processes are ended in
+    every case. If cancelled, prints how far the runs have come. Raises RunError if a run fails or a
+    process ends too early.
     """
     runs = runs or [DemoRun("demo", files.run_file, files.model)]
     seen: list[_RecordingDisplay] = []

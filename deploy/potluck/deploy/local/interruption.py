@@ -1,4 +1,4 @@
-"""Runs coroutines that clean up after Ctrl-C and SIGTERM, even after repeated ones."""
+"""Runs coroutines so that they clean up after Ctrl-C or SIGTERM, even if it comes repeatedly."""
 
 from __future__ import annotations
 

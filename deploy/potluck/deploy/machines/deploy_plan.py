@@ -1,4 +1,4 @@
-"""The steps from the observed state of a machine to the desired one. Pure: no engine is called."""
+"""The steps from a machine's observed state to its desired state. Pure: no engine is called."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ class ContainerStatus:
 class Deployment:
     """An inventory with all data that the commands need for its machines.
 
-    files: by party. images: fingerprints of the images that are streamed. to_issue: parties that
-    have no certificate yet.
+    files: each party's files. images: fingerprints of the images that are streamed. to_issue:
+    parties that have no certificate yet.
     """
 
     inventory: Inventory
@@ -231,8 +231,8 @@ def roll_out(
 ) -> RollOut:
     """Change the machines to match the inventory.
 
-    If a machine can't be reached, the others continue. If a container does not connect, the
-    roll-out stops, and later containers are not changed.
+    If a machine can't be reached, the roll-out continues on the other machines. If a container does
+    not connect, the roll-out stops, and later containers are not changed.
     """
     planned = side_by_side(machines, deployment.put_images, console)
     plans = {name: each for name, each in planned.items() if not isinstance(each, PotluckError)}

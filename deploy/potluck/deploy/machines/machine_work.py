@@ -232,7 +232,7 @@ class MachineWork:
             unfinished.remove(force=True)
 
     def _change(self, kind: StepKind, one: DesiredContainer, seconds: float) -> None:
-        """Write changed files into a container, or start a stopped one."""
+        """Write changed files into a container, or start a stopped container."""
         container = self.client.containers.get(one.name)
         runs = container.status == "running"
         if kind is StepKind.START:

@@ -129,7 +129,7 @@ class OperatorClient:
         return answer.revoked, answer.new
 
     async def install_membership(self, document: bytes) -> operator_pb2.InstallMembershipResponse:
-        """Send a members.json. Return the membership that is in force afterwards."""
+        """Send a members.json. Return the membership that is valid afterwards."""
         request = operator_pb2.InstallMembershipRequest(document=document)
         call = self._stub.InstallMembership(request, timeout=CALL_SECONDS)
         return await self._call(call)

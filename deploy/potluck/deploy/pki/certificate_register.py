@@ -225,7 +225,7 @@ def sign(
 def revoke(
     folder: Path, name_or_serial: str, *, superseded: bool = False, now: datetime | None = None
 ) -> list[Issued]:
-    """Revoke a party's certificates, or one by its serial number. Return the newly revoked ones.
+    """Revoke a party's certificates, or one with a serial number; return those newly revoked.
 
     superseded: keep the newest certificate valid. Writes FOLDER/revoked.pem. Raises
     ConfigurationError.

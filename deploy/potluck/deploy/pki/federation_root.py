@@ -115,7 +115,7 @@ def renew_members(
     """Give members new records with their current keys.
 
     These are the named clients, or all clients whose records end within `soon`. Return the document
-    in force afterwards, and the renewed clients. Raises ConfigurationError.
+    that is valid afterwards, and the renewed clients. Raises ConfigurationError.
     """
     at = now or datetime.now(UTC)
     document = read_membership(_paths(folder)[2])
