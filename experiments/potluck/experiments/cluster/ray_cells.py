@@ -102,7 +102,7 @@ class RayCells(CellRunner):
 
     @override
     def places(self) -> int:
-        """Return --jobs if it is set, otherwise the number of cells that live machines can run."""
+        """Return --jobs if set; otherwise the number of cells that the cluster can run now."""
         return max(1, self._options.jobs or places_for(self._need, resources()))
 
     @override
@@ -195,7 +195,7 @@ class RayCells(CellRunner):
         raise error
 
     async def _data_of(self, cell: Cell) -> list[SentFile] | None:
-        """Return the cell's data files in the object store; None without a data directory."""
+        """Return the cell's data files in the object store; None if there is no data directory."""
         if not self._has_data:
             return None
         async with self._sending:

@@ -102,7 +102,7 @@ def _knock(address: str) -> None:
 
 
 def machines() -> list[tuple[str, str, Resources]]:
-    """Return one entry per live machine: Ray's node id, its address, all its resources."""
+    """Return one entry per connected machine: Ray's node id, the address, all resources."""
     untyped: Any = ray
     return [
         (node["NodeID"], node["NodeManagerAddress"], node["Resources"])
@@ -117,7 +117,7 @@ def resources() -> list[Resources]:
 
 
 def check_machines() -> None:
-    """Raise ConfigurationError if a machine lacks Potluck, or has other versions than this one."""
+    """Raise ConfigurationError if a machine lacks Potluck, or its versions differ from ours."""
     ours = software()
     # Pickle the function by value: a machine without Potluck can't import it.
     probe: Any = ray.remote(num_cpus=0)(_probe())

@@ -204,7 +204,7 @@ def remove_workplace(workplace: Path) -> None:
 
 
 def _files(cell: Cell, workplace: Path, machines: Machines, port: int) -> DemoFiles:
-    """Return the federation's files: existing ones, with the new port, or new ones.
+    """Return the federation's files: the existing files with the new port, or new files.
 
     Files that an interruption left incomplete are written again.
     """

@@ -72,7 +72,8 @@ def difference_table(
     """Return a table of mean differences to the baseline with 95 % intervals.
 
     It has a row for each arm, a column for each contest and one for all contests together.
-    Significant differences are bold. name: name of the reading. Empty without a baseline.
+    Significant differences are bold. name: name of the reading. The table is empty if there is no
+    baseline.
     """
     contests = with_all(contests)
     columns = [differences(each, baseline_of(reading), measure, name) for each in contests]
@@ -88,7 +89,7 @@ def told_apart_table(reading: Reading, contests: Sequence[Contest]) -> list[str]
     """Return a table with the numbers of arms significantly better and worse than the baseline.
 
     It has a row for each metric and reading, a column for each contest and one for all contests
-    together. Empty without a baseline.
+    together. The table is empty if there is no baseline.
     """
     contests = with_all(contests)
     base = baseline_of(reading)
@@ -114,7 +115,7 @@ def with_all(contests: Sequence[Contest]) -> list[Contest]:
 def _readings(contest: Contest, measure: str) -> list[str]:
     """Return a metric's known readings, except the best rounds' reading.
 
-    The reading at equal numbers of rounds is also omitted if it equals the last one.
+    The reading at equal numbers of rounds is also omitted if it equals the reading `last`.
     """
     return [
         name

@@ -169,7 +169,7 @@ def _point(labels: Labels) -> Point:
 
 
 def _baseline(labels: Labels, baseline: Labels) -> Point | None:
-    """Return the point that differs from this one only in the labels that the baseline names."""
+    """Return the point that equals this one except in the labels that the baseline sets."""
     if not baseline:
         return None
     return tuple((axis, baseline.get(axis, value)) for axis, value in labels.items())

@@ -78,7 +78,7 @@ def heat_maps(
 def measure_panel(
     summary: Summary, contests: Sequence[Contest], measure: str, reading: str
 ) -> Panel:
-    """Return the panel of a metric in percent (a loss as it is).
+    """Return the panel of a metric, in percent (a loss without conversion).
 
     The colour is the difference to the baseline: blue is better, and it is strongest from 0.3 on.
     Values that differ significantly from the baseline are bold. The last column is for all contests
@@ -156,7 +156,7 @@ def leaning_panels(contests: Sequence[Contest]) -> list[Panel]:
 
 
 def _in_order(contests: Sequence[Contest], ranked_by: Sequence[RankedReading]) -> list[str]:
-    """Return all arms: ranked arms by mean rank, then the others."""
+    """Return all arms: ranked arms by mean rank, then arms without a rank."""
     ranked = first_ranks(ranked_by[0]).means if ranked_by else {}
     return list(dict.fromkeys([*ranked, *(arm.name for each in contests for arm in each.arms)]))
 

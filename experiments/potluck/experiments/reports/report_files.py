@@ -149,7 +149,7 @@ def html(summary: Summary, pictures: Mapping[str, bytes]) -> str:
 
 
 def cost_table(summary: Summary) -> list[str]:
-    """Return a table of rounds, bytes and seconds to each target; empty without targets."""
+    """Return a table of rounds, bytes and seconds to each target; empty if there are no targets."""
     targets = summary.experiment.reading.targets
     if not targets:
         return []

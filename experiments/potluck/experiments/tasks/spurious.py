@@ -94,9 +94,9 @@ def _train_and_held_out(
 class ColoredMnist(SpuriousTask):
     """MNIST's digits, 0–4 or 5–9 as classes, coloured red or green: CMNIST_GSC of Table 6.
 
-    There are 24 clients with 200 images each; the seed decides which image has which colour. Half
-    of the coordinator's 10,000 test images of each digit are of either colour. network: cnn or
-    cnn-wide, as in `mnist`.
+    There are 24 clients with 200 images each; the seed decides which image has which colour. Of the
+    coordinator's 10,000 test images of digits, half of each digit are red, half green. network: cnn
+    or cnn-wide, as in `mnist`.
     """
 
     distribution: Literal["cmnist-gsc"] = "cmnist-gsc"
