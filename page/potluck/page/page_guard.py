@@ -122,9 +122,9 @@ def _closed(scope: Scope, text: str) -> Response:
 
 
 # Limits on connections ----------------------------------------------------------------------------
-# An idle connection (without a current request) is closed after a while. If there are too many, the
-# oldest idle one is closed for a new one. So a program that holds many connections open can't keep
-# a browser out: a browser sends its request at once.
+# An idle connection (without a current request) is closed after a while. If there are too many idle
+# connections, a new connection closes the oldest. So a program that holds many connections open
+# can't keep a browser out: a browser sends its request at once.
 
 MOST_WAITING: Final = 128
 """Maximum number of connections without a current request."""
