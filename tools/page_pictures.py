@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/page_pictures.py docs/images
 
-The pictures show the two runs of `potluck demo`, finished, and a third run, which is running.
+The pictures show the two finished runs of `potluck demo`, and a third run that continues.
 """
 
 from __future__ import annotations

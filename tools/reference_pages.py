@@ -121,7 +121,7 @@ def selector_facts(name: str) -> Iterator[tuple[str, str]]:
 
 
 def noise_table() -> str:
-    """Return the table of selectors in runs with noise; selectors with equal rows share one."""
+    """Return the table of selectors in runs with noise; selectors with equal facts share a row."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for name in pages(plugins.SELECTORS):
         selector = cast(Selector, plugins.find(plugins.SELECTORS, name)())

@@ -34,7 +34,7 @@ def tables(report: str) -> dict[str, str]:
 
 
 def filled(page: str, report: str, name: str) -> str:
-    """Return the page with the tables of the report. Raises SystemExit if the report lacks one."""
+    """Return the page with the report's tables. Raises SystemExit if the report lacks a table."""
     known = tables(report)
 
     def table(match: re.Match[str]) -> str:
