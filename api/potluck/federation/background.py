@@ -1,4 +1,4 @@
-"""An event loop in its own thread, for callers that have no event loop or run inside one.
+"""An event loop in its own thread, for callers without an event loop or inside another.
 
 A notebook's cells already run inside an event loop, where waiting needs `await`. Coroutines that
 connect to a federation run on this loop instead, and callers wait for them in their own thread.
