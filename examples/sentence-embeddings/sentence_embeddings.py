@@ -57,7 +57,7 @@ QUESTIONS = (
     "It blinks and shows {}.",
 )
 HELD_OUT = 2
-"""Number of question patterns that are never used in training; they are the last ones."""
+"""Number of question patterns, at the end of the list, that are never used in training."""
 
 
 def pairs(client: int, *, held_out: bool) -> Pairs:
