@@ -112,7 +112,7 @@ def convictions(record: SessionRecord) -> dict[str, str]:
 
 
 class SecureSums:
-    """Computes secure sums over clients' label counts, one after the other."""
+    """Computes secure sums over clients' label counts, one sum at a time."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ machine returns entries together with a reply. Its caller writes them to disk, s
 sends the reply. So a process that is killed in between has recorded more than it sent, never less.
 
 Entries are made at two moments. At the *upload* the privacy loss of a noisy sum is charged, because
-from then on others can complete the sum without this client. Without noise, the session is
+from then on other clients can complete the sum without this one. Without noise, the session is
 recorded, since its sum may be over a set that this client never consented to. At the *reveal* a set
 is recorded as released, whatever the coordinator claims later: any two sets of one cohort that are
 certified or rebuilt have an honest client in common that reveals for one of them only.

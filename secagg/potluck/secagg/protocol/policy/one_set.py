@@ -52,8 +52,8 @@ def keeps_to_one_set(header: Header, policy: ClientPolicy) -> bool:
 def revealed_sessions(ledger: Ledger, header: Header, policy: ClientPolicy) -> tuple[bytes, ...]:
     """Return the sessions that an advert must list: the client has given shares in them.
 
-    For updates: those of the same model. For label counts: those of any data epoch, since other
-    clients don't know this client's epochs.
+    For updates: sessions over the same model. For label counts: sessions over any data epoch, since
+    other clients don't know this client's epochs.
     """
     model = header.model_digest.hex()
     return tuple(
