@@ -107,8 +107,8 @@ class Task(Plugin):
     def model(self) -> Any:
         """Return a new model: a `torch.nn.Module`, or a dict of named numpy arrays for a trainer.
 
-        The initial weights of a module come from torch's global generator, those of arrays from
-        numpy's. Both are seeded before the call.
+        Draw a module's initial weights from torch's global generator, and arrays from numpy's
+        global generator. Both are seeded before the call.
         """
 
     @abstractmethod

@@ -113,9 +113,9 @@ def is_traced(number: int, share: float) -> bool:
 def open_tracer(settings: TracingSettings, service: str, instance: str = "") -> Tracer | None:
     """Return a tracer; None if the configuration requests none.
 
-    service: service name for the collector. instance: name of this process among those of the
-    service. Raises ConfigurationError if OpenTelemetry is not installed, or the authority's
-    certificate can't be read.
+    service: service name for the collector. instance: name that distinguishes this process from
+    other processes of the service. Raises ConfigurationError if OpenTelemetry is not installed, or
+    the authority's certificate can't be read.
     """
     if not settings.endpoint:
         return None

@@ -109,8 +109,10 @@ class RunOutcome(StrEnum):
 
 
 class MemberOutcome(StrEnum):
-    """Outcome of a selected client. SELECTED counts all selected clients, so it is the sum of the
-    other values."""
+    """Outcome of a selected client.
+
+    SELECTED counts all selected clients: its count is the sum of the other counts.
+    """
 
     SELECTED = "selected"
     ANSWERED = "answered"

@@ -182,7 +182,7 @@ class FileReceiver:
 
 
 async def verified(receiver: FileReceiver, blake3: str) -> Path:
-    """Run `FileReceiver.finish` in a thread. When this returns, the receiver may be closed."""
+    """Run `FileReceiver.finish` in a thread. Returns once the receiver may be closed."""
     return await shielded(asyncio.to_thread(receiver.finish, blake3))
 
 

@@ -1,4 +1,4 @@
-"""The end of a serving process, within seconds after SIGTERM or SIGINT.
+"""Ends a serving process within seconds after SIGTERM or SIGINT.
 
 A thread can't be stopped from outside: a plug-in's selection or one step of training may take any
 time, and Python waits for its threads. So if threads keep a process from ending, the process exits

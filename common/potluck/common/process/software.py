@@ -16,7 +16,7 @@ _PACKAGES = ("numpy", "torch")
 
 @cache
 def software_versions() -> Mapping[str, str]:
-    """Return the versions of Potluck, Python and those of `_PACKAGES` that are installed."""
+    """Return the versions of Potluck, of Python, and of the installed packages in `_PACKAGES`."""
     found = {"potluck": software_version(), "python": platform.python_version()}
     for package in _PACKAGES:
         try:

@@ -478,7 +478,7 @@ class MaskingSettings(Settings):
 
 
 class SelectorLimits(Settings):
-    """Bounds on selection that hold for every selector and every profile."""
+    """Limits on selection that apply to every selector, whatever clients disclose."""
 
     maximum_share: float = Field(
         default=1.0,

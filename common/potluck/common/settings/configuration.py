@@ -95,7 +95,8 @@ def parse(
 ) -> SettingsType:
     """Return a configuration from TOML text. source: name of the text in errors.
 
-    overrides: values for top-level fields, which replace those of the text; None means unset.
+    overrides: values for top-level fields, which replace the text's values; a value of None has no
+    effect.
     """
     try:
         values: dict[str, Any] = tomllib.loads(text)
@@ -206,9 +207,9 @@ def annotated_example(
     """Return a commented TOML file for a model: every field with its description and its default.
 
     examples: TOML values of required fields, by dotted name. tables: model of each table whose
-    field accepts anything; such a table is treated as `RECOMMENDED`. For a tuple of tables, the
-    first one is shown. These are commented out: optional fields without a default value, all fields
-    of a table that is marked `RECOMMENDED`, and optional tables without an example.
+    field accepts anything; such a table is treated as `RECOMMENDED`. If a field has a tuple of
+    tables, the first one is shown. Commented out are: optional fields without a default value, all
+    fields of a table that is marked `RECOMMENDED`, and optional tables without an example.
     """
     lines: list[str] = []
     _annotate(model, None, "", examples or {}, tables or {}, lines)

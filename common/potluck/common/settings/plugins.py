@@ -56,7 +56,7 @@ MODEL_MODULES: Final = (
     "potluck.experiments.models",
 )
 """Modules from which a model may be named as MODULE:NAME, unless a machine's configuration lists
-others.
+other modules.
 
 Only Potluck's own modules: a function of another library may download and unpickle a file.
 """

@@ -57,8 +57,7 @@ def _privacy(found: RoundPrivacy) -> TableRow:
 
 
 def columns_of(rows: Iterable[Mapping[str, object]], known: Iterable[str] = ()) -> list[str]:
-    """Return all columns of some rows: first `known`, then the others in the order of their first
-    appearance."""
+    """Return all columns of some rows: first `known`, then others in order of appearance."""
     names = dict.fromkeys(known)
     for row in rows:
         names.update(dict.fromkeys(row))

@@ -1,7 +1,7 @@
 """Samples that stay in a data file, and are converted to a model's inputs one batch at a time.
 
-All clients of a host share one read-only mapping of the data file, and so do all processes of a
-machine. A client needs memory for the positions of its samples, not for a copy of the samples.
+All clients of a host, and all processes of a machine, share one read-only mapping of the data file.
+A client needs memory for the positions of its samples, not for a copy of the samples.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Stored:
 class StoredExamples(Examples):
     """Labelled samples whose inputs are computed on access.
 
-    Each access to `inputs` computes all inputs; `inputs_at` computes those of a batch.
+    Each access to `inputs` computes all inputs; `inputs_at` computes only a batch's inputs.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ _Block = tuple[str, int, NDArray[Any]]
 
 
 class Encoding(StrEnum):
-    """Encoding of the numbers in a tensor file; the names are those of the protocol."""
+    """Encoding of the numbers in a tensor file. The names are also the protocol's names."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"

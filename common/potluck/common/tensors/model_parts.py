@@ -212,10 +212,10 @@ def _check_ties(
 def _load_base(
     state: Mapping[str, Tensor], travelling: frozenset[str], name: str, data: Path | None
 ) -> None:
-    """Overwrite a network's tensors with those of a file in the data directory.
+    """Overwrite a network's tensors with the tensors of a file in the data directory.
 
-    The file must have all tensors of the base. If it also has tensors that are sent, their initial
-    values are the file's.
+    The file must have all tensors of the base. If it also has tensors that are sent, it gives their
+    initial values.
     """
     path = None if data is None else (data / name).resolve()
     if data is None or path is None or not path.is_relative_to(data.resolve()):

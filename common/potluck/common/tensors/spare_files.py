@@ -1,8 +1,8 @@
 """Keeps files that are no longer needed, so that later files can overwrite them.
 
-The kernel finds, clears and accounts for the pages of a new file one by one, and returns those of a
-deleted file. Overwriting a file whose pages are in the cache costs half as much, and every round
-writes each model and each update again.
+For a new file, the kernel finds, clears and accounts for pages one by one, and for a deleted file
+it frees them. Overwriting a file whose pages are in the cache costs half as much. This matters
+because every round writes new models and updates.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SpareFiles:
                 path = self._files.pop()
             except IndexError:  # not checked before: another thread may take the last file
                 return None
-            if path.is_file():  # the file may have been deleted meanwhile
+            if path.is_file():  # skip a file that was deleted since
                 return path
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""Tensor files: safetensors read tensor by tensor or block by block, and written as a stream.
+"""Tensor files in safetensors format: read by tensor or by block, and written as a stream.
 
 Reading copies the requested block or tensor from the page cache
 (`potluck.common.tensors.stored_tensors`), so an update needs no more memory than this block or

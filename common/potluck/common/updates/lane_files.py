@@ -194,7 +194,7 @@ def _widen(narrow: Bytes, width: int, out: Lanes) -> None:
 
 
 def add(readers: list[LaneReader]) -> LaneReader:
-    """Return a reader of the sum of the lanes of these readers, of which there is at least one."""
+    """Return a reader that adds up the lanes of one or more readers."""
 
     def total(begin: int, end: int) -> Lanes:
         lanes = readers[0](begin, end)
