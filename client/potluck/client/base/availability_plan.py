@@ -50,9 +50,9 @@ class AvailabilityPlan(Settings):
     def forecast(self, client: str, begin: float, end: float) -> float:
         """Return the chance that a client is available between two times.
 
-        The result is the client's own chance times the share of the interval that lies within the
-        plan's hours.
-        begin, end: seconds since 1970, begin ≤ end; if they are equal, the interval is a moment.
+        The result is the chance set for this client, times the share of the interval that lies
+        within the plan's hours. begin, end: seconds since 1970, begin ≤ end; if they are equal, the
+        interval is a moment.
         """
         chance = self.clients.get(client, self.chance)
         return chance * _share(_spans(self.hours), begin, end) if self.hours else chance

@@ -96,8 +96,8 @@ def told_speed(samples: int, seconds: float) -> float:
 class HostMetrics:
     """Records a host's metrics.
 
-    Its methods are called on the event loop. Only the refresh, which reads current values when
-    metrics are requested, runs elsewhere.
+    Its methods are called on the event loop. Only the refresh runs in other threads: it reads
+    current values when metrics are requested.
     """
 
     def __init__(self, instruments: Instruments | None = None) -> None:
@@ -213,7 +213,7 @@ class HostMetrics:
     def spent_on_trainings(self, client: str, epsilon: float, *, limit: float) -> None:
         """Record the ε that a client has spent on trainings with noise, and its owner's limit.
 
-        Shown to two significant digits: an exact ε would disclose the number of samples."""
+        Rounded to two significant digits: an exact ε would disclose the number of samples."""
         self._spent_on_trainings[client] = epsilon
         spent = self._spent_on_trainings.values()
         largest, near = max(spent), sum(each >= NEAR_LIMIT * limit for each in spent)

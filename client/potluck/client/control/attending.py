@@ -127,12 +127,12 @@ _WELCOME_SECONDS = 30.0
 """Maximum wait for the welcome. Keepalive detects a dead coordinator earlier."""
 
 _SENT_AWAY_SECONDS = 10.0
-"""If the coordinator ends a stream within this time, the next pause before reconnecting is longer.
+"""If the coordinator ends a stream sooner than this, the next pause before reconnecting is longer.
 """
 
 _REFUSALS = 10
-"""Maximum number of refusals in a row, because another process of this host is connected, after
-which the host tries again. The other process may be about to end.
+"""Maximum number of refusals in a row that the host retries if another process of this host is
+connected. That process may be about to end.
 """
 
 

@@ -106,8 +106,8 @@ class Instructions:
     def _supersede(self, instruction: rpc.Instruction) -> None:
         """Drop the client's other trainings for this run, with their updates.
 
-        A coordinator that stopped, or was restored from a backup, can't report that these trainings
-        are over.
+        A coordinator that was stopped, or restored from a backup, can't report that the other
+        trainings are over.
         """
         whose = (instruction.run_id, instruction.client_id)
         others = [

@@ -68,7 +68,7 @@ class SumRecords(Protocol):
 
 
 class UnreadableSums:
-    """Replaces the ledgers on a host without secure aggregation; raises if a ledger exists."""
+    """Stands in for the ledgers on a host without secure aggregation; raises if a ledger exists."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""The releases of a host's clients: stored for ever, and sent unchanged when requested again.
+"""The releases of a host's clients: never deleted, and sent unchanged if requested again.
 
 Each client has one JSON file in the state directory's `disclosures`. A release is synced to disk
 before any part of it is sent. So a process that is killed before sending later sends the stored

@@ -121,7 +121,10 @@ class Discloser:
     def _make(
         self, client: str, key: ReleaseKey, parameters: Parameters, payload_json: str
     ) -> Release:
-        """Return a new release. Raises DisclosureRefusedError if the budget is spent meanwhile."""
+        """Return a new release.
+
+        Raises DisclosureRefusedError if the budget has been spent since the first check.
+        """
         self.budget.check_release(client, key.signal, parameters)
         return Release(
             data_epoch=key.data_epoch,

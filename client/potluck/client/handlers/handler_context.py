@@ -45,8 +45,8 @@ Result = TypeVar("Result")
 class HandlerContext:
     """The parts of a host, for handlers. Runs on the event loop.
 
-    Trainings and evaluations run in the threads of `trainers`, other computations in those of
-    `worker`; the two may be the same."""
+    Trainings and evaluations run in the threads of `trainers`, other computations in the threads of
+    `worker`. Both may be the same object."""
 
     clients: frozenset[ClientId]
     policy: DisclosurePolicy
@@ -94,7 +94,7 @@ class HandlerContext:
         task: rpc.Plugin,
         function: Callable[[TrainingSeat], Result],
     ) -> Result:
-        """Do a training or an evaluation in a thread of `trainers`; the rest is as in `compute`."""
+        """Do a training or an evaluation in a thread of `trainers`; otherwise like `compute`."""
 
         def begin(seat: TrainingSeat) -> Result:
             active.started()

@@ -171,7 +171,8 @@ class HostSums:
     async def _send_sum(self, members: Sequence[_WaitingUpdate]) -> bool:
         """Send the members' sum; return False if a member left before it was made.
 
-        The file of a member that has left may be overwritten, so that sum is not sent."""
+        The file of a member that has left may have been overwritten while the sum was made, so that
+        sum is not sent."""
         updates = [each.update for each in members]
         fresh = all(each.fresh for each in members)
         first, path = updates[0], self._updates.path(updates[0].update_id)

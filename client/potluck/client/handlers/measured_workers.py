@@ -56,7 +56,7 @@ class MeasuredWorkers:
     async def settle(self, active: ActiveInstruction, files: ClientFiles) -> None:
         """Return once the number of workers is decided; if this training is the first, measure it.
 
-        Raises RoundClosedError if the training was cancelled meanwhile, and StorageError.
+        Raises RoundClosedError if the training is cancelled during the wait, and StorageError.
         """
         if self._settled:
             return

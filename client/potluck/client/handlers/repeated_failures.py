@@ -1,4 +1,4 @@
-"""Detects a host whose trainings fail one after the other with the same cause.
+"""Detects that all trainings of this host fail with the same cause.
 
 Such a host is excluded from the run. Otherwise, its clients would be selected until all have
 failed.

@@ -1,7 +1,7 @@
-"""Ditto: a model of the client's own, near the round's model (Li et al., ICML 2021, Algorithm 1).
+"""Ditto: a personal model per client, near the round's model (Li et al., ICML 2021, Algorithm 1).
 
-v ← v − η·(∇F(v) + λ·(v − w)), w the round's model as received. This is the run's local training
-with λ/2·‖v − w‖² added to its loss. The client's first v is the w of its first training.
+v ← v − η·(∇F(v) + λ·(v − w)), where w is the received round's model. This is the run's local
+training with λ/2·‖v − w‖² added to the loss. At a client's first training, v starts as w.
 """
 
 from __future__ import annotations

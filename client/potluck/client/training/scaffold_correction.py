@@ -25,11 +25,12 @@ CONTROL = "control"
 class ScaffoldCorrection(LocalCorrection):
     """Steps follow ∇f_k(y) − c_k + c; afterwards c_k⁺ is the mean of the gradients ∇f_k(y).
 
-    control: how that mean is computed. `way`: from the update, as in the paper, as c_k − c + (w −
-    y)/(a_k·η). For plain SGD, a_k is the number of steps. With momentum ρ, a_k is the effective
-    number of steps; with the plain number, c_k⁺ would be too large (2.6 times after 5 steps with ρ
-    = 0.9). η is the round's learning rate. `gradients`: adds up the gradients of all steps, for any
-    optimiser. The result for plain SGD is the same; it needs memory for another copy of the model.
+    control: how that mean is computed. `way`: from the update, as in the paper, as
+    c_k − c + (w − y)/(a_k·η). For plain SGD, a_k is the number of steps. With momentum ρ, a_k is
+    the effective number of steps; with the plain number, c_k⁺ would be too large (2.6 times after 5
+    steps with ρ = 0.9). η is the round's learning rate. `gradients`: adds up the gradients of all
+    steps, for any optimiser. The result for plain SGD is the same; it needs memory for another copy
+    of the model.
     Gradients are corrected after clipping. Buffers are not corrected.
     """
 

@@ -226,9 +226,9 @@ def _train(
 
 
 class _OneVersusRest(Objective):
-    """Generalized cross-entropy of one class against the rest, with the model's own logits.
+    """Generalized cross-entropy of one class against all others, with the model's own logits.
 
-    The rest's probability is the sum of the softmax over all other classes.
+    The probability of the others is the sum of the softmax over them.
     """
 
     def __init__(self, label: int, q: float) -> None:

@@ -30,7 +30,7 @@ class Downloads:
     """Fetches models into the cache. Runs on the event loop; blocking work goes to threads."""
 
     def __init__(self, link: Link, cache: ModelCache, folder: Path, *, maximum_bytes: int) -> None:
-        """`folder`: holds unfinished downloads; those of an earlier process are kept."""
+        """`folder`: holds unfinished downloads, also from earlier processes."""
         self.cache = cache
         self._files = FileDownloads(link, folder, maximum_bytes=maximum_bytes, spare=cache.spare)
         self._maximum = maximum_bytes

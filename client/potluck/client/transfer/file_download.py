@@ -40,7 +40,7 @@ class FileDownloads:
     """
 
     def __init__(self, link: Link, folder: Path, *, maximum_bytes: int, spare: SpareFiles) -> None:
-        """`folder`: holds unfinished downloads; those of an earlier process are kept. `spare`:
+        """`folder`: holds unfinished downloads, also from earlier processes. `spare`:
         files that may be overwritten."""
         self._link = link
         self._folder = folder

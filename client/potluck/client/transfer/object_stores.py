@@ -189,7 +189,7 @@ class FileRoute:
     def failed(self, error: PotluckError) -> bool:
         """Record a failed attempt; return True if the attempt does not count towards the maximum.
 
-        It does not count if the file takes the other route from now on, or if the store sent wrong
+        It does not count if the host now switches to direct transfer, or if the store sent wrong
         bytes and the host waits for the store to recover.
         """
         asked, self._asked = self._asked, ""

@@ -208,7 +208,7 @@ def chosen_states(
 ) -> list[SavedState]:
     """Return the kept states in a state directory, sorted by run and client.
 
-    The arguments are filters; None selects all. run: prefix of the run's id.
+    The arguments are filters; None: no filter. run: prefix of the run's id.
     """
     return [
         state
@@ -230,7 +230,7 @@ def described(state: SavedState) -> str:
 
 
 def write_whole(states: Sequence[SavedState], model: Path | None, output: Path) -> str:
-    """Write a client's whole model: `model`, with a kept state's tensors in place of its own.
+    """Write a client's whole model: `model`, with some tensors replaced by those of a kept state.
 
     Without `model`, write the kept state alone.
 

@@ -338,7 +338,7 @@ def _softmax(logits: Tensor) -> Tensor:
 
 
 class _Dropout:
-    """Dropout masks: each lane draws the masks that its client would draw in a training by itself.
+    """Dropout masks: each lane draws the masks that its client would draw in a separate training.
 
     Each lane has its own generator and draws for the samples of its batch. On a CPU."""
 

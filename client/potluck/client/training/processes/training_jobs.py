@@ -69,8 +69,7 @@ class ProgressBoard:
         self._cancelled.fill(0)
 
     def follow(self, place: int, progress: TrainingProgress) -> None:
-        """Report the progress of a training in the other process to `progress`, and pass a
-        cancellation on to that process."""
+        """Pass progress from the worker process to `progress`, and a cancellation to the worker."""
         if progress.is_cancelled():
             self._cancelled[place] = 1
         progress.note(float(self._shares[place]))

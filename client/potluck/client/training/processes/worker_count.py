@@ -14,7 +14,7 @@ from potluck.common.process.capacity import available_memory, available_processo
 # Processes that share a GPU -----------------------------------------------------------------------
 
 SHARE_OF_FREE: Final = 0.9
-"""Usable share of the free memory; the rest covers differences between clients."""
+"""Usable share of the free memory; the remaining share covers differences between clients."""
 _GIBIBYTE: Final = 2**30
 
 
@@ -23,7 +23,7 @@ class TrainingMemory:
     """GPU memory of a training, in bytes.
 
     peak: maximum memory that torch's allocator held for tensors. context: all other GPU memory of
-    the process. free: memory for this process and others like it, its own included.
+    the process. free: memory that this process and further workers may use together.
     """
 
     peak: int

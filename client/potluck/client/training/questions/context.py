@@ -32,7 +32,8 @@ class Context(Question):
     the received model's predictions are its pseudo-labels. validation: the mean cross-entropy on
     the samples held back; if the run holds none back, on a tenth of all samples, which are also
     trained on. seconds: estimated time of a training on a virtual clock; 0 on a real one. With
-    noise, both losses are over all samples: which samples are held back depends on all of them.
+    noise, both losses are over all samples: the choice of the samples held back depends on all
+    samples.
     """
 
     alpha: NonNegativeFloat = 1.0
