@@ -47,6 +47,7 @@ ELSEWHERE = {
     "potluck select --selector rare-first": "tests/integration/test_writing_a_selector.py",
     "potluck data prepare mnist": "tests/unit/experiments/data_sets/test_data_sets.py",
     "potluck experiment": "tests/unit/experiments/test_experiments.py",
+    "potluck traces": "tests/unit/experiments/traces/test_traces.py",
     "ray start": "tests/e2e/test_experiment_on_ray.py",
 }
 """Beginnings of commands that this module does not run, and the file that does the same."""

@@ -147,4 +147,4 @@ def test_error_without_the_package_lists_installed_selectors(
 ) -> None:
     finished = select(tmp_path, profiles, "--clients-per-round", "2")
     assert finished.returncode == 1
-    assert "'rare-first' is not installed; installed: clustered-sampling" in finished.stderr
+    assert "'rare-first' is not installed; installed: afl, clustered-sampling" in finished.stderr
