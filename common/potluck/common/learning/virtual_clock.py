@@ -113,7 +113,7 @@ class VirtualClock(Settings):
 
 
 def pace(clock: VirtualClock, *, seed: int, client: str, round_number: int) -> float:
-    """Return the seconds per sample that a client takes in a round; 0 is the time before round 1.
+    """Return the seconds per sample that a client takes in a round (0: before round 1).
 
     A client that drops out takes longer than the deadline. The same arguments always give the same
     result.

@@ -1,8 +1,8 @@
 """Mutual TLS: certificate files, the checks before they are used, and gRPC credentials.
 
-Both sides always present a certificate of the federation's TLS authority. The coordinator's
-certificate is valid only for servers; certificates of hosts and operators are valid only for
-clients (extended key usage). The TLS stack checks this on both sides. So a host can't pose as the
+Both sides always present a certificate of the federation's TLS authority. Only the coordinator's
+certificate is valid for a server. Only the certificates of hosts and operators are valid for a
+client (extended key usage). The TLS stack checks this on both sides. So a host can't pose as the
 coordinator, even with the coordinator's name in its certificate.
 """
 

@@ -478,7 +478,7 @@ class MaskingSettings(Settings):
 
 
 class SelectorLimits(Settings):
-    """Limits on selection that apply to every selector, whatever clients disclose."""
+    """Limits on selection that apply to every selector, with any client profiles."""
 
     maximum_share: float = Field(
         default=1.0,
