@@ -159,11 +159,11 @@ class SumSessions:
     ) -> tuple[FileDigest, str]:
         """Mask an update, or zeros for None, and write its file as soon as masks are agreed on.
 
-        noise: is charged in the ledger and added before masking; None for no noise. Returns
-        the file and the client's signed confirmation of it, hexadecimal. Raises RoundClosedError if
-        the sum has been given up. Raises ProtocolError if the update is not a valid input,
-        DisclosureRefusedError if its privacy loss exceeds the budget, and StorageError. The session
-        is then over, since its masks must not be used again.
+        noise: noise that is charged in the ledger and added before masking; None for no noise.
+        Returns the file and the client's signed confirmation of it, hexadecimal. Raises
+        RoundClosedError if the sum has been given up. Raises ProtocolError if the update is not a
+        valid input, DisclosureRefusedError if its privacy loss exceeds the budget, and
+        StorageError. The session is then over, since its masks must not be used again.
         """
         name, update_id = instruction.client_id, instruction.id
         appointment = self.appointments.of(update_id)

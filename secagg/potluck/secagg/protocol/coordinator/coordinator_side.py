@@ -5,8 +5,8 @@ answer any more, `close` that a stage's time is over. Each returns a `Coordinato
 session, messages to send, and the refusal of the received message if it broke a rule. A stage ends
 when all clients that may still answer have answered, or when it is closed. If enough clients have
 answered, the session then continues with them; otherwise it is aborted. An aborted session has no
-result; try again with `retry_header`, new keys and the same policy. The coordinator follows the
-rules because each client enforces them, and refuses if one is broken.
+result; try again with `retry_header`, new keys and the same policy. Clients enforce all rules: the
+coordinator follows them so that no client refuses.
 """
 
 from __future__ import annotations
