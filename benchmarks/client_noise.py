@@ -1,4 +1,4 @@
-"""Processor time of a client's share of the noise in a masked update, compared with its masks'.
+"""Processor time of a client's share of the noise in a masked update, and of its masks.
 
     python benchmarks/client_noise.py --values 1000000 --partners 19
 

@@ -56,7 +56,9 @@ class Error:
 
     @classmethod
     def of(cls, estimated: Floats, true: Floats) -> Error:
-        """Return the errors. estimated: … × K × 3. true: K × 3. A type is the largest component."""
+        """Return the errors of the estimates. K clients have three components each.
+
+        estimated: … × K × 3. true: K × 3. The type of a client is its largest component."""
         distances = np.linalg.norm(estimated - true, axis=-1)
         types = true.argmax(axis=1)
         return cls(

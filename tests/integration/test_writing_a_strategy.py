@@ -81,5 +81,5 @@ async def test_federation_trains_with_the_guide_strategy(installed: Path, tmp_pa
 
 
 def test_error_without_the_package_lists_installed_strategies() -> None:
-    with pytest.raises(PluginError, match="'fair' is not installed; installed: clipped-mean"):
+    with pytest.raises(PluginError, match="'fair' is not installed; installed: bulyan"):
         create(Strategy, "fair", {})

@@ -375,7 +375,7 @@ class OwnTraining(TaskTraining):
         if capability not in self._trainer.capabilities:
             raise TrainingError(
                 f"the trainer of task '{self.loaded.name}' has no {capability.value}; choose a "
-                "selector that asks for nothing, or a task that has them"
+                "selector that does not need it, or a task that has it"
             )
 
     @contextlib.contextmanager

@@ -45,7 +45,7 @@ class ScaffoldCorrection(LocalCorrection):
         if context.settings.adaptive:
             raise ConfigurationError(
                 f"SCAFFOLD and optimizer {context.settings.optimizer} are not compatible: control "
-                "variates are read off the way taken, which Adam rescales; use sgd, or control "
+                "variates follow from the weight change, which Adam rescales; use sgd, or control "
                 '= "gradients"'
             )
         return _Running(context)

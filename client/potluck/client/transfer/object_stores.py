@@ -103,7 +103,9 @@ class ObjectStores:
     def sent_other_bytes(self, origin: str) -> None:
         """Log, once, that the store at this address returned bytes that differ from the upload."""
         if not self._wrong:
-            remedy = "see the store, and the proxies and caches before it; files are tried again"
+            remedy = (
+                "check the store, the proxies and the caches in front of it; files are tried again"
+            )
             log.warning(
                 "object store returned other bytes than were stored", store=origin, remedy=remedy
             )

@@ -36,7 +36,7 @@ class MetricsTls(TlsFiles):
 
     scrapers: tuple[str, ...] = Field(
         min_length=1,
-        description="names of the operators, in certificates of that authority, who may scrape",
+        description="names in the operator certificates of the scrapers",
     )
 
     def check(self, own: TlsFiles) -> None:

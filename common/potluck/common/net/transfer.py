@@ -54,9 +54,9 @@ def check_size(size: int, maximum: int) -> None:
 class FileReceiver:
     """Writes an announced file to disk and verifies it.
 
-    Not thread-safe. `close` may be called at any time; the part is kept so that a later transfer
-    can resume. The bytes are hashed only when all have arrived, by `finish`, which may run in a
-    thread (`verified`): hashing earlier would slow down the code that reads from the network.
+    Not thread-safe. `close` may be called at any time; the partial file is kept so that a later
+    transfer can resume. `finish` hashes the bytes once all have arrived, since hashing earlier
+    would slow down the code that reads from the network. `verified` runs it in a thread.
     """
 
     def __init__(

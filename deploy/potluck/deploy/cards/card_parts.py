@@ -35,7 +35,7 @@ class CardRound(CardPart):
     late: list[str] = Field(description="Clients whose late updates of earlier rounds are in it.")
     measures: dict[str, float]
     coverage: dict[str, CardCoverage] = Field(
-        default={}, description="Clients and samples behind metrics, by name."
+        default={}, description="Number of clients and samples that each metric covers, by name."
     )
 
 

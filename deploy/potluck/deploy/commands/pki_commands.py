@@ -26,7 +26,7 @@ from potluck.deploy.terminal import print_line, print_next, terminal
 # Issued certificates ------------------------------------------------------------------------------
 
 Folder = Annotated[Path, typer.Argument(help="The authority's folder.", show_default=False)]
-Days = Annotated[int, typer.Option(help="Days it is valid.")]
+Days = Annotated[int, typer.Option(help="Number of days that the certificate is valid.")]
 
 _STYLES = {"revoked": "red", "expired": "red", "expires soon": "yellow", "valid": "green"}
 
@@ -248,7 +248,9 @@ def init(
     federation: Annotated[
         str, typer.Option(help="The federation's name: lower-case letters, digits, '.', '_', '-'.")
     ],
-    days: Annotated[int, typer.Option(help="Days it is valid.")] = pki.AUTHORITY_DAYS,
+    days: Annotated[
+        int, typer.Option(help="Number of days that the certificate is valid.")
+    ] = pki.AUTHORITY_DAYS,
     force: Force = False,
 ) -> None:
     """Make a federation's TLS authority: FOLDER/authority.pem and FOLDER/authority.key.
@@ -290,7 +292,9 @@ def issue(
             show_default=False,
         ),
     ] = None,
-    days: Annotated[int, typer.Option(help="Days it is valid.")] = pki.LEAF_DAYS,
+    days: Annotated[
+        int, typer.Option(help="Number of days that the certificate is valid.")
+    ] = pki.LEAF_DAYS,
     force: Force = False,
 ) -> None:
     """Issue a certificate: FOLDER/NAME.pem and FOLDER/NAME.key.

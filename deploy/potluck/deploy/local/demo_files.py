@@ -197,7 +197,7 @@ def new_folder(parent: Path, now: datetime) -> Path:
             f"can't make a folder in {parent}: {error.strerror}; name another with --folder",
             path=parent,
         ) from error
-    raise AssertionError("numbers don't end")
+    raise AssertionError("unreachable: the loop has no end")
 
 
 def hold(folder: Path) -> FolderLock:

@@ -236,7 +236,7 @@ class ObjectStore:
                 "object store returned other bytes than were stored",
                 store=self.address,
                 object=key,
-                remedy="see the store, and the proxies and caches before it",
+                remedy="check the store, and the proxies and caches in front of it",
             )
         self._wrong = checked
         self._instruments.count(metrics.STORE_FAILURES)
@@ -265,7 +265,7 @@ class ObjectStore:
             return ""
         return (
             f"the object store {self.address} sends other bytes than were put: {self._wrong.key}; "
-            "see the store, and the proxies and caches before it"
+            "check the store, and the proxies and caches in front of it"
         )
 
     @contextlib.contextmanager

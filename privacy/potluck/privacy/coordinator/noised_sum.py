@@ -123,7 +123,10 @@ class NoisedSum:
 
     def sum(self, auxiliary: str) -> BlockReader:
         """Raise RunError: sums with noise have no auxiliaries."""
-        raise RunError(f"auxiliary '{auxiliary}' has no sum with noise; choose another strategy")
+        raise RunError(
+            f"noise can't be added to the strategy's auxiliary values '{auxiliary}'; choose "
+            "another strategy"
+        )
 
 
 @contextmanager

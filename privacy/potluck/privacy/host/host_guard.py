@@ -1,4 +1,4 @@
-"""The host's guard: grants trainings and answers with noise if the data owner's limits allow it."""
+"""The host's guard: allows trainings with noise, and noisy answers, within the owner's limits."""
 
 from __future__ import annotations
 

@@ -81,11 +81,12 @@ class Resumption:
     """The state of a run when its coordinator ended.
 
     available, cohort: clients of the interrupted attempt; both empty if there was none. cohort maps
-    clients, in the order chosen, to their state. spent: number of attempts at this round that don't
-    count, such as those before the run failed. seconds: by client, durations of the trainings whose
-    updates have arrived. left_out: clients that can't take part, with the reasons. uploads_decided:
-    True if clients had offered their updates, and the selector had their answers. why_over: reason
-    why the run ends early with the last committed round; empty if it does not.
+    clients, in the order chosen, to their state. spent: number of attempts at this round that are
+    not counted against its limit, such as those before the run failed. seconds: by client,
+    durations of the trainings whose updates have arrived. left_out: clients that can't take part,
+    with the reasons. uploads_decided: True if clients had offered their updates, and the selector
+    had chosen among them. why_over: reason why the run ends early with the last committed round;
+    empty if it does not.
     """
 
     roster: RunRoster = field(default_factory=RunRoster)

@@ -299,8 +299,8 @@ def _record(answers: Answers) -> JsonObject:
 
 
 def answers_of(exchanges: Sequence[Exchange], key: AttemptKey) -> list[Answers]:
-    """Return the clients' answers to the selector's last call that asked questions, without secure
-    sums."""
+    """Return the clients' answers to the questions that the selector asked last; secure sums are
+    left out."""
     answered = [
         each
         for each in exchanges

@@ -62,7 +62,7 @@ class Tidying:
             self._done[run_id] = committed
 
     async def look_at(self, found: Collection[str]) -> None:
-        """Delete those of the files found at the start that are not needed."""
+        """Delete the files that are no longer needed. found: the files there at the start."""
         files = sorted(found)
         for begin in range(0, len(files), _AT_ONCE):
             async with self._one_at_a_time:

@@ -53,7 +53,7 @@ def test_new_training_drops_pending_states_and_lookup_does_not(tmp_path: Path) -
         states.find(*WHOSE, "first", PURPOSES)
 
 
-def test_missing_state_purpose_is_refused_and_the_others_are_kept(tmp_path: Path) -> None:
+def test_state_without_a_purpose_is_refused_and_other_states_are_kept(tmp_path: Path) -> None:
     states = KeptStates(tmp_path)
     save(states, "first")
     with pytest.raises(StateLostError, match=r"of update 'first' \(three\)"):

@@ -101,7 +101,7 @@ def test_unusable_journal_is_named_in_the_error(tmp_path: Path) -> None:
         ([OTHER], {}, []),
     ],
 )
-def test_journaled_rounds_missing_from_the_database_are_lost(
+def test_journaled_rounds_missing_from_the_database_are_reported_as_lost(
     noted: list[Noted], committed: dict[str, int], lost: list[tuple[str, int | None, int]]
 ) -> None:
     found = losses(noted, committed)

@@ -54,9 +54,12 @@ _Maker = Callable[[Sequence[Tensor], Sequence[Tensor]], LaneLayer]
 
 @dataclass(frozen=True)
 class _LanePlace:
-    """A layer of a network. make: makes the layer from its weights and the tensors for their
-    gradients. begin, end: range of its tensors among all tensors. by_lane: like `make`, for a
-    single lane; None if the layer can't be part of a sequence that is computed lane by lane."""
+    """A layer of a network; a lane is a client's slot in a batched step.
+
+    make: function that creates the layer from its weights and the tensors for their gradients.
+    begin, end: range of its tensors among all tensors. by_lane: like `make`, for a single lane;
+    None if the layer can't be part of a sequence that is computed lane by lane.
+    """
 
     make: _Maker
     begin: int

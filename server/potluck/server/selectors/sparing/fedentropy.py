@@ -54,8 +54,10 @@ class FedEntropy(Selector):
     asks_questions = frozenset({_QUESTION})
 
     def init(self, population: Population) -> State:
-        """Return the initial state. weights: one number > 0 per row, float64; with `pools`, 1
-        (wanted) or 0 (skipped)."""
+        """Return the initial state.
+
+        Its array `weights` has a number for each client, float64: > 0, or with `pools` 1 (wanted)
+        or 0 (skipped)."""
         return State(arrays={"weights": np.ones(len(population))})
 
     def select(self, state: State, context: SelectionContext) -> Selection:

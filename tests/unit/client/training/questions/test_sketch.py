@@ -102,7 +102,9 @@ def test_centroids_satisfy_the_lloyd_condition() -> None:
 
 
 @pytest.mark.parametrize("make", [digits, line])
-def test_sketch_is_of_the_update_that_the_run_would_train(make: Any, tmp_path: Path) -> None:
+def test_sketch_is_of_the_update_that_a_training_in_the_run_would_give(
+    make: Any, tmp_path: Path
+) -> None:
     """This includes a task with its own trainer; no file of the training is left behind."""
     training = make()
     files = model_file(training, tmp_path)
