@@ -142,8 +142,14 @@ def restore_state(
     """
     from potluck.server.service.restore import restore  # imports torch, which takes seconds
 
-    for line in restore(_settings(config), folder):
+    settings = _settings(config)
+    for line in restore(settings, folder):
         typer.echo(line)
+    if settings.revoked is None:
+        typer.echo(
+            "if certificates were revoked after this backup, let `revoked` in the configuration "
+            "name the newest revoked.pem before you start the coordinator"
+        )
 
 
 def _settings(config: Path, **overrides: Any) -> CoordinatorConfig:
