@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -150,7 +150,7 @@ async def not_too_slow(
 
 async def not_left_unread(
     responses: AsyncIterator[Message], limits: Limits
-) -> AsyncIterator[Message]:
+) -> AsyncGenerator[Message, None]:
     """Yield the messages of a download. Cancel the download if its peer reads nothing for
     `stall_seconds`."""
     call = asyncio.current_task()

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -101,6 +101,10 @@ class RefusalLog:
 LOOK_SECONDS = 1.0
 """Seconds between checks whether the certificates of open calls have expired."""
 
+SEND_SECONDS = 3.0
+"""Seconds in which a peer whose certificate is no longer valid must read the response that is being
+sent. Afterwards its call ends without a status."""
+
 Context = Any  # generated code uses _ServicerContext, which exists only for type checkers
 
 HOSTS = "potluck.rpc.v1.CoordinatorService"
@@ -135,6 +139,48 @@ def check_client(client: str, identity: Identity) -> None:
         )
 
 
+class _Call:
+    """An open call, which ends as soon as its peer's certificate is no longer valid.
+
+    gRPC ends a call without a status, and its client waits forever, if the call's task is cancelled
+    while gRPC sends a response. Such a call ends after the response.
+    """
+
+    def __init__(self, check_credential: Callable[[], None]) -> None:
+        """The current task becomes the call's. check_credential: function that raises IdentityError
+        if the certificate is no longer valid."""
+        self._task = asyncio.current_task()
+        self._check_credential = check_credential
+        self._sending = False
+        self._late: asyncio.TimerHandle | None = None
+
+    def cut_off(self) -> None:
+        """End the call now, or after the response that is being sent."""
+        if not self._sending:
+            self._cancel()
+        elif self._late is None:
+            self._late = asyncio.get_running_loop().call_later(SEND_SECONDS, self._cancel)
+
+    async def send(self, responses: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
+        """Yield the responses to gRPC. Raises IdentityError if the call was cut off meanwhile."""
+        async with contextlib.aclosing(responses):
+            async for response in responses:
+                self._sending = True
+                yield response
+                self._sending = False
+                if self._late is not None:
+                    self._check_credential()
+
+    def close(self) -> None:
+        """Forget the call, which has ended."""
+        if self._late is not None:
+            self._late.cancel()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
 class Guard(grpc.aio.ServerInterceptor):
     """Checks the caller's role, limits every peer, and converts exceptions into gRPC statuses."""
 
@@ -156,15 +202,15 @@ class Guard(grpc.aio.ServerInterceptor):
         self._roles = roles
         self._program = program
         self._log = RefusalLog()
-        self._calls: defaultdict[int, set[asyncio.Task[Any]]] = defaultdict(set)  # by serial number
+        self._calls: defaultdict[int, set[_Call]] = defaultdict(set)  # by serial number
         self._expiries: dict[int, datetime] = {}  # of certificates with open calls
 
     def cut_off(self, serials: frozenset[int]) -> None:
         """End every open call of the peers with these certificates, which are no longer valid.
         serials: serial numbers of the certificates."""
         for serial in serials & self._calls.keys():
-            for task in self._calls[serial]:
-                task.cancel()
+            for call in self._calls[serial]:
+                call.cut_off()
 
     async def watch_expiry(self) -> None:
         """End open calls when their certificates expire. Runs until cancelled."""
@@ -203,7 +249,7 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> Callable[[Any, Context], Awaitable[Any]]:
         async def guarded(request: Any, context: Context) -> Any:
             try:
-                with self._admitted(context, roles) as peer:
+                with self._admitted(context, roles) as (peer, _):
                     if not method.endswith("/SubmitUpdate"):
                         return await behaviour(request, context)
                     async with self._admission.transfer(peer):
@@ -215,22 +261,22 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def _guard_stream(
         self,
-        behaviour: Callable[[Any, Context], AsyncIterator[Any]],
+        behaviour: Callable[[Any, Context], AsyncGenerator[Any, None]],
         roles: frozenset[Role] | None,
         method: str,
     ) -> Callable[[Any, Context], AsyncIterator[Any]]:
         async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                with self._admitted(context, roles) as peer:
+                with self._admitted(context, roles) as (peer, call):
                     if method.endswith("/FetchModel"):
                         async with self._admission.transfer(peer):
                             responses = not_left_unread(behaviour(request, context), self._limits)
-                            async for response in responses:
+                            async for response in call.send(responses):
                                 yield response
                         return
                     if method.endswith("/Attend"):
                         request = with_first_message(request, self._limits)
-                    async for response in behaviour(request, context):
+                    async for response in call.send(behaviour(request, context)):
                         yield response
             except Exception as error:
                 await self._abort(context, error, method)
@@ -238,8 +284,10 @@ class Guard(grpc.aio.ServerInterceptor):
         return guarded
 
     @contextlib.contextmanager
-    def _admitted(self, context: Context, roles: frozenset[Role] | None) -> Iterator[str]:
-        """Admit a call while the block runs; yield the peer's name.
+    def _admitted(
+        self, context: Context, roles: frozenset[Role] | None
+    ) -> Iterator[tuple[str, _Call]]:
+        """Admit a call while the block runs; yield the peer's name and the call.
 
         Raises IdentityError if the peer may not call, or if its certificate is revoked or expires
         during the call; OverloadedError if the peer has too many calls.
@@ -247,20 +295,19 @@ class Guard(grpc.aio.ServerInterceptor):
         credential = credential_of(context)
         self._check_credential(credential)
         peer = _check_role(credential.identity, roles)
-        task = asyncio.current_task()
+        call = _Call(lambda: self._check_credential(credential))
         calls = self._calls[credential.serial]
+        calls.add(call)
         self._expiries[credential.serial] = credential.expires
-        if task is not None:
-            calls.add(task)
         try:
             with self._admission.call(peer):
-                yield peer
+                yield peer, call
         except asyncio.CancelledError:
             self._check_credential(credential)
             raise
         finally:
-            if task is not None:
-                calls.discard(task)
+            call.close()
+            calls.discard(call)
             if not calls:
                 self._calls.pop(credential.serial, None)
                 self._expiries.pop(credential.serial, None)
