@@ -21,7 +21,8 @@ from potluck.common.signal import (
 )
 
 _OF_PRETRAINING = {"pretraining_rounds", "pretraining_participation", "pretraining_always"}
-"""Settings that a request omits, because the model's digest covers them."""
+"""Pretraining settings that a triplet request omits, because they are reflected in the digest of
+the pretrained model."""
 
 
 class _LabelCountsPayload(Payload):
@@ -39,7 +40,7 @@ class LabelCounts(ProfileSignal):
         return (classes,)
 
     def measure(self, context: SignalContext) -> Mapping[str, Any]:
-        """Count, then add noise."""
+        """Count the training samples of each class, then add the disclosure's noise."""
         counts = np.array(context.label_counts(), dtype=np.int64)
         return {LABEL_COUNTS: context.noisy(counts).tolist()}
 
@@ -62,7 +63,7 @@ class InteractionMatrix(ProfileSignal):
         return (classes, 2)
 
     def measure(self, context: SignalContext) -> Mapping[str, Any]:
-        """Count training samples by the task's groups."""
+        """Count the training samples by class and attribute, given by the task's groups."""
         from potluck.common.learning.sample_counts import interaction_matrix  # imports torch
 
         examples = context.examples(self.title)
@@ -85,7 +86,7 @@ class Triplet(ProfileSignal):
     hides_records = False  # one record can change the estimated attribute of other records
 
     def shape(self, classes: int) -> tuple[int, ...]:  # noqa: ARG002  the same for all
-        """Return the shape of the numbers: CI, AI and SC."""
+        """Return the shape of the numbers: (3,), for CI, AI and SC."""
         return (3,)
 
     def measure(self, context: SignalContext) -> Mapping[str, Any]:

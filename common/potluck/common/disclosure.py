@@ -36,11 +36,8 @@ SMALLEST_LEAST_HOSTS: Final = 3
 compute the other's input."""
 RUNS_PER_EPOCH: Final = 1
 ROUNDS_PER_EPOCH: Final = 1000
-"""Default maximum number of runs, and of rounds over all runs, with masked updates of one data
-epoch.
-
-A client's owner may set other numbers.
-"""
+"""Default maximum number of rounds, counted over all runs, for which a client sends masked updates
+made from one data epoch."""
 
 CLAIM: Final = (
     "masks hide each update in the sum of its round from a coordinator that keeps to the protocol; "
@@ -54,13 +51,14 @@ class SumKind(StrEnum):
     """The kinds of secure sums. The values are the names in messages and ledgers."""
 
     TOTAL = "total"
-    """Label counts of the federation."""
+    """Label counts, summed over all clients of the federation."""
     CELLS = "cells"
-    """Label counts of a group of clients that the clients themselves draw."""
+    """Label counts, summed over a group (cell) of clients; each client draws the groups itself."""
     STEPWISE = "protocol"
-    """Label counts of the clients chosen so far, at each step; `unsafe-stepwise` in settings."""
+    """Label counts, summed over the clients selected so far, at each step of a selection;
+    `unsafe-stepwise` in settings."""
     UPDATE = "update"
-    """Masked updates."""
+    """Masked updates, summed over the clients of a round."""
 
 
 class Mode(StrEnum):

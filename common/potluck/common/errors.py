@@ -28,7 +28,7 @@
     ├── DisclosureRefusedError    a client's policy forbids what it is asked to disclose
     ├── StorageError              a disk or a database failed
     └── UnreachableError          the other side can't be reached
-        ├── OverloadedError       it has reached its limit of work for us
+        ├── OverloadedError       it has reached its limit of work for this process
         ├── OpenFilesError        its limit on open files is reached
         ├── RelayStorageError     the disk of the relay in between failed
         └── ObjectStoreError      the object store or its content is missing
@@ -66,7 +66,7 @@ DOMAIN = "potluck.rpc"
 
 
 class PotluckError(Exception):
-    """An error with one line for users and a reason for programs.
+    """An error with a one-line message for users and a reason code for programs.
 
     permanent: True if the error will recur until a person fixes its cause and restarts the process
     that raised it. A client that fails with such an error is excluded from its run, and the attempt

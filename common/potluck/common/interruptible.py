@@ -84,7 +84,7 @@ def _imports(thread: int) -> bool:
 
 
 def interruption() -> Callable[[], None]:
-    """Return a check that long work calls between blocks, in this thread or in its helper threads.
+    """Return a check for long work to call now and then, in this thread or in its helper threads.
 
     The check raises InterruptedWorkError once the caller that waits for this thread was cancelled.
     """

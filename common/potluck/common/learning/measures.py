@@ -83,12 +83,12 @@ class MeasureSums:
 
     @property
     def counted(self) -> dict[str, int]:
-        """Number of samples behind each measure, by name."""
+        """Number of samples from which each measure was computed, by the measure's name."""
         return {name: each.count for name, each in self.measures.items()}
 
     @property
     def samples(self) -> int:
-        """Largest number of samples behind any of the measures; 0 without measures."""
+        """Number of samples of the measure that was computed from the most; 0 without measures."""
         return max(self.counted.values(), default=0)
 
     def means(self) -> dict[str, float]:

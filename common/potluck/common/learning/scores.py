@@ -126,7 +126,7 @@ class EvaluationCounts:
 
     @property
     def counted(self) -> dict[str, int]:
-        """Number of samples behind each metric, by name."""
+        """Number of samples from which each metric is computed, by the metric's name."""
         of_groups = int(self.group_samples.sum())
         return {
             field.name: of_groups if field.name == "worst_group_accuracy" else self.samples

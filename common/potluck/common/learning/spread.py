@@ -72,7 +72,8 @@ QUANTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
 Without minimum and maximum, which are single clients' values.
 """
 LEAST_GROUP: Final = 5
-"""Default minimum number of clients in a spread; a run, or a data owner, may set another number."""
+"""Default minimum number of clients whose values a spread combines; a run, or a data owner, may set
+another number."""
 SMALLEST_GROUP: Final = 3
 """Smallest minimum that a run or a data owner may set: in a group of two, each client could compute
 the other's value."""

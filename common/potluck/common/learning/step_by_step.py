@@ -15,7 +15,7 @@ UNSAFE_STEPWISE: Final = "unsafe-stepwise"
 """Name of the procedure in a run file and in an owner's configuration."""
 
 LABEL_DISTANCE: Final = "label-distance"
-"""Name of the question that clients answer at every step."""
+"""Name of the question with which clients report their distance at every step."""
 
 LEAKS: Final = (
     (

@@ -16,9 +16,9 @@ from potluck.common.models.members import member_maker
 class Concatenation(nn.Module):
     """Models of one kind, each cut before its last `nn.Linear`, and a head on their features.
 
-    Part g < groups: model g only. Part `groups`: the head only; the encoders are frozen and in
-    evaluation mode. Without a part: the head's logits if `joined` is set, otherwise the mean of the
-    models' logits.
+    `use_part` chooses what is computed and trained. Part g < groups: model g only. Part `groups`:
+    the head only; the encoders are frozen and in evaluation mode. Without a part: the head's logits
+    if `joined` is set, otherwise the mean of the models' logits.
     """
 
     joined: Tensor

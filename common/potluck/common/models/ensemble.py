@@ -16,10 +16,10 @@ from potluck.common.models.members import member_maker
 class Ensemble(nn.Module):
     """An ensemble of classifiers, which may be of different kinds.
 
-    Part k < members: classifier k only. Without a part: log Σ_k c_k·softmax of classifier k, where
-    c_k is its share of `confidence`. The softmax of this output is the weighted mean of all
-    predictions. Weights are equal while no confidence is above 0. rounds: for each classifier, the
-    round in which it was last trained.
+    `use_part` chooses what is computed and trained. Part k < members: classifier k only. Without a
+    part: log Σ_k c_k·softmax of classifier k, where c_k is its share of `confidence`. The softmax
+    of this output is the weighted mean of all predictions. Weights are equal while no confidence is
+    above 0. rounds: for each classifier, the round in which it was last trained.
     """
 
     confidence: Tensor

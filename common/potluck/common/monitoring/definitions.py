@@ -49,7 +49,7 @@ from potluck.common.monitoring.metric_labels import (
 )
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
-"""Upper bounds of every histogram."""
+"""Upper bounds of the buckets of every histogram, in seconds."""
 
 _UNITS = ("seconds", "bytes", "bits")
 

@@ -1,6 +1,5 @@
-"""Sets and returns the metrics that `definitions.py` defines. Each process object has its own
-registry, not the global one.
-"""
+"""Sets and returns the metrics that `definitions.py` defines. Each `Instruments` has its own
+registry, so that two of them in one process don't mix."""
 
 from __future__ import annotations
 
@@ -55,8 +54,8 @@ class Instruments:
         self._metrics: Mapping[Metric, _Family] = {
             metric: _made(metric, self._registry) for metric in metrics_of(party)
         }
-        # Keys are names, because hashing a metric is slow: the hash covers all fields, such as the
-        # help text.
+        # Keys of the two collections below are names of metrics, because hashing a metric is slow:
+        # the hash covers all fields, such as the help text.
         self._set: set[tuple[str, tuple[str, ...]]] = set()
         self._children: dict[tuple[str, tuple[tuple[str, str], ...]], _Family] = {}
         self._refreshers: list[Callable[[], None]] = []

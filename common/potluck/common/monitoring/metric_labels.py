@@ -13,7 +13,7 @@ from potluck.common.errors import REASONS
 from potluck.common.tensors.encoding import Encoding
 
 LATEST_RUNS = 8
-"""Number of runs that have their own series: the newest ones."""
+"""Number of runs that have their own series: the 8 newest."""
 
 MOST_AWAY = 20
 """Maximum number of disconnected hosts that are named for a run."""
@@ -44,7 +44,7 @@ class MeasuredParty(StrEnum):
 
 
 class RelayLeg(StrEnum):
-    """One of the two connections of a relay."""
+    """One of the two connections of a relay: to its hosts, or to the coordinator."""
 
     HOSTS = "hosts"
     COORDINATOR = "coordinator"

@@ -102,7 +102,7 @@ the event loop."""
 
 @dataclass
 class Readiness:
-    """A `Ready` whose owner sets the reason.
+    """Answers whether a process is ready; the process itself sets the reason why it is not.
 
     reason: reason why the process is not ready now; empty if it is ready. damage: reason why the
     process needs a restart to become ready; empty if it does not.

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 RELEASE = "0.1.0"
-"""The next release to be made from this source: the commit that will get the tag `v` + RELEASE."""
+"""Version of the next release; the released commit will get the tag `v` + RELEASE."""
 
 VERSION_VARIABLE = "POTLUCK_BUILD_VERSION"
 """Environment variable that sets the version when a wheel is built from sources without git."""

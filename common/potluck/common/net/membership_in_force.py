@@ -43,7 +43,8 @@ class MembershipInForce:
         self.members: Members | None = None
         """The current members; None if no member list has arrived yet."""
         self.document = b""
-        """The document of these members, as the root signed it; empty without one."""
+        """The members.json of the current members, as the root signed it; empty if there is none.
+        """
         self._federation = federation
         self._root = load_public_key(root)
         self._file = file

@@ -43,7 +43,8 @@ _BOTH_SIDES: Options = (
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     # grpcio 1.85 in fact uses this timeout for an unanswered ping; the default is a minute. The
-    # answer waits behind data in transit: files are sent in pieces that take 3 s (`link.py`).
+    # answer to a ping waits behind data in transit: files are sent in pieces that take 3 s
+    # (`link.py`).
     ("grpc.http2.ping_timeout_ms", 8_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -56,13 +57,14 @@ SERVER_OPTIONS: Options = (
     # Accept the pings above, which are more frequent than gRPC's default allows.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
-    # Refuse compressed messages: 4 MiB could expand to gigabytes. 1: only `identity`, which does #
-    # not compress.
+    # Refuse compressed messages: 4 MiB could expand to gigabytes. The value 1 allows only
+    # `identity`, which does not compress.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     # Without this option, a second coordinator would share the port with the first instead of
     # failing.
     ("grpc.so_reuseport", 0),
-    # Bytes that may wait unread per uploading host; 1 MiB in flight fills 100 Mbit/s at 80 ms.
+    # Bytes that a host may send before the server reads them. 1 MiB in flight suffices to fill a
+    # line of 100 Mbit/s with a round-trip time of 80 ms.
     ("grpc.http2.lookahead_bytes", 1 << 20),
 )
 
@@ -72,7 +74,7 @@ CHANNEL_OPTIONS: Options = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Despite its name, this is the time limit of one attempt to connect (20 s by default).
     ("grpc.min_reconnect_backoff_ms", 5_000),
-    # More than for uploads: a host downloads only one model at a time.
+    # A larger window than for uploads costs little memory: a host downloads one model at a time.
     ("grpc.http2.lookahead_bytes", 4 << 20),
 )
 

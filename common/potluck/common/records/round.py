@@ -23,11 +23,11 @@ class RoundMember:
     """A client in a round's cohort.
 
     state: "included", or the reason why its update is not part of the model: "late", "lost",
-    "failed" or "spared". reason: why the selector chose the client. trouble: the client's error;
-    empty if there was none. samples: number of samples, if disclosed. seconds: time from
-    instruction to update. fraction: share of the client's work that was done. data_epoch: version
-    of the client's data; None if unknown. software: release of Potluck on its host; empty if
-    unknown.
+    "failed" or "spared" (it skipped its upload). reason: why the selector chose the client.
+    trouble: the client's error; empty if there was none. samples: number of samples, if disclosed.
+    seconds: time from instruction to update. fraction: share of the client's work that was done.
+    data_epoch: version of the client's data; None if unknown. software: release of Potluck on its
+    host; empty if unknown.
     """
 
     client: str

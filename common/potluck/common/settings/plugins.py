@@ -62,7 +62,8 @@ Only Potluck's own modules: a function of another library may download and unpic
 """
 
 
-# high, because names of methods are similar: fedsgd is not a misspelt feddf
+# Minimum similarity for a suggestion. It is high because names of methods are alike: fedsgd is not
+# a misspelt feddf.
 _LIKENESS: Final = 0.75
 
 

@@ -238,9 +238,7 @@ def _split_colored(
     parts = [rest[part] for part in by_counts(large, matrices.sum(axis=2), generator)]
     colors = np.zeros(len(digits), dtype=np.int64)
     for part, matrix in zip(parts, matrices, strict=True):
-        colors[part] = np.repeat(
-            [0, 1, 0, 1], matrix.ravel()
-        )  # `part` begins with the digits 0 to 4
+        colors[part] = np.repeat([0, 1, 0, 1], matrix.ravel())  # digits 0 to 4 come first in `part`
     for digit in range(10):
         colors[test[digits[test] == digit]] = np.arange(_TEST_PER_DIGIT) % 2
     colors[public] = np.arange(len(public)) % 2

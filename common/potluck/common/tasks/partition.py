@@ -106,7 +106,7 @@ def _draw(
         members = generator.permutation(np.flatnonzero(labels == label)).astype(np.int64)
         shares = generator.dirichlet(np.full(clients, alpha)) * (sizes < len(labels) / clients)
         if shares.sum() == 0:
-            # a tiny alpha gave shares to full clients only: divide equally
+            # With a tiny alpha, only clients that are already full got a share: divide equally.
             shares = np.ones(clients)
         cuts = (np.cumsum(shares / shares.sum())[:-1] * len(members)).astype(np.int64)
         for client, piece in enumerate(np.split(members, cuts)):

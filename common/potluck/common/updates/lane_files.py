@@ -76,7 +76,7 @@ def _width(lowest: int, highest: int) -> int:
 def pack(read: LaneReader, lanes: int) -> tuple[Bytes, Bytes]:
     """Return the widths of the blocks, and their bytes one after another."""
     widths = np.zeros(blocks_of(lanes), np.uint8)
-    # the maximum: pages that are not written cost nothing
+    # Allocate the maximum: pages that are never written use no memory.
     packed = empty((lanes * MOST_BYTES,), np.uint8)
     end = 0
     for first in range(0, lanes, _READ_LANES):

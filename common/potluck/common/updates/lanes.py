@@ -70,7 +70,7 @@ class HostSumSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class LaneTerms:
-    """Settings of lanes that all clients of a round must share.
+    """Settings of lanes (updates in fixed point), the same for all clients of a round.
 
     quantum_bits: s, in [1, 44]. weight_unit: u, a power of two up to 2^31: weights are divided by
     it. weight_cap: maximum weight, used for clients with more samples; from 1 to 2^31.
@@ -102,7 +102,7 @@ class LaneTerms:
 
     @property
     def quantum(self) -> float:
-        """Difference that a lane of 1 represents, for a client of weight `weight_unit`; exact."""
+        """Weight difference that a lane of 1 stands for, at weight `weight_unit`; exact."""
         return math.ldexp(1.0, -self.quantum_bits)
 
     def factor(self, weight: int) -> float:
