@@ -37,7 +37,7 @@ _EXAMPLES = {
 
 
 class ClientConfig(Settings):
-    """The settings of a client process: the coordinator, the clients, what it may use."""
+    """The settings of a client process: its coordinator, its clients, the devices it may use."""
 
     kind = HOST
     old_keys: ClassVar[Mapping[str, str]] = {"patience_seconds": "cancel_timeout_seconds"}

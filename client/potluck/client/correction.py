@@ -86,7 +86,7 @@ class RunningDescent(RunningCorrection, Protocol):
 
 
 class LocalCorrection(Plugin):
-    """Base class of corrections. Raises ConfigurationError if incompatible with the settings."""
+    """Base class of corrections. `begin` raises ConfigurationError for unsuitable settings."""
 
     group = CORRECTIONS
 

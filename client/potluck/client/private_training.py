@@ -73,10 +73,10 @@ class GrantedTraining:
 class SumGrid:
     """The whole numbers in which updates enter a masked sum.
 
-    scale: number that represents a parameter of 1, > 0. values: number of parameters and counts, ≥
-    1. clients: maximum number of clients in the sum. contributors: number of clients whose noise is
-    certainly in the sum and secret, ≥ 1. largest: maximum magnitude of a sum that does not
-    overflow.
+    scale: the whole number that stands for a parameter of 1.0, > 0. values: number of parameters
+    and counts, ≥ 1. clients: maximum number of clients in the sum. contributors: number of clients
+    whose noise is certainly in the sum and secret, ≥ 1. largest: maximum magnitude of a sum that
+    does not overflow.
     """
 
     scale: float

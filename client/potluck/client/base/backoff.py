@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 def backoff_seconds(attempt: int, *, first: float, maximum: float, jitter: float) -> float:
-    """Seconds before retry number `attempt` (from 0).
+    """Return the seconds to wait before retry number `attempt` (from 0).
 
     The pause is first · 2^attempt, at most `maximum`, shortened by up to half as `jitter` in [0, 1)
     goes from 0 to 1. So hosts that lost the coordinator at the same time don't reconnect at the

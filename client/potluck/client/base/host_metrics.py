@@ -213,7 +213,8 @@ class HostMetrics:
     def spent_on_trainings(self, client: str, epsilon: float, *, limit: float) -> None:
         """Record the ε that a client has spent on trainings with noise, and its owner's limit.
 
-        Rounded to two significant digits: an exact ε would disclose the number of samples."""
+        The metrics are rounded to two significant digits: an exact ε would disclose the number of
+        samples."""
         self._spent_on_trainings[client] = epsilon
         spent = self._spent_on_trainings.values()
         largest, near = max(spent), sum(each >= NEAR_LIMIT * limit for each in spent)

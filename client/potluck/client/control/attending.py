@@ -74,7 +74,8 @@ class ControlStream:
     async def attend(
         self, welcome: rpc.Welcome, receive: Callable[[rpc.AttendResponse], None]
     ) -> None:
-        """Send heartbeats and messages until the stream ends; pass received ones to `receive`."""
+        """Send heartbeats and messages until the stream ends; pass each received message to
+        `receive`."""
         seconds = welcome.heartbeat_interval.ToTimedelta().total_seconds()
         writer = asyncio.create_task(self._write(max(seconds, _LEAST_INTERVAL_SECONDS)))
         reader = asyncio.create_task(self._read(receive))

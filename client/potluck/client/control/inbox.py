@@ -50,7 +50,7 @@ class Instructions:
         self._metrics = context.metrics
         self._say = say
         self._active: dict[str, ActiveInstruction] = {}
-        self._tasks: set[asyncio.Task[None]] = set()  # also of stopped instructions
+        self._tasks: set[asyncio.Task[None]] = set()  # includes tasks of stopped instructions
 
     def stages(self) -> Mapping[str, int]:
         """Number of instructions in progress, by stage; may be called in any thread."""
@@ -180,7 +180,7 @@ class Instructions:
                 answer = await carry_out(self._context, active)
             bound.info("done", work=instruction.WhichOneof("work"))
         except TimeoutError:
-            # Keep the update: a coordinator that was down for longer may request it again.
+            # Keep the update: a coordinator that was down past the deadline may still request it.
             bound.warning("dropped, its deadline has passed")
             trouble = "its deadline has passed"
             self._drop(active)

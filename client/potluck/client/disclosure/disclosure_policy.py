@@ -1,4 +1,4 @@
-"""Applies the owner's rules on the data that may leave a client to requests. Pure functions."""
+"""Checks requests against the owner's rules on which data may leave a client. Pure functions."""
 
 from __future__ import annotations
 
@@ -385,7 +385,7 @@ def check_pace(policy: DisclosurePolicy, client: str, pace: float) -> None:
 
 
 def check_correction(policy: DisclosurePolicy, client: str, name: str) -> None:
-    """Raise DisclosureRefusedError if what a correction sends discloses the number of samples.
+    """Raise DisclosureRefusedError if a correction sends tensors that disclose the sample count.
 
     SCAFFOLD's control variate is the update divided by the number of steps. That number depends on
     the number of samples unless the run sets it.
@@ -454,8 +454,8 @@ def check_selection(policy: DisclosurePolicy, client: str, *, verified: bool) ->
 
 
 def check_tuning(policy: DisclosurePolicy, client: str) -> None:
-    """Raise DisclosureRefusedError if models may not be trained without noise before they are
-    measured."""
+    """Raise DisclosureRefusedError unless the owner lets clients train a received model without
+    noise, and then measure it."""
     if policy.updates == "private":
         raise DisclosureRefusedError(
             f"client '{client}' does not measure models after training without noise: `updates` is "

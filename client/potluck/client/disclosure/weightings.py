@@ -1,4 +1,5 @@
-"""Reads from a training instruction how samples are disclosed, and if the update is masked."""
+"""Reads from a training instruction how exactly the number of samples is disclosed, and whether the
+update is masked."""
 
 from __future__ import annotations
 

@@ -40,9 +40,8 @@ already has its update.
 
 @dataclass(kw_only=True, eq=False)
 class _WaitingUpdate:
-    """An update that waits. delivered: future, done once the update is delivered or its client has
-    left.
-    """
+    """An update that waits. delivered: future, done once the update is delivered, or its client has
+    left the group."""
 
     active: ActiveInstruction
     update: KeptUpdate

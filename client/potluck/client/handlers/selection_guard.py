@@ -40,10 +40,10 @@ class SelectionGuard(Protocol):
 
 
 class NoGuard:
-    """Guard of a host without the package: refuses runs that commit to selections."""
+    """Guard of a host without `potluck.verifiable`: refuses runs that commit to selections."""
 
     def take(self, instruction: rpc.Instruction) -> rpc.SelectionReceipt:
-        """Raise ProtocolVersionError."""
+        """Refuse: this host can't check selections. Always raises ProtocolVersionError."""
         raise _missing(instruction)
 
     def check(self, instruction: rpc.Instruction) -> None:

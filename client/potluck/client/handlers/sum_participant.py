@@ -69,11 +69,11 @@ class NoParticipant:
     """Participant of a host without secure aggregation: refuses every sum."""
 
     async def answer(self, instruction: rpc.Instruction, count: Count) -> rpc.SecureReply:  # noqa: ARG002  # as in `SumParticipant`
-        """Raise DisclosureRefusedError."""
+        """Refuse: this host has no secure aggregation. Always raises DisclosureRefusedError."""
         raise _refused(instruction)
 
     async def meet(self, instruction: rpc.Instruction, model: Path) -> None:  # noqa: ARG002  # likewise
-        """Raise DisclosureRefusedError."""
+        """Refuse, as `answer` does. Always raises DisclosureRefusedError."""
         raise _refused(instruction)
 
     async def mask(
@@ -84,7 +84,7 @@ class NoParticipant:
         report: UpdateReport,  # noqa: ARG002  # likewise
         noise: UpdateNoise | None = None,  # noqa: ARG002  # likewise
     ) -> tuple[FileDigest, str]:
-        """Raise DisclosureRefusedError."""
+        """Refuse, as `answer` does. Always raises DisclosureRefusedError."""
         raise _refused(instruction)
 
     def close(self, update_id: str) -> None:

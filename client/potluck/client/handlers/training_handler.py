@@ -304,7 +304,7 @@ async def _train_alone(
             context.states.discard(instruction.id)
         return trained
 
-    if is_masked(instruction.train):  # in this process: masking needs the tensors here
+    if is_masked(instruction.train):  # train in this process, where masking needs the tensors
         return await context.compute(active, instruction.train.task, compute)
     return await context.train(active, instruction.train.task, compute)
 
@@ -332,7 +332,7 @@ async def _masked(
     report: UpdateReport,
     noise: UpdateNoise | None,
 ) -> KeptUpdate:
-    """Mask an update, or zeros, and write the file. The report is sent only in the masked head."""
+    """Mask an update, or zeros if there is none, and write the file. The report is masked too."""
     instruction = active.instruction
     path = context.updates.path(instruction.id)
     file, word = await context.sums.mask(instruction, path, differences, report, noise)

@@ -34,7 +34,8 @@ class Ditto:
 
     @staticmethod
     def read(work: rpc.Train, task: Task) -> Ditto | None:
-        """Return the training that an instruction requests; None if it requests none.
+        """Return the training of the client's own model that an instruction requests; None if it
+        requests none.
 
         Raises ProtocolError, ConfigurationError.
         """

@@ -47,7 +47,7 @@ def keep_choice(folder: Path | None, choice: Choice) -> Choice:
     if folder is None:
         return choice
     path = _path(folder, choice.subject)
-    # not a pid: containers have equal pids
+    # A random name: process ids may be equal in two containers that share the folder.
     mine = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

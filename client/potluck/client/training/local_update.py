@@ -91,7 +91,7 @@ def train_update(
     progress: Callable[[float], None],
     cancelled: Callable[[], bool],
 ) -> Trained:
-    """Train from the model's file and write the update, or return it if it must be masked.
+    """Train from the model's file and write the update; return an update that must be masked.
 
     Raises PluginError, ConfigurationError, LayoutError, NotFiniteError, ProtocolError,
     TrainingError, StorageError, and RoundClosedError when cancelled.
@@ -187,7 +187,7 @@ def _encoding(work: rpc.Train) -> Encoding | None:
 def _as_lanes(
     instruction: rpc.Instruction, files: TrainingFiles, loaded: LoadedTask, trained: Trained
 ) -> FileDigest:
-    """Write the trained model as lanes, which can be added to the lanes of other clients."""
+    """Write the update as lanes: whole numbers that can be added to those of other clients."""
     network: Any = loaded.model
     with open_tensors(files.model) as base:
         return write_lane_update(

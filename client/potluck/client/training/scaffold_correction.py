@@ -61,7 +61,7 @@ class _Running:
         own = (context.personal or context.kept or {}).get(CONTROL)
         self._common = [common[name] for name in names]
         self._own = self._zeros() if own is None else [own[name] for name in names]
-        # one call for all tensors, as torch's own optimisers do
+        # One call for all tensors is faster; torch's own optimisers do the same.
         self._offsets = list(
             torch._foreach_sub(self._common, self._own)  # pyright: ignore[reportPrivateImportUsage]
         )

@@ -42,7 +42,7 @@ class Downloads:
     async def obtain(self, reference: transfer_pb2.ModelReference, layout: LayoutSource) -> Path:
         """Return the path of a model; download it if needed.
 
-        Hold `pinned` of the cache while you use it.
+        Use the file only within `pinned` of the cache, which protects it from deletion.
 
         Clients that want the same model share one download, which is cancelled when no client waits
         for it any more. Retries while the coordinator can't be reached. Raises DigestMismatchError,

@@ -147,7 +147,7 @@ class Link:
         self.metrics: LinkMetrics = metrics or HostMetrics()
         self.stores = stores or ObjectStores()
         self.transfers = asyncio.Semaphore(concurrent)
-        """Held during each file transfer."""
+        """Semaphore that each file transfer holds; it limits the number of concurrent transfers."""
         self.chunks = {direction: ChunkSize() for direction in Direction}
         self.pieces = {direction: PieceSize() for direction in Direction}
 

@@ -31,7 +31,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 @dataclass(frozen=True, kw_only=True)
 class Trainee:
-    """A member with its samples (at least one)."""
+    """A client that is trained together with others, with its samples (at least one)."""
 
     member: GroupMember
     data: Examples
@@ -72,7 +72,8 @@ def check_rules(settings: LocalTraining, objective: Objective, device: torch.dev
 
 
 def network_for_lanes(loaded: LoadedTask, device: torch.device) -> LaneNetwork:
-    """Return the task's network for lanes. Raises UnfitForLanesError."""
+    """Return the task's network, prepared to train several clients (lanes) in one step. Raises
+    UnfitForLanesError."""
     network = LaneNetwork(loaded.model)
     if network.drops and device.type != "cpu":
         raise UnfitForLanesError("the network has dropout, which clients draw alone on a GPU")
@@ -88,7 +89,7 @@ def train_trainees(
     *,
     device: torch.device,
 ) -> list[LaneOutcome | TrainingError]:
-    """Train from the loaded model's weights. steps: planned number of steps, one per lane.
+    """Train all trainees from the loaded model's weights. steps: planned number for each lane.
 
     Raises RoundClosedError when all are cancelled, DeviceMemoryError, TrainingError.
     """

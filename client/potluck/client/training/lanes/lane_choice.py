@@ -39,7 +39,7 @@ _SECONDS: Final = 0.05
 
 
 class LaneChoice(KeptChoice):
-    """The measured seconds of a step, per client."""
+    """The measured seconds of a step per client, for training alone and for training together."""
 
     alone_seconds: float
     together_seconds: float

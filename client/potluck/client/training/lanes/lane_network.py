@@ -198,7 +198,7 @@ def _in_fast_order(layers: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Mo
 def _lane_by_lane(
     stretch: Sequence[_LanePlace], weights: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> LaneLayer:
-    """Return a layer that runs the stretch on one lane after the other."""
+    """Return one layer that runs the layers of `stretch` on one lane after the other."""
 
     def of_lane(lane: int) -> Sequence[LaneLayer]:
         layers: list[LaneLayer] = []

@@ -96,8 +96,9 @@ class TrainingContext:
 class TrainingResult(UpdateReport):
     """The result of a training; not all of it is disclosed.
 
-    seconds: wall-clock time. correction: the tensors that its correction sends and keeps.
-    root_mean_square_loss: value for the first pass, if it was measured.
+    seconds: wall-clock time. correction: the tensors that the strategy's correction sends, and
+    those it keeps on the client. root_mean_square_loss: value for the first pass, if it was
+    measured.
     """
 
     loss: float = math.nan
