@@ -39,7 +39,7 @@ _READ_ELEMENTS: Final = 2**16
 
 
 def check_masked(path: Path, header: Header) -> None:
-    """Check that a received file has the lanes of a session.
+    """Check that a received file has the lanes (vectors of words) that its session prescribes.
 
     Raises LayoutError, StorageError. The file's words are masked, so nothing else can be checked.
     """
@@ -95,7 +95,8 @@ class MaskedSum:
         return self.head.metrics.get(NORMALIZER, 1.0)
 
     def words(self, lane: str, begin: int, end: int) -> NDArray[Any]:
-        """Return words [begin, end) of a lane's sum, without masks. Thread-safe."""
+        """Return words [begin, end) of a lane's sum, without masks. lane: name of a vector in the
+        files, such as `body`. Thread-safe."""
         total = np.zeros(end - begin, lane_dtype(self.header.lane(lane).modulus_bits))
         for start in range(begin, end, _READ_ELEMENTS):
             stop = min(start + _READ_ELEMENTS, end)

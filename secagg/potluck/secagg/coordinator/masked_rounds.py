@@ -347,7 +347,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
 
     def _observe(self, phase: str, seconds: float, dropped: int) -> None:
         sums = self._run.services.sums
-        if sums is not None and phase != "uploading":  # skip: mostly training, measured by rounds
+        if sums is not None and phase != "uploading":  # skip: mostly the time of trainings
             sums.observe(phase, seconds, dropped)
 
     def _left(self, client: str, why: str) -> None:
@@ -400,7 +400,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
         if Rule.RELEASED in record.refusals.values():
             why += f"; {_RELEASED}"
         if record.stage == Stage.REVEAL:
-            # exclude no client: clients that gave shares allow only the same set again
+            # Exclude no client: clients that have given shares accept only the same set again.
             troubles = {}
         run.post(
             rounds.SumFailed(

@@ -134,8 +134,8 @@ def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> E
         parameters = file.layout.parameters
     noisy = work.HasField("privacy")
     metrics = metric_names(normalized=work.normalized, noisy=noisy)
-    # Without settings, seed and run: an input with other values of these still counts as the same.
-    # With noise, each upload is a new input, and its privacy loss is recorded.
+    # The input's name omits settings, seed and run: with other values of these, it is still the
+    # same input. With noise, each upload is a new input, and its privacy loss is recorded.
     of_noise = f" with noise {instruction.id}" * noisy
     committed = frozenset(work.selection.cohort) if work.HasField("selection") else None
     return Expectation(
@@ -159,8 +159,8 @@ def write_masked(
 ) -> FileDigest:
     """Encode an update, mask it and write its file. Blocks; writes over the update's arrays.
 
-    report: its number of samples is the weight; its other numbers go into the head. Writes zeros if
-    the update contains NaN or infinity. Raises StorageError.
+    report: its number of samples is the weight; its other numbers go into the masked lane `head`.
+    Writes zeros if the update contains NaN or infinity. Raises StorageError.
     """
     try:
         words = _encoded(update, report, masking)
@@ -190,9 +190,10 @@ def write_noisy(
 ) -> FileDigest:
     """Add noise to an update, or to zeros for None, mask it and write its file. Blocks.
 
-    Charges the client's ledger first. The head is the same for all clients, so that only the noisy
-    numbers depend on data. Writes over the update's arrays. Raises StorageError, BrokenRuleError
-    (policy) if clients may have unequal weights, and what `UpdateNoise.charge` raises.
+    Charges the client's ledger first. The lane `head` is the same for all clients, so that only the
+    noisy numbers depend on data. Writes over the update's arrays. Raises StorageError,
+    BrokenRuleError (policy) if clients may have unequal weights, and what `UpdateNoise.charge`
+    raises.
     """
     header, clients = masking.header, masking.clients
     lane = header.lane(BODY)

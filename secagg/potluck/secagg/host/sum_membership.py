@@ -71,7 +71,7 @@ class SumMembership:
     _parties: dict[str, SumParty] = field(default_factory=dict, init=False)
 
     def party(self, name: str, policy: DisclosurePolicy) -> SumParty:
-        """Return a client as a party of secure sums, under the membership in force.
+        """Return a client as a party of secure sums, with the member list that is in force now.
 
         Raises DisclosureRefusedError if the client's key or record or the root is missing,
         ConfigurationError if the key can't be used.

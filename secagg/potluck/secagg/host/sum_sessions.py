@@ -67,7 +67,7 @@ from potluck.secagg.protocol.wire.messages import Invitation, MessageType
 log = structlog.get_logger()
 
 COUNTS = "counts"
-"""Name of the lane with the label counts."""
+"""Name of the lane (vector of words) that contains the label counts."""
 
 _MOST_SESSIONS = 8
 """Maximum number of simultaneous sessions of one client; an honest coordinator has one."""
@@ -217,7 +217,8 @@ class SumSessions:
         return Expectation(
             within=within,
             purpose=Purpose.HISTOGRAM,
-            # Without the task's name: the same data under another name is the same input.
+            # The input's name omits the task's name: the same data under another name is the same
+            # input.
             input_id=f"labels/epoch {self.policy.data_epoch}",
             lengths={COUNTS: len(counts)},
         )

@@ -30,7 +30,8 @@ from potluck.secagg.protocol.wire.messages import Header, Reveal
 from potluck.secagg.protocol.wire.transcript import Participant, Roster
 
 _MOST_CHOICES = 2_000
-"""Maximum number of combinations of shares to try for a secret; covers any two wrong of 60."""
+"""Maximum number of combinations of shares to try for a secret; enough for any two wrong shares
+among 60."""
 
 
 class ReconstructionError(BrokenRuleError):
@@ -144,8 +145,8 @@ def _rebuild_all(
 
 
 def _blamed(pairs: Sequence[tuple[str, str]]) -> set[str]:
-    """Return, for each pair of a secret's owner and a wrong share's holder, the client that is in
-    more pairs; both in a tie."""
+    """Return the clients to blame. pairs: (owner of a secret, holder of a wrong share of it). In
+    each pair, blame the client that is in more pairs; in a tie, blame both."""
     met = Counter(client for pair in pairs for client in pair)
     return {
         client
@@ -181,7 +182,8 @@ def _rebuild(
 
 
 def _choices(holders: Sequence[int], threshold: int) -> Iterator[tuple[int, ...]]:
-    """Yield combinations of `threshold` holders: first the first ones, then with replacements."""
+    """Yield combinations of `threshold` holders: the first ones, then with some of them
+    replaced."""
 
     def all_choices() -> Iterator[tuple[int, ...]]:
         first, spare = holders[:threshold], holders[threshold:]

@@ -60,7 +60,7 @@ class Upload(_Entry):
     label counts, and for updates of earlier releases. data, settings, weight_bound: facts about an
     update, which `pins` compares. epsilon: recorded privacy loss. sensitivity, adjacency:
     difference in data that the noise hides. All three are None without noise. view: facts that
-    later settle the session; None if nothing has to be settled.
+    later show if the upload is in a sum; None if that need not be found out.
     """
 
     kind: Literal["upload"] = "upload"

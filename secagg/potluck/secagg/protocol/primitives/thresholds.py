@@ -133,7 +133,7 @@ def _is_live(clients: int, dropping: int, degree: int, threshold: int) -> bool:
 def _tails(population: int, marked: int, drawn: int) -> tuple[Fraction, ...]:
     """Return Pr[X ≥ x] for x = 0 … drawn + 1.
 
-    X (hypergeometric) is the number of marked ones drawn.
+    X (hypergeometric) is the number of marked elements among `drawn` ones from `population`.
     """
     total = comb(population, drawn)
     ways = [comb(marked, x) * comb(population - marked, drawn - x) for x in range(drawn + 1)]

@@ -27,7 +27,7 @@ COUNT_LIMIT: Final = 2**40
 WEIGHT_LIMIT: Final = 2**40
 """Largest weight bound."""
 HEAD_EXTRA: Final = 4
-"""Words of the head lane in addition to metrics, as a number: weight, clipped, failed, and 1."""
+"""Number of words in the head that are not metrics: weight, clipped, failed, and the constant 1."""
 _EXACT: Final = 2**53
 _ROUNDING: Final = Fraction(1, 2**50)
 """Upper bound on the relative rounding error of a few products of doubles."""

@@ -68,7 +68,7 @@ class LaneEncoding(IntEnum):
 
 
 class Secret(IntEnum):
-    """The two secrets of a client that are shared."""
+    """The two secrets of a client that are split into shares."""
 
     SEED = 1
     MASK_KEY = 2
