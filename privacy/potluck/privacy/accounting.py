@@ -1,4 +1,5 @@
-"""Privacy loss of trainings: Rényi divergences of an event, and ε by two accountants.
+"""Privacy loss of trainings: Rényi divergences of an event (a training or an upload with noise),
+and ε by two accountants.
 
 Neighbouring inputs differ by the presence of one record, or have zeros in place of a client's
 update. `dp-accounting` does the mathematics. It is imported when it is first used, because that
@@ -18,7 +19,8 @@ from potluck.common.errors import ConfigurationError
 ORDERS: Final[tuple[float, ...]] = (
     1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512,
 )  # fmt: skip
-"""Orders α of the Rényi divergences in ledgers; only a few, since each costs the filter some ε."""
+"""Orders α of the Rényi divergences in ledgers; few, since with each order `RdpFilter` reports a
+slightly larger ε."""
 
 LARGEST_NOISE: Final = 1e4
 """Maximum noise multiplier that the search tries."""
@@ -78,7 +80,8 @@ def _rdp_of_a_step(sampling_rate: float, noise_multiplier: float) -> tuple[float
 
 
 def epsilon_by_rdp(events: Iterable[GaussianSteps], delta: float) -> float:
-    """Return ε of events fixed in advance, by Rényi divergences at `dp-accounting`'s own orders."""
+    """Return ε of events that were fixed in advance, by Rényi divergences at the orders of
+    `dp-accounting`."""
     from dp_accounting.rdp import RdpAccountant
 
     return _composed(RdpAccountant(), events, delta)

@@ -31,7 +31,8 @@ def noise_multiplier_for(*, epsilon: float, delta: float, trainings: int) -> flo
 
 
 def planned_event(asked: rpc.Privacy, settings: LocalTraining, samples: int) -> GaussianSteps:
-    """Return a client's training as an event; compute the noise if the run gives an ε.
+    """Return a client's training as an event for the accountant; compute the noise if the run gives
+    an ε.
 
     For noise on whole updates, the event is the upload of an update with the largest norm that
     rounding allows; it does not depend on `samples`."""
@@ -74,5 +75,6 @@ def rdp_of_answers(asked: rpc.Privacy) -> tuple[float, ...]:
 
 
 def planned_answers(asked: rpc.Privacy) -> GaussianSteps:
-    """Return all answers that a run plans for a client as an event; there must be at least one."""
+    """Return all answers that a run plans for a client as one event for the accountant; there must
+    be at least one answer."""
     return GaussianSteps(noise_multiplier=answer_noise(asked), steps=asked.answers)

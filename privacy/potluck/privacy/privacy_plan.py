@@ -130,7 +130,8 @@ def _of_updates(
 
 
 def _shape(settings: LocalTraining, samples: int) -> GaussianSteps:
-    """Return a client's training as steps with noise multiplier 1; the noise is set later."""
+    """Return a client's training as steps with noise multiplier 1, a placeholder for the real
+    one."""
     return GaussianSteps(
         sampling_rate=min(1.0, settings.batch_size / samples),
         noise_multiplier=1.0,
@@ -157,7 +158,7 @@ def _answers(run_file: RunFile, privacy: PrivateUpdates) -> rpc.Privacy:
 
 
 def _aimed_at(asked: rpc.Privacy, epsilon: float) -> rpc.Privacy:
-    """Return the terms of a run's answers, for this ε in place of the run's."""
+    """Return the terms of a run's answers, with this ε in place of the ε of the run."""
     found = rpc.Privacy()
     found.CopyFrom(asked)
     found.epsilon = epsilon
@@ -171,7 +172,7 @@ def _event(
     rounds: int,
     beside: tuple[float, ...],
 ) -> GaussianSteps:
-    """Return a client's training as steps with the noise that its host adds."""
+    """Return a client's training as steps with the noise that its host would add."""
     shape = _shape(settings, samples)
     noise = privacy.noise_multiplier or solved_noise(
         epsilon=privacy.epsilon or 0.0,

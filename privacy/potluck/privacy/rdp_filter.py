@@ -102,7 +102,7 @@ class RdpFilter:
 
 
 def added(some: tuple[float, ...], others: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the sum of Rényi divergences at each order."""
+    """Return the sum of two lists of Rényi divergences, order by order."""
     return tuple(one + other for one, other in zip(some, others, strict=True))
 
 

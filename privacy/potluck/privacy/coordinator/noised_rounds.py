@@ -42,7 +42,8 @@ from potluck.server.selection import Judgement
 
 
 def noise_of_sum(settings: PrivateUpdates, noise_multiplier: float) -> float:
-    """Return the sum's noise multiplier, such that sum and count together have the run's."""
+    """Return the noise multiplier of the sum. Together, the sum and the count of updates within the
+    bound then have the run's noise multiplier."""
     if settings.clip_quantile is None:
         return noise_multiplier
     return noise_multiplier / math.sqrt(1 - settings.clip_quantile_share)
@@ -73,7 +74,8 @@ class NoisedRounds(OpenRounds):
 
     @classmethod
     def check_sizes(cls, run_file: RunFile) -> None:
-        """Check that some noise keeps the run within its ε. Raises ConfigurationError."""
+        """Raise ConfigurationError unless there is a noise multiplier that keeps the run within its
+        ε."""
         noise_of(private_updates(run_file), run_file.rounds)
 
     async def unable(self, clients: Sequence[str]) -> Mapping[str, str]:

@@ -22,7 +22,7 @@ from potluck.client.question import BoundedSums
 from potluck.privacy.host.discrete_gaussian import DiscreteGaussian, Random
 
 _STEPS: Final = 2**20
-"""Number of grid steps, times √d, in the sensitivity."""
+"""The sensitivity has this number of grid steps, times √d."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,7 @@ class DiscreteGaussian:
         return max(k - scale * k * k for k in range(5))
 
     def _proposed(self, count: int, random: Random) -> NDArray[np.int64]:
-        """Return the accepted ones of `count` proposals, in order."""
+        """Return the numbers accepted from `count` proposals, in the order of the proposals."""
         words = np.frombuffer(random(24 * count), "<u8").reshape(3, count)
         k = _geometric(words[1], random)
         bits = self._bits
@@ -120,7 +120,7 @@ def _exact_geometric(word: int, random: Random) -> int:
     """Count the k ≥ 1 for which a uniform number with these first bits is below e^-k."""
     bits, k = 64, 0
     while True:
-        # the same number for all k
+        # U is the same uniform number for all k; further bits refine it.
         below, word, bits = _compared(word, bits, Fraction(k + 1), random)
         if not below:
             return k

@@ -165,7 +165,7 @@ class HostGuard(PrivacyGuard):
         for each in UNITS:
             in_unit = charged.event_in(each)
             if in_unit is not None:
-                rdp_of(in_unit)  # fills the cache: takes seconds, so not under the lock
+                rdp_of(in_unit)  # fill its cache here: it takes seconds, too long for the lock
         with self._turn:
             why = self._excess(client, charged, asked)
             if not why and charges:
@@ -264,10 +264,9 @@ class HostGuard(PrivacyGuard):
     def _kept(
         self, client: str, charged: ChargedAnswer, asked: rpc.Privacy
     ) -> Mapping[str, float] | None:
-        """Return the stored answer to the same question.
+        """Return the stored answer to the same question; None if the limits allow a new answer.
 
-        None: the limits allow a new answer. Raises DisclosureRefusedError if there is none and a
-        limit does not allow a new one.
+        Raises DisclosureRefusedError if there is none and a limit does not allow a new one.
         """
         charges = self._ledger.of(client)
         for each in charges:

@@ -62,7 +62,8 @@ class PrivacyReport:
         return sorted({*known, *refused})
 
     def _refusals(self, client: str, words: str) -> Counter[_Run]:
-        """Count the refusals for the budget, by run. words: part of their messages."""
+        """Count the refusals for the budget, by run. words: text by which their messages are
+        recognised."""
         return Counter(
             _run_of(entry)
             for entry in self._outgoing.entries(client)

@@ -197,7 +197,8 @@ def _check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
 
 
 def _without_copy(sampler: _Sampler) -> _Sampler:
-    """Wrap a gradient sampler: use its gradients without the copy that Opacus makes."""
+    """Wrap a function that computes per-record gradients, so that Opacus need not copy its
+    result."""
 
     def sample(layer: Any, activations: list[Tensor], backprops: Tensor) -> dict[Any, Tensor]:
         rest = {}
