@@ -28,7 +28,7 @@ from potluck.verifiable.documents import (
 from potluck.verifiable.draws import RECOMPUTED, drawn, needs_times
 
 FEWEST_SHARES: Final = 2 / 3
-"""Fraction of the speakers that must reveal their shares of a joint seed."""
+"""Minimum fraction of the hosts' speakers that must reveal their shares of a joint seed."""
 
 MOST_DRAWS: Final = 10
 """Maximum number of attempts at a round for which shares are revealed. Each attempt draws a new
@@ -228,7 +228,8 @@ class Chain:
         )
 
     def _check_times(self, opening: Opening, attendees: Attendees) -> None:
-        """Check the numbers of earlier selections, if all documents of the run are known."""
+        """Check the number of earlier selections of each client, if all documents of the run are
+        known."""
         needed = needs_times(opening.selector)
         _require(needed == (attendees.times is not None), "numbers of selections are missing")
         if attendees.times is None:
@@ -252,7 +253,7 @@ class Chain:
 
 
 def fewest_shares(speakers: int) -> int:
-    """Return the minimum number of `speakers` that must reveal their shares."""
+    """Return how many of `speakers` speakers (one client per host) must reveal their shares."""
     return max(1, math.ceil(FEWEST_SHARES * speakers - 1e-9))
 
 

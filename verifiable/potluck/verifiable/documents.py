@@ -53,7 +53,7 @@ def digest(kind: str, *parts: bytes) -> str:
 
 
 def genesis(run: str) -> str:
-    """Return the digest that stands for the predecessor of a run's first document."""
+    """Return the digest that a run's first document names as the document before it."""
     return digest("run", run.encode())
 
 

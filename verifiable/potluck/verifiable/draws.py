@@ -17,7 +17,7 @@ UNIFORM: Final = "uniform"
 ROUND_ROBIN: Final = "round-robin"
 
 RECOMPUTED: Final = (UNIFORM, ROUND_ROBIN)
-"""Selectors whose choice a host can recompute."""
+"""Names of the selectors whose choice a host can recompute."""
 
 
 def needs_times(selector: str) -> bool:

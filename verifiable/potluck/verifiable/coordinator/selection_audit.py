@@ -40,7 +40,8 @@ class _Tables(Attempts, Rounds, Runs):
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedSelection:
-    """The result for one attempt at a round. differences: descriptions; empty if all agrees.
+    """Result of repeating the selection of one attempt at a round. differences: descriptions of
+    what differs; empty if nothing does.
 
     committed: True if this attempt's model was committed. cohort: number of clients. signatures:
     number of valid signatures of members on its documents. missed: number of hosts that committed
@@ -176,7 +177,8 @@ class SelectionAudit:
             yield "the selector gives other reasons"
 
     def _wrong_state(self, round_number: int, state: State) -> Iterator[str]:
-        """Yield differences between the committed state and the state after the previous round."""
+        """Yield differences between the selector state that an opening commits to and the state
+        after the previous round."""
         before = self._rounds.get(round_number - 1)
         if before is not None and dict(before.selector_scalars) != dict(state.scalars):
             yield "the selector's state is not the one after the round before"

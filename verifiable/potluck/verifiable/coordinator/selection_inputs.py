@@ -25,11 +25,12 @@ _PART: Final = "input part"
 _COLUMNS: Final = ("samples", "label_counts", "triplets", "interaction_matrices", "label_totals")
 
 Read = Callable[[str], bytes]
-"""Function that returns the content of a part, given its digest. Raises StorageError."""
+"""Function that returns the bytes of a stored part (an array or a list), given its digest. Raises
+StorageError."""
 
 
 def part_sha256(content: bytes) -> str:
-    """Return the digest under which a part is stored."""
+    """Return the digest under which a part (an array or a list) is stored."""
     return digest(_PART, content)
 
 
@@ -40,7 +41,8 @@ def inputs_sha256(description: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Inputs of a selection, except seed and available clients. parts: contents by digest."""
+    """Inputs of a selection, except seed and available clients. parts: arrays and lists, as bytes,
+    by their digest."""
 
     description: str
     parts: Mapping[str, bytes]

@@ -130,7 +130,8 @@ class SelectionLog:
     # Inputs -----------------------------------------------------------------------------------
 
     def keep_parts(self, parts: Mapping[str, bytes]) -> None:
-        """Store parts of inputs that are not stored yet; return when they are on disk.
+        """Store those parts of a selection's inputs that are not stored yet; return when they are
+        on disk.
 
         Raises StorageError.
         """
@@ -142,7 +143,8 @@ class SelectionLog:
             sync_folder(self._parts)
 
     def part(self, sha256: str) -> bytes:
-        """Return a part of inputs. Raises StorageError if it is missing or damaged."""
+        """Return a stored part of a selection's inputs. Raises StorageError if it is missing or
+        damaged."""
         path = self._parts / Path(sha256).name
         try:
             content = zlib.decompress(path.read_bytes())
