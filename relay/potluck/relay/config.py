@@ -28,7 +28,8 @@ _EXAMPLES = {
 
 
 class RelayConfig(Settings):
-    """The settings of a relay: the coordinator, the relay's own address, the stored files."""
+    """The settings of a relay: its coordinator, the address that it listens on, the files it
+    stores."""
 
     kind = RELAY
 

@@ -51,7 +51,7 @@ class ExpectedUpdates:
         self._drop = drop
         self._settled = settle
         self._newest: dict[tuple[str, str], ExpectedUpdate] = {}
-        self._awaited: dict[str, ExpectedUpdate] = {}  # by id: updates that a sum still lacks
+        self._awaited: dict[str, ExpectedUpdate] = {}  # by update id: updates that a sum waits for
         self.changed = asyncio.Event()
         """Set when fewer updates are expected; the task that waits for this event clears it."""
 

@@ -69,7 +69,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Attend(
         self, request_iterator: AsyncIterator[rpc.AttendRequest], context: Context
     ) -> AsyncIterator[rpc.AttendResponse]:
-        """Forward a host's control stream: all messages unchanged, except the hello and the
+        """Forward a host's control stream. All messages stay unchanged, except the hello and the
         welcome.
         """
         identity = identity_of(context)
@@ -104,7 +104,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 log.info("host left", host=identity.name, clients=clients)
 
     def _greeting(self, first: rpc.AttendRequest | None, identity: Identity) -> rpc.AttendRequest:
-        """Return a host's hello for the coordinator: the relay adds the host's name.
+        """Return a host's hello as the coordinator receives it: with the host's name added.
 
         Raises ProtocolError, IdentityError.
         """

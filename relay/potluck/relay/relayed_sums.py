@@ -35,7 +35,7 @@ _MOST_MEMBERS: Final = 4096
 
 @dataclass(kw_only=True, eq=False)
 class _Part:
-    """The sum that one host sent, as a part of the relay's sum.
+    """The sum that one host sent; the relay adds it to the sums of other hosts.
 
     vectors: lengths of the vectors in the file, by name. delivered: done once the coordinator has
     accepted or refused the sum.
@@ -63,7 +63,7 @@ class _Part:
 
 @dataclass(kw_only=True, eq=False)
 class _Gathering:
-    """The sums of a run's hosts that the relay will send as one."""
+    """Sums of several hosts for one run; the relay adds them up and sends one sum."""
 
     parts: list[_Part] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
@@ -85,11 +85,12 @@ class RelayedSums:
         self._held = held
         self._expected = expected
         self._wait_seconds = wait_seconds
-        self._gatherings: dict[str, _Gathering] = {}  # by run: gatherings that wait for more parts
+        self._gatherings: dict[str, _Gathering] = {}  # by run id; each waits for more sums
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def deliver(self, held: HeldUpdate, *, fresh: bool) -> None:
-        """Deliver a host's sum within a larger one; return once the coordinator has stored it.
+        """Deliver a host's sum, added to the sums of other hosts; return once the coordinator has
+        stored it.
 
         fresh: True if no part of the host's sum has been sent before. Raises LayoutError or
         OutOfBoundsError for a file that does not match its header, and the errors of the

@@ -104,7 +104,7 @@ class RelayedUpdates:
             return rpc.LocateUploadResponse(offset=held.header.size)
         question = rpc.LocateUploadRequest()
         question.CopyFrom(request)
-        question.resume = False  # the relay has no older stream for the coordinator to end
+        question.resume = False  # the relay has no older stream that must end
         located = await self._upstream.locate(question)
         if located.complete:
             return located
@@ -300,7 +300,8 @@ class RelayedUpdates:
         task.add_done_callback(self._settling.discard)
 
     async def _drop_undelivered(self, update_id: str) -> None:
-        """Drop an update once no stream sends it, unless it is being delivered."""
+        """Drop an update once no host's stream is uploading it, unless the relay is delivering
+        it."""
         async with self._order.idle(update_id):
             if update_id not in self._deliveries:
                 self._held.drop(update_id)
