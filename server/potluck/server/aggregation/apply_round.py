@@ -42,9 +42,9 @@ class RoundNumbers:
     """Facts about a round that a strategy receives together with the round's updates.
 
     round: number of the round, from 1. clients: K, number of clients that have joined the run.
-    buffers: names of floating-point tensors of the model that are not parameters. limits: minimum
-    and maximum number of samples that a client's weight may be based on. weights: weight of each
-    client's update, if the selector sets the weights; else empty.
+    buffers: names of floating-point tensors of the model that are not parameters. limits: limits on
+    the number of samples by which a client's update is weighted. weights: weight of each client's
+    update, if the selector sets the weights; else empty.
     """
 
     round: int
@@ -63,7 +63,7 @@ class RoundNumbers:
 
 
 class OpenUpdates:
-    """The open updates of a round, in client order, followed by the late ones.
+    """The update files of a round, opened for reading: in client order, followed by the late ones.
 
     factors: factor by which each update's weight is multiplied; None without late updates.
     """
@@ -88,7 +88,7 @@ class OpenUpdates:
         self._updates, self._files, self._opened, self._model = updates, files, opened, model
 
     def without(self, clients: Collection[str]) -> OpenUpdates:
-        """Return these updates without those of `clients`."""
+        """Return these updates, except those from `clients`."""
         kept = [place for place, client in enumerate(self.clients) if client not in clients]
         if len(kept) == len(self.clients):
             return self
@@ -118,7 +118,7 @@ class OpenUpdates:
         return both
 
     def auxiliary(self, name: str) -> list[EncodedUpdate]:
-        """Return the auxiliary with this name of every update."""
+        """Return one auxiliary of every update, i.e. tensors sent in addition to the weights."""
         return [self._files.auxiliary(file, name) for file in self._opened]
 
     def single(self) -> list[OneUpdate]:
@@ -222,7 +222,7 @@ def _auxiliaries(
     for name in sorted(names):
         each = updates.auxiliary(name)
         weights = combine.auxiliary.get(name, np.full(count, 1.0 / count))
-        # A sum only uses the model's layout, not its values.
+        # Weighted sums need only the model's layout, so its values stay empty.
         found[name] = reduce(
             each, Combine(weights=weights), NamedTensors(layout=each[0].layout, arrays={})
         )

@@ -44,8 +44,9 @@ class UpdatesSeen:
 
 
 LossOfMean = Callable[[Sequence[int], Floats], float]
-"""Function of positions of updates and their weights, which sum to 1: returns the loss of their
-mean. Without positions, it returns the loss of the model before the round."""
+"""Function that takes positions of updates and weights that sum to 1; returns the loss of the
+weighted mean of these updates. Without positions, it returns the loss of the model before the
+round."""
 
 
 def judged(

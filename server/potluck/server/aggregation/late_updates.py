@@ -3,7 +3,7 @@
 A late update is rebased: the client's difference is added to the round's model, which gives model +
 (update − the client's old model). Running statistics are used unchanged. Fresh updates have the
 weight 1. The weight of a late update falls with its age. It rises with its distance from the mean
-of the fresh updates, because a distant update may have information that they lack.
+of the fresh updates, because a distant update may contain information that the fresh ones lack.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RebasedUpdate(EncodedUpdate):
         self._borders, self._buffers = TensorBorders(late.layout), frozenset(buffers)
 
     def block(self, begin: int, end: int, scratch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return elements [begin, end) of the rebased weights; uses `scratch`."""
+        """Return elements [begin, end) of the rebased weights, computed in `scratch`."""
         return self.read(begin, end, scratch[: end - begin])
 
     def read(self, begin: int, end: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -78,7 +78,8 @@ class RebasedUpdate(EncodedUpdate):
 def staleness_weight(age: int, deviation: float, beta: float) -> float:
     """Return a late update's weight, (1 − β)/(τ + 1) + β(1 − exp(−Λ/Λ_max)), in [0, 1).
 
-    A fresh update has the weight 1. age: τ ≥ 1. deviation: Λ/Λ_max in [0, 1]. beta: β in [0, 1].
+    A fresh update has the weight 1. age: τ ≥ 1, number of rounds late. deviation: Λ/Λ_max in [0,
+    1], relative distance from the mean of the fresh updates. beta: β in [0, 1].
     """
     return (1 - beta) / (age + 1) + beta * -math.expm1(-deviation)
 
@@ -86,7 +87,7 @@ def staleness_weight(age: int, deviation: float, beta: float) -> float:
 def shares_of_largest(deviations: Floats) -> Floats:
     """Return Λ/Λ_max of each late update; zeros if all Λ are 0.
 
-    deviations: ‖u − ū‖². The paper's Λ = ‖u − ū‖²/‖ū‖² gives the same quotients.
+    deviations: ‖u − ū‖². Λ in the REFL paper is ‖u − ū‖²/‖ū‖², which gives the same quotients.
     """
     largest = float(deviations.max(initial=0.0))
     return deviations / largest if largest > 0 else np.zeros(len(deviations))

@@ -61,7 +61,7 @@ from potluck.server.strategy import Combine
 
 SomeTotal = TypeVar("SomeTotal", bound=Total)
 
-_TORCH = threading.Lock()  # torch's global generator and thread count are shared
+_TORCH = threading.Lock()  # torch's generator and thread count are global: one user at a time
 
 _EVALUATION_DATA = "the coordinator's evaluation data"
 
@@ -111,7 +111,7 @@ class ModelWork:
         self._bias_records = bias_records
         self._layout: Layout | None = None
         self._made: DividedModel | None = None
-        # held while the task's trainer evaluates, to detect that it hangs
+        # held while the task's trainer evaluates; if it stays held, the trainer hangs
         self._measuring = threading.Lock()
         self._buffer_names: frozenset[str] | None = None
 
@@ -203,17 +203,17 @@ class ModelWork:
             )
 
     def load(self, blake3: str) -> ModelVersion:
-        """Load a model from disk. Raises StorageError if its files are damaged."""
+        """Load a model from disk by its digest. Raises StorageError if its files are damaged."""
         self._files.verify(blake3)
         with self._files.opened(blake3) as file:
             self._layout = file.layout
         return self._files.published(blake3)
 
     def _made_model(self) -> DividedModel:
-        """Return a model of the task.
+        """Return an object of the task's model, whose weights the caller overwrites.
 
-        The returned object is reused in later evaluations, because allocating it takes longer than
-        filling it.
+        The object is reused in later evaluations, because allocating it takes longer than filling
+        it.
         """
         made = self._made or self._new_model()
         keeps = self._plan.run_file.evaluation.every or self._plan.selector.measures
@@ -251,8 +251,8 @@ class ModelWork:
         return UpdateFiles(returned, run_file.transport.up, strategy.auxiliary)
 
     def largest_upload(self) -> int:
-        """Maximum size of an update in bytes. The limit is above the size of a valid update, so
-        that an error can name what is wrong with a file that is too large."""
+        """Maximum size of an update in bytes. It is above the size of a valid update: a file that
+        is slightly too large is received, so that an error can name its fault."""
         return self._updates.largest
 
     def check_update(
@@ -393,7 +393,8 @@ class ModelWork:
     def opened_round(
         self, updates: Sequence[SpooledUpdate], model: ModelVersion
     ) -> Iterator[OpenedRound]:
-        """Open a round's updates while the block runs, for a sum over them."""
+        """Open a round's updates while the block runs, so that a noisy sum of them can be
+        computed."""
         with (
             self._files.opened(model.blake3, self.layout) as current,
             opened(updates, self._updates, current) as these,

@@ -40,7 +40,8 @@ Thread-safe."""
 
 
 class Total(Protocol):
-    """The sum of a round's updates, and weighted means of the clients' losses and normalizers."""
+    """The sum of a round's updates, and weighted means of the clients' losses and normalizers (the
+    divisors of updates in FedNova)."""
 
     @property
     def weight(self) -> float:
@@ -62,7 +63,8 @@ class Total(Protocol):
         ...
 
     def sum(self, auxiliary: str) -> BlockReader:
-        """Return a reader of the unweighted sum of one auxiliary."""
+        """Return a reader of the unweighted sum of one auxiliary (tensors sent beside the
+        weights)."""
         ...
 
 
@@ -78,9 +80,9 @@ def move_by_sum(
 ) -> tuple[Weights, State]:
     """Return the next model and the strategy's next state, from a sum over these clients.
 
-    The strategy gets statistics in which all clients have equal values. draft: as for
-    `apply_round`. Raises PluginError if the strategy sets weights that differ by client,
-    NotFiniteError if the result overflows.
+    The strategy gets statistics in which every client has the mean value, because single clients'
+    values are unknown. draft: as for `apply_round`. Raises PluginError if the strategy sets weights
+    that differ by client, NotFiniteError if the result overflows.
     """
     combine = strategy.weigh(_alike(total, clients, numbers.buffers, state))
     _check_combine(combine, len(clients))

@@ -54,7 +54,7 @@ class NetworksInFiles(TorchFunctionMode):
         found = func(*args, **kwargs)
         if not _is_large(found) or _shares(found, [*args, *kwargs.values()]):
             return found
-        if found.grad_fn is not None:  # only for new tensors: some views raise an error
+        if found.grad_fn is not None:  # read only now, for a new tensor: some views raise an error
             return found
         placed = self._like(found).copy_(found.detach()).requires_grad_(found.requires_grad)
         del found

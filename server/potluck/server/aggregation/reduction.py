@@ -61,7 +61,8 @@ def selection_network(values: int, begin: int, end: int) -> tuple[Comparison, ..
 
 
 def _merge_exchange(values: int) -> list[tuple[int, int]]:
-    """Return Batcher's merge exchange (Knuth, The Art of Computer Programming 3, 5.2.2, Alg. M)."""
+    """Return the pairs that Batcher's merge exchange compares (Knuth, TAOCP 3, 5.2.2, Algorithm
+    M)."""
     pairs: list[tuple[int, int]] = []
     top = 1 << max(values - 1, 0).bit_length() >> 1
     p = top
@@ -285,8 +286,8 @@ def _middle(decoders: list[EncodedUpdate], trimmed: int, block: int) -> _Combine
 def _near_median(decoders: list[EncodedUpdate], nearest: int, block: int) -> _Combiner:
     """Return a combiner for the mean of the `nearest` values around each coordinate's median.
 
-    In ascending order, these values are neighbours: the value before the first of them is farther
-    from the median than the last of them.
+    These values are consecutive in ascending order. The value just before them is farther from the
+    median than their last value.
     """
     count = len(decoders)
     sort = _Sorter(decoders, range(count), block)

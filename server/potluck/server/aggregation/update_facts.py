@@ -24,7 +24,7 @@ from potluck.server.aggregation.update_files import Update, decoders_of
 from potluck.server.selection import SKETCH_SIZE, Floats, UpdateFact
 
 _BLOCK_NUMBERS: Final = 2**20
-"""Number of elements, summed over all updates, that each thread processes at once."""
+"""Total number of elements, of all updates together, that each thread processes at once."""
 _SPANS: Final = 64
 _MIX: Final = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
@@ -145,7 +145,8 @@ def _projection(seed: int, begin: int, end: int) -> tuple[NDArray[np.int64], Flo
 
 
 def _output_moves(decoders: Sequence[EncodedUpdate], model: Tensors, classes: int) -> Floats:
-    """Return each update's change of the output layer, updates × classes."""
+    """Return each update's mean change of the output layer's numbers of each class, updates ×
+    classes."""
     name = output_tensor(forms(model.arrays), classes)
     if name is None:
         raise RunError(

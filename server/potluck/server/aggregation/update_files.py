@@ -66,11 +66,13 @@ class PartialUpdate(EncodedUpdate):
     def block(
         self, begin: int, end: int, scratch: NDArray[np.float32]
     ) -> NDArray[np.floating[Any]]:
-        """See `EncodedUpdate.block`; always in `scratch`."""
+        """Return elements [begin, end) of the weights, always in `scratch`; see
+        `EncodedUpdate.block`."""
         return self.read(begin, end, scratch[: end - begin])
 
     def read(self, begin: int, end: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
-        """See `EncodedUpdate.read`."""
+        """Write elements [begin, end) of the weights into `out`, and return it; see
+        `EncodedUpdate.read`."""
         for place, name in self._borders.parts(begin, end):
             first, last, ahead = begin + place.start, begin + place.stop, self._missing[name]
             if ahead < 0:
@@ -128,8 +130,8 @@ class SpooledUpdate:
 
 
 class UpdateFiles:
-    """The expected form of a run's update files: layout of the tensors, settings of the upload,
-    auxiliaries."""
+    """The expected form of a run's update files: layout of the tensors, settings of the upload, and
+    names of the auxiliaries (tensors sent beside the weights)."""
 
     def __init__(self, layout: Layout, up: DirectionSettings, auxiliaries: Iterable[str]) -> None:
         """Raises LayoutError if the tensors can't be sent in this form."""
@@ -147,8 +149,8 @@ class UpdateFiles:
 
     @property
     def largest(self) -> int:
-        """Maximum size of an update in bytes. The limit is above the size of a valid update, so
-        that an error can name what is wrong with a file that is too large."""
+        """Maximum size of an update in bytes. It is above the size of a valid update: a file that
+        is slightly too large is received, so that an error can name its fault."""
         return 2 * self._expected.file_bytes + (1 << 20)
 
     @property
@@ -167,7 +169,7 @@ class UpdateFiles:
         plain = self._up.encoding is Encoding.FLOAT32 and not self._up.delta and not compressed
         with self.open(path, compressed=compressed) as file:
             if finite and plain and file.aligned:
-                return  # a `FiniteScreen` has checked all its numbers
+                return  # a `FiniteScreen` has checked all numbers of the file
             EncodedUpdate(weights_of(file), self.layout, self._up.encoding, base).check_numbers()
             check_auxiliary_numbers(file)
 

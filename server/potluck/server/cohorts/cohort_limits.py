@@ -1,5 +1,5 @@
-"""Limits of a cohort: on the samples by which an update is weighted, and on clients that share the
-value of a tag, such as a site. Pure.
+"""Limits of a cohort: on the number of samples by which an update is weighted, and on the number of
+clients that share the value of a tag, such as a site. Pure.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _medians_of_others(samples: Samples) -> NDArray[np.float64]:
 def narrowed(
     chosen: Rows, available: Rows, limits: Sequence[tuple[Sequence[str], int]]
 ) -> Rows | None:
-    """Return the rows to choose from again, if too many chosen clients share a tag's value.
+    """Return the rows to repeat the choice from, if too many chosen clients share a tag's value.
 
     If too many chosen clients have a value, only the first of them and clients with other values
     remain in the rows. Returns None if the cohort is within all limits.

@@ -1,4 +1,5 @@
-"""The hosts of a cohort: completes it for a secure sum, groups clients for training. Pure."""
+"""Completes a cohort, so that it is on enough hosts for a secure sum; groups a host's clients for
+training together. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from potluck.server.selection import Rows
 
 TagLimits = Sequence[tuple[Sequence[str], int]]
 """For each limited tag: its value for each row, and the maximum number of clients with one value,
-as in `tag_limits.narrowed`. All clients of a host have the same tags."""
+as in `cohort_limits.narrowed`. All clients of a host have the same tags."""
 
 
 def cover(
@@ -67,7 +68,8 @@ def on_enough_hosts(
         return chosen
     drawn = draw.permutation(available).tolist()
     needed = cover(first.values(), drawn, hosts=hosts, least=least, limits=limits)
-    if needed is None:  # with limits on several tags, the first chosen may prevent a cover
+    # with limits on several tags, the chosen clients may prevent a cover: start without them
+    if needed is None:
         needed = cover((), available.tolist(), hosts=hosts, least=least, limits=limits)
     if needed is None:
         return None

@@ -49,8 +49,8 @@ class SelectionAlarms:
         self._available = available
 
     def look_at_picks(self, cohort: Sequence[str]) -> None:
-        """Raise an alarm about clients picked far more often than by chance among the available
-        clients.
+        """Raise an alarm about clients picked far more often than a uniform choice among the
+        available clients would pick them.
 
         cohort: clients of the round that was just committed. A round that began before a restart
         does not count.

@@ -35,8 +35,8 @@ class ScarceError(RunError):
 
 @dataclass(kw_only=True)
 class Eligibility:
-    """The rules of one run. warn: function that publishes a warning. post: function that passes an
-    event to the state machine."""
+    """The rules of one run on which clients may be selected. warn: function that publishes a
+    warning. post: function that passes an event to the state machine."""
 
     plan: RunPlan
     roster: RunRoster
@@ -51,14 +51,15 @@ class Eligibility:
     refused: dict[str, str] = field(default_factory=dict)
     """Clients that disclosed no profile, with the reasons."""
     host_of: Callable[[str], str] = lambda _: ""
-    """Function that returns the host of a client; empty if it is unknown."""
+    """Function that returns the host of a client; an empty text if the host is unknown."""
     is_member: Callable[[str], bool] = lambda _: True
-    """Function that returns True for clients whose updates can be summed securely, if the run needs
-    that."""
+    """Function that returns True for clients with a valid member record, and for all clients if the
+    run needs no such records."""
 
     @property
     def excluded(self) -> tuple[str, ...]:
-        """Clients that can't be selected until something changes, sorted."""
+        """Clients that can't be selected at present, sorted: in quarantine, without a needed
+        profile, or not a member."""
         refused = set() if self._includes_all else set(self.refused)
         outsiders = {client for client in self.roster if not self.is_member(client)}
         return tuple(sorted(self.quarantined | refused | outsiders))

@@ -82,7 +82,7 @@ class _Held:
 
 
 class Profiling:
-    """The disclosures of a run's clients, as columns of its population."""
+    """The profiles that a run's clients have disclosed, as columns of its `Population`."""
 
     def __init__(
         self,
@@ -97,8 +97,8 @@ class Profiling:
             str(signal) for signal in plan.selector.needs_profiles | plan.strategy.needs_profiles
         }
         self.by_cell = LABEL_COUNTS in needs and plan.run_file.profiles.disclosure == "cells"
-        """True if label counts are summed over cells; single clients are then not asked for their
-        label counts."""
+        """True if label counts are summed over groups of clients (cells); single clients are then
+        not asked for their label counts."""
         self.needs = tuple(sorted(needs - {LABEL_COUNTS} if self.by_cell else needs))
         self._run_id = run_id
         self._plan = plan
@@ -112,13 +112,14 @@ class Profiling:
         task = plan.run_file.task
         self._task = TaskReference(name=task.name, options=task.options)
         self._model: ModelVersion | None = None
-        self._held: dict[str, dict[str, _Held]] = {}  # by client, by signal
+        self._held: dict[str, dict[str, _Held]] = {}  # client → signal → profile in use
         self._columns = {signal: np.empty((0, *self._shape(signal))) for signal in self.needs}
         self._changed = False
         self.observe: Callable[[str, ProfileOutcome, int], None] = lambda *_: None
         """Function called with a signal, an outcome and the number of clients with this outcome."""
         self.largest_epsilon: float | None = None
-        """The largest total ε of one client's profiles in use; None without profiles."""
+        """The largest privacy loss of a client: the sum of ε over its profiles in use; None without
+        profiles."""
 
     @property
     def needs_model(self) -> bool:
@@ -149,7 +150,7 @@ class Profiling:
         for profile in stored:
             try:
                 self._hold(profile, self._read(profile))
-            except ProtocolError as error:  # its parameters differ from this run's
+            except ProtocolError as error:  # skip a profile with other parameters than this run's
                 log.debug("stored profile does not match the run", why=error.message)
 
     def population(
@@ -194,8 +195,8 @@ class Profiling:
         return column
 
     def noise_rates(self, signal: str) -> Mapping[str, float]:
-        """Return ε / Δ₁ of the noise in each client's profile of this signal; infinite without
-        noise."""
+        """Return ε / Δ₁ (Δ₁: L1 sensitivity) of the noise in each client's profile of this signal;
+        infinite without noise."""
         return {
             client: held[signal].noise_rate for client, held in self._held.items() if signal in held
         }
@@ -215,7 +216,7 @@ class Profiling:
         return self._signals[signal].shape(self._plan.task.classes)
 
     def _hold(self, profile: Profile, numbers: Floats, *, present: bool = False) -> None:
-        """Use a profile if it is newer than the profile that the client has in use.
+        """Replace the client's profile in use by this one if it is newer.
 
         present: True if the profile is known to be of the client's current data; it is then always
         used.
@@ -247,7 +248,8 @@ class Profiling:
     async def collect(
         self, clients: Sequence[str], *, tag: str, present: Callable[[str], bool]
     ) -> Collected:
-        """Ask clients for missing profiles, and wait for the answers of those that are `present`.
+        """Ask clients for missing profiles; wait for the answers of clients for which `present` is
+        True.
 
         tag: text that makes the ids of the instructions unique within the run.
         """
@@ -379,7 +381,7 @@ async def stored_profiles(
     in_store: InStore,
     trust: Trust,
 ) -> Profiling:
-    """Return the current disclosures of a run's clients, for a run in any state."""
+    """Return the profiles in use of a run's clients, for a run in any state."""
     roster = RunRoster(await in_store(lambda store: store.roster(run_id)))
     profiling = Profiling(run_id, plan, roster, attendance, in_store, trust)
     initial = (await in_store(lambda store: store.run(run_id))).initial_model_blake3

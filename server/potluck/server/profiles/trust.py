@@ -19,7 +19,7 @@ class Trust:
     """The members whose signatures are accepted.
 
     membership: the newest member list; None without a federation root. independent: True if the
-    operator declared that the root is kept apart from the coordinator.
+    operator declared that the root's key is kept apart from the coordinator.
     """
 
     federation: str

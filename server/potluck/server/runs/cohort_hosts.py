@@ -1,4 +1,4 @@
-"""Ensures that a cohort's clients are on enough hosts for the path that its updates take."""
+"""Ensures that a cohort's clients are on as many hosts as masked or summed updates need."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from potluck.server.selection import Rows, Selection, SelectionContext
 
 
 class Placement(Protocol):
-    """The hosts of a run's clients, at present (`Selecting`) or at a recorded selection."""
+    """Interface to the hosts of a run's clients: their present hosts (`Selecting`), or those when a
+    recorded selection was made."""
 
     def hosts(self) -> Sequence[str]:
-        """Return the host of each row of the roster; an empty text if it is unknown."""
+        """Return the host of each row of the roster; an empty text if the host is unknown."""
         ...
 
     def tag_limits(self) -> Sequence[TagLimit]:
-        """Return the limits on tags, with the tag's value for each row of the roster."""
+        """Return, for each limited tag, its value for each row of the roster and the maximum number
+        of clients with one value."""
         ...
 
 
@@ -47,11 +49,11 @@ def check_hosts(selecting: Placement, plan: RunPlan, round_number: int, availabl
 def complete(
     selecting: Placement, plan: RunPlan, selection: Selection, context: SelectionContext
 ) -> Selection:
-    """Return the selection, with clients on further hosts added if the path of its updates needs
-    more hosts.
+    """Return the selection, with clients on further hosts added if its updates are masked or summed
+    and need more hosts.
 
-    The reason of an added client is "needed for N hosts". Hosts are added until the path can make a
-    model of the cohort's updates, or until no further hosts are left.
+    The reason of an added client is "needed for N hosts". Hosts are added until a model can be
+    computed from the cohort's updates, or until no further hosts are left.
     """
     run_file, least = plan.run_file, plan.rules.hosts
     if not least:

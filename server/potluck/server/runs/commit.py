@@ -61,7 +61,7 @@ async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
     """Combine the updates of these clients, in this order, into the round's model."""
     updates = [run.updates.received[client] for client in clients]
     run.updates.join(_simulated_seconds(run, clients), run.machine.pool.selectable)
-    # first, because combining the updates needs memory
+    # return freed memory to the system before combining the updates, which needs much memory
     await asyncio.to_thread(give_back_freed_memory)
     result = await path.reduce(updates)
     if result is not None:
@@ -272,8 +272,8 @@ def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
 
 
 def _prolonged(plan: RunPlan, attempt: Attempt) -> NDArray[np.float64]:
-    """Return each client's number of passes divided by the run's number, in cohort order; empty if
-    no client has its own number."""
+    """Return each client's number of passes over its samples, divided by `training.epochs`, in
+    cohort order; empty if the selector set no number of passes."""
     epochs = [member.work.epochs for member in attempt.cohort.values()]
     if not any(epochs):
         return np.zeros(0)
@@ -300,8 +300,8 @@ def _round_seconds(run: Run, included: Sequence[str]) -> float:
 
 
 def _simulated_seconds(run: Run, included: Sequence[str]) -> float:
-    """Return the round's duration on a virtual clock; 0 on a real clock. included: clients in
-    time."""
+    """Return the round's duration on a virtual clock; 0 on a real clock. included: clients whose
+    update arrived in time."""
     if not run.plan.run_file.virtual_clock.enabled:
         return 0.0
     updates = run.updates.received
@@ -324,15 +324,15 @@ def _announce(run: Run, row: RoundRow) -> None:
 
 
 class PostCommitTasks:
-    """The work that follows a commit and is done during the next round. Used on the event loop."""
+    """Background work after a commit, done while the next round runs. Used on the event loop."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, row: RoundRow, spent: Sequence[Path], late: Sequence[LateRow]) -> None:
-        """Start the work after a commit. spent: files of the round's updates. late: rows of late
-        trainings that the commit changed."""
+        """Start the work after a commit. spent: files of the round's updates, no longer needed.
+        late: rows of late trainings that the commit changed."""
         self._task = asyncio.create_task(self._follow(row, spent, late))
 
     async def settled(self) -> None:
@@ -361,7 +361,7 @@ class PostCommitTasks:
         await run.services.tidy(row.key.round)
 
     async def _observe(self, row: RoundRow) -> None:
-        """Record the round in the metrics about its clients' data."""
+        """Update the metrics about the labels and the heterogeneity of the clients' data."""
         run, observer = self._run, self._run.services.observer
         included = [member.client_id for member in row.included]
         population, rows = run.selecting.population(), {row.key.round: run.roster.rows(included)}

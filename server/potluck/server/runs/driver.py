@@ -93,8 +93,8 @@ class RunDriver:
         return "" if self._run is None else self._run.selecting.left_out.troubles.get(client, "")
 
     async def inbox(self) -> UpdateInbox | None:
-        """The inbox of the run; None until the run is prepared, and for a run that ended before
-        that."""
+        """The inbox of the run; None until the run is prepared, and for a run that ended before it
+        was prepared."""
         await self._prepared.wait()
         return None if self._loop is None else self._loop.inbox
 
@@ -123,8 +123,8 @@ class RunDriver:
         self._events.put_nowait(event)
 
     async def exclusion_changed(self) -> None:
-        """Read again which clients are in quarantine and which are members."""
-        if self._run is not None:  # if the run is not prepared yet, the preparation reads them
+        """Reload the clients in quarantine; called after quarantine or membership has changed."""
+        if self._run is not None:  # a run that is not prepared yet reads the quarantine later
             await self._run.selecting.read_quarantine()
 
     async def drive(self) -> None:
@@ -170,11 +170,12 @@ class RunDriver:
                 await self._loop.settle()
                 self._services.files.let_go(self.files_in_use())
             self._over = True
-            await self._services.tidy(self.row.committed_rounds)  # in case a kill prevented it
+            # a kill may have prevented this after the last commit
+            await self._services.tidy(self.row.committed_rounds)
         except (PotluckError, OSError) as error:
             self._record.warn(f"the last round's files were not tidied up: {error}")
         run_id, in_store = self.row.run_id, self._services.in_store
-        try:  # deleting comes first: it frees space on a full disk
+        try:  # delete files before writing to the store: this frees space on a full disk
             await asyncio.to_thread(self._spool.remove)
         except (PotluckError, OSError) as error:
             self._record.warn(f"the run's spool was not removed: {error}")

@@ -39,7 +39,8 @@ OFFERS = "offers"
 """Key in a stored question: true if the question is about trained models."""
 
 _AGAIN = "again"
-"""Key in a stored question: number of additional calls of the selector before this question."""
+"""Key in a stored question: how often the attempt had called the selector again before this
+question, because too many chosen clients had the same tag."""
 
 
 class ReplayError(RunError):
@@ -94,8 +95,8 @@ async def _choose_once(
 class _Steps:
     """The questions of one attempt.
 
-    stored: questions from before a restart. again: number of additional calls of the selector.
-    step: number of the last question, from 1.
+    stored: questions from before a restart. again: how often the selector was called again. step:
+    number of the last question, from 1.
     """
 
     key: AttemptKey
@@ -109,7 +110,7 @@ class _Steps:
         return self.stored[self.step - 1] if self.step <= len(self.stored) else None
 
     def record(self, question: JsonObject) -> JsonObject:
-        """Return the question to store, with the number of additional calls added."""
+        """Return the question to store; add how often the selector was called again."""
         return {**question, _AGAIN: self.again} if self.again else question
 
 
@@ -162,7 +163,7 @@ async def _answers(run: Run, ask: Ask, steps: _Steps) -> Answers:
 
 
 async def _summed(run: Run, ask: AskSum, steps: _Steps) -> Summed | None:
-    """Return the requested sum: the stored sum, or a new one."""
+    """Return the requested secure sum of label counts: the stored sum, or a new one."""
     question, in_store = steps.record(_sum_question(ask)), run.services.in_store
     found, step, key = steps.next(), steps.step, steps.key
     _check_replayed(question, step, key, found)
@@ -182,8 +183,8 @@ async def _summed(run: Run, ask: AskSum, steps: _Steps) -> Summed | None:
 
 
 def _collector(run: Run) -> SumCollector:
-    """Return the collector of secure sums. Raises RunError if the run's settings don't allow sums
-    at every step."""
+    """Return the collector of secure sums. Raises RunError if the run's settings don't allow a
+    selector to request sums."""
     mode = run.plan.run_file.profiles.disclosure
     if mode != UNSAFE_STEPWISE:
         raise RunError(
@@ -248,8 +249,8 @@ def _advance(
 
 
 def read_scalars(answer: coordinator_pb2.Answer | None, names: Sequence[str]) -> tuple[float, ...]:
-    """Return a client's numbers, in the order of `names`. Raises ProtocolError with the reason if
-    the answer has none."""
+    """Return a client's numbers, in the order of `names`. Raises ProtocolError, with the reason,
+    unless the answer has exactly these numbers, all finite."""
     if answer is None:
         raise ProtocolError("no answer in time")
     if answer.WhichOneof("outcome") == "failure":
@@ -299,8 +300,8 @@ def _record(answers: Answers) -> JsonObject:
 
 
 def answers_of(exchanges: Sequence[Exchange], key: AttemptKey) -> list[Answers]:
-    """Return the clients' answers to the questions that the selector asked last; secure sums are
-    left out."""
+    """Return the clients' answers to the questions of the selector's last call that asked any;
+    secure sums and offers of updates are omitted."""
     answered = [
         each
         for each in exchanges
@@ -334,20 +335,20 @@ def _sum_question(ask: AskSum) -> JsonObject:
 
 
 def _is_sum(question: JsonObject) -> bool:
-    """Return True if a stored question asks for a sum."""
+    """Return True if a stored question asks for a secure sum."""
     return "sum" in question
 
 
 def _sum_record(summed: Summed | None) -> JsonObject:
-    """Return the record to store for a sum."""
+    """Return the record to store for a secure sum."""
     if summed is None:
         return {"rows": [], "total": None}
     return {"rows": summed.rows.tolist(), "total": summed.total.tolist()}
 
 
 def stored_sum(record: JsonObject, key: AttemptKey) -> Summed | None:
-    """Return the sum in a stored record; None if the sum failed. Raises StorageError if it can't be
-    read."""
+    """Return the secure sum in a stored record; None if the sum failed. Raises StorageError if it
+    can't be read."""
     try:
         if record["total"] is None:
             return None

@@ -1,4 +1,4 @@
-"""The current state of a run for display: its wait for clients, or the progress of its round."""
+"""The current state of a run, for display: its wait for clients, or the progress of its round."""
 
 from __future__ import annotations
 

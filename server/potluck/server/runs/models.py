@@ -1,5 +1,5 @@
 """The models of a run: the model that clients train from, the current round's model, the states of
-selector and strategy, and the files of auxiliaries."""
+selector and strategy, and the files of auxiliaries (further tensors that a strategy sends)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from potluck.server.store.records import Metrics
 from potluck.server.strategy import Strategy
 
 # States -------------------------------------------------------------------------------------------
-# Blocking.
+# These functions block: call them in a thread.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,8 @@ class RoundModel:
     facts: facts about the updates for the selector. judgement: the selector's judgement on them.
     late_weights: weights of the late updates that are part of the model, in the order in which they
     joined. training_loss: mean loss of the trainings, if it is known from a sum of updates; else
-    None. spent: ε of each client in the run, if the coordinator adds noise; else None.
+    None. spent: privacy loss ε of each client in the run so far, if the coordinator adds noise;
+    else None.
     """
 
     model: ModelVersion
@@ -100,8 +101,8 @@ class Models:
 
     Used on the event loop. work: computations that run in threads. current: the model that clients
     train from. states: states of selector and strategy after the last committed round. result:
-    result of the current attempt; between rounds, of the last round. trained: completed share of
-    the training on the coordinator; None if there is none.
+    result of the current attempt; between rounds, of the last round. trained: completed share, in
+    [0, 1], of the strategy's training on the coordinator; None if no such training runs.
     """
 
     def __init__(
@@ -124,8 +125,8 @@ class Models:
 
     @contextmanager
     def training(self) -> Iterator[Callable[[float], None]]:
-        """Show the progress of a training on the coordinator while the block runs. Yields a
-        function to call with the completed share."""
+        """Set `trained` while the block runs, to show the progress of a training on the
+        coordinator. Yields a function to call with the completed share."""
 
         def note(share: float) -> None:
             self.trained = share
@@ -193,7 +194,8 @@ class Models:
 
 
 class AuxiliaryFiles:
-    """Writes the files of auxiliaries and returns references to them. Used on the event loop."""
+    """Writes the files of auxiliaries, the tensors that a strategy sends beside the model, and
+    returns references to these files. Used on the event loop."""
 
     def __init__(self, strategy: Strategy, models: Models, files: ModelFiles) -> None:
         self._strategy = strategy
@@ -233,8 +235,8 @@ class AuxiliaryFiles:
         return message
 
     async def _shared_file(self, round_number: int) -> ModelVersion:
-        """Return the file that all clients receive. It is written once per round; after a restart,
-        the same file is written again."""
+        """Return the file of the auxiliaries that all clients receive. It is written once per
+        round; after a restart, the same file is written again."""
         models = self._models
         if self._shared is None or self._shared[0] != round_number:
             with self._files.large_arrays():

@@ -1,8 +1,8 @@
 """A journal of commits outside the database. After a start, it shows which commits the database has
 lost.
 
-The journal has the number of each committed round. The records have the rounds' rows, from which
-`potluck-server rebuild` restores what a database has lost.
+The journal lists the number of each committed round. The records contain the rounds' database rows,
+from which `potluck-server rebuild` restores lost rounds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Commits:
     def __init__(self, state_directory: Path, in_store: InStore) -> None:
         self._journal = Journal(state_directory / JOURNAL)
         self._records = RoundRecords(state_directory / RECORDS)
-        self._rosters: dict[str, int] = {}  # by run, number of clients in the recorded roster
+        self._rosters: dict[str, int] = {}  # number of clients in the recorded roster, by run
         self._in_store = in_store
         self._one_at_a_time = asyncio.Lock()
         self._lost_files: dict[str, set[str]] = {}
@@ -64,7 +64,7 @@ class Commits:
             for run_id, number in committed.items()
             if number and (run_id not in last or last[run_id].round < number)
         ]
-        if not found:  # otherwise every line may still be needed
+        if not found:  # if rounds were lost, the journal keeps every line
             kept = list((last | {each.run_id: each for each in behind}).values())
             await asyncio.to_thread(self._journal.shorten, kept, len(noted))
         await self._add(*behind)

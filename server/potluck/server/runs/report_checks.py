@@ -61,7 +61,7 @@ def report_said(plan: RunPlan, message: transfer_pb2.TrainingReport) -> UpdateRe
         if name in report.reports and math.isfinite(report.reports[name])
     }
     privacy = plan.run_file.privacy
-    # loss and metrics have no noise, so they are dropped
+    # Clients report loss and metrics without noise, which a run with noise must not use.
     if privacy is not None and privacy.at_coordinator:
         return replace(report, reports=reports, loss=None, measures={})
     # The message always has a loss, which must be ignored if the training has noise or no loss.

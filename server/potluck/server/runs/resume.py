@@ -53,7 +53,7 @@ async def resume(
 ) -> Run | None:
     """Return the prepared run; None if an operator stopped its pre-training.
 
-    Loads or creates the model, and reads the states of selector and strategy.
+    Loads or creates the model, and reads the stored states of selector and strategy.
     """
     run_id, in_store = record.row.run_id, services.in_store
     plan = plan.with_base(await in_thread(work.base_blake3))
@@ -287,7 +287,7 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
     key = run.stored_attempt = attempt.key
     run.attempt = Attempt()
     available = tuple(run.roster.ids[row] for row in attempt.available)
-    if run.trace_clock is not None:  # all these clients were available when the attempt began
+    if run.trace_clock is not None:  # repeat the clock's steps up to this attempt
         failed = max(0, key.attempt - 1 - attempt.spent)
         run.trace_clock.begin(available, len(available), failed=failed)
     run.choose_cohort(

@@ -195,8 +195,8 @@ class RoundLoop:
 
 
 def _path_of(run: Run) -> UpdatePath:
-    """Open the path that the run's updates take. Raises PluginError if it does not implement
-    UpdatePath."""
+    """Return the object that handles the run's updates: open, masked or summed. Raises PluginError
+    if it does not implement UpdatePath."""
     found = run.plan.path
     if not issubclass(found, UpdatePath):
         raise PluginError(f"{found.group}: {found.__name__} must derive from UpdatePath")

@@ -40,7 +40,8 @@ from potluck.server.watching.run_privacy import RunPrivacy
 
 @dataclass(frozen=True, kw_only=True)
 class CohortMember:
-    """A selected client. work: the work that the selector set for it."""
+    """A selected client. work: quotas, weight, passes and omitted tensors that the selector set for
+    it."""
 
     host: str
     reason: str
@@ -128,7 +129,8 @@ class Run:
         self.selecting.note_committed(row)
 
     def recall(self, participations: Sequence[Participation]) -> None:
-        """Load each client's part in the rounds committed before the run was resumed."""
+        """Restore each client's record of participation in the rounds committed before the run was
+        resumed."""
         self.updates.recall(participations)
         self.selecting.recall(participations)
 
@@ -150,12 +152,13 @@ class Run:
         self.attempt = replace(self.attempt, cohort=cohort, answers=answers, companions=together)
 
     def speed(self, client: str) -> float:
-        """Return a client's speed in the current attempt; 1 if clients follow no trace."""
+        """Return a client's speed in the current attempt, relative to 1; 1 if clients follow no
+        trace."""
         return 1.0 if self.trace_clock is None else self.trace_clock.speed(client)
 
     def arrival(self, client: str, seconds: float) -> float:
-        """Return the duration of a client's training; infinity if it becomes unavailable during
-        it."""
+        """Return the seconds until a client's update arrives: `seconds`, or infinity if, by the
+        trace, the client becomes unavailable before."""
         clock = self.trace_clock
         return seconds if clock is None else clock.arrival(client, seconds)
 
@@ -165,7 +168,7 @@ class Run:
         return AttemptKey(self.id, self.machine.round, self.machine.attempt)
 
     def instruction_id(self, client: str) -> str:
-        """Return the id of a client's training and update in the current attempt."""
+        """Return the id of a client's training, and of its update, in the current attempt."""
         return train_instruction_id(*self.key, client)
 
     def companions_of(self, client: str) -> list[str]:

@@ -96,8 +96,8 @@ class Updates:
         self._late_since.setdefault(client, self._instructed.get(client, at))
 
     def seconds(self, client: str, at: float, *, late: bool) -> float:
-        """Return the seconds since a client received its instruction; 0 if that was before a
-        restart."""
+        """Return the seconds from a client's instruction until `at`; 0 if a restart lost the time
+        of the instruction."""
         since = self._late_since if late else self._instructed
         return at - since.get(client, at)
 
@@ -129,8 +129,8 @@ class Updates:
         self._offenders.add(client)
 
     async def judge_offenders(self) -> None:
-        """Report the clients with refused updates to `Offences`. Call it after an attempt with
-        accepted updates."""
+        """Report the clients with refused updates to `Offences`, which may quarantine them. Call it
+        after an attempt with accepted updates."""
         offenders, self._offenders = self._offenders, set()
         for client, why in (await self._offended(sorted(offenders))).items():
             self._warn(f"{client} is in quarantine: {why}; see `potluck clients`")

@@ -89,7 +89,8 @@ def _provenance(attendance: Attendance, client: str) -> Provenance:
 
 
 def _works(selection: Selection) -> Sequence[MemberWork]:
-    """Return the work that the selector set for each client it chose."""
+    """Return what the selector set for each chosen client: quotas, weight, passes, omitted
+    tensors."""
     unset = [None] * len(selection.rows)
     quotas = unset if selection.quotas is None else selection.quotas.tolist()
     weights = unset if selection.weights is None else selection.weights.tolist()
@@ -107,7 +108,7 @@ def _works(selection: Selection) -> Sequence[MemberWork]:
 
 
 def _check_unmasked_work(plan: RunPlan, selection: Selection) -> None:
-    """Raise RunError if the clients of a masked round would do different work."""
+    """Raise RunError if the selector sets quotas, passes or omitted tensors in a masked round."""
     if selection.quotas is not None:
         _check_unmasked(plan, "limits the samples that each client trains on")
     if selection.epochs is not None:
@@ -118,7 +119,7 @@ def _check_unmasked_work(plan: RunPlan, selection: Selection) -> None:
 
 def _check_unmasked(plan: RunPlan, does: str) -> None:
     """Raise RunError if the round is masked, because all clients of a masked round must do equal
-    work. does: what the selector does, for the message."""
+    work. does: the selector's unequal setting, as a phrase for the error message."""
     run_file = plan.run_file
     if run_file.secure_aggregation:
         raise RunError(

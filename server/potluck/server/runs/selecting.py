@@ -17,7 +17,8 @@ from potluck.server.store.store_thread import InStore
 
 
 class Selecting:
-    """Owns the profiles of a run's clients, the rules by which they may be selected, and alarms.
+    """Owns the profiles of a run's clients, the rules by which they may be selected, and the alarms
+    about suspicious clients.
 
     Used on the event loop.
     """
@@ -60,7 +61,8 @@ class Selecting:
         )
 
     def tag_limits(self) -> Sequence[TagLimit]:
-        """The limits on tags, with the tag's value for each row of the roster."""
+        """For each limited tag: its value for each row of the roster, and the maximum number of
+        clients with one value."""
         tags_of = self._attendance.tags_of
         return [
             (tag, [tags_of(client).get(tag, "") for client in self.roster], most)
@@ -68,7 +70,7 @@ class Selecting:
         ]
 
     def hosts(self) -> Sequence[str]:
-        """The host of each row of the roster; an empty text if it is unknown."""
+        """The host of each row of the roster; an empty text if the host is unknown."""
         return [self.eligibility.host_of(client) for client in self.roster]
 
     async def admit(self, clients: Sequence[str]) -> None:
@@ -92,7 +94,8 @@ class Selecting:
         self.alarms.look_at_picks(cohort)
 
     def recall(self, participations: Sequence[Participation]) -> None:
-        """Load each client's part in the rounds committed before the run was resumed."""
+        """Restore each client's record of participation in the rounds committed before the run was
+        resumed."""
         for each in participations:
             if each.samples is not None:
                 self.roster.note_samples({each.client_id: each.samples})

@@ -1,4 +1,4 @@
-"""Interface through which a run commits to its selections.
+"""Interface for cryptographic commitments to a run's selections, which hosts can verify.
 
 `potluck.verifiable` implements it. The core finds it by name, in the entry-point group
 `potluck.integrations`, for runs with `[selection] verifiable = true`.
@@ -19,7 +19,7 @@ RECORD: Final = "selection-record"
 
 
 class SelectionRecord:
-    """The commitments of a run to its selections; this base class makes none. Used on the event
+    """Makes a run's commitments to its selections; this base class makes none. Used on the event
     loop."""
 
     async def begin(self, context: SelectionContext, key: AttemptKey) -> SelectionContext:  # noqa: ARG002  for subclasses

@@ -27,16 +27,18 @@ class RunServices:
     """Folder of the coordinator's state, which backups contain."""
     in_store: InStore
     tidy: Callable[[int], Awaitable[None]]
-    """Delete model files that are no longer needed after the commit of this round."""
+    """Delete model files that are not needed after the commit of the round with the given
+    number."""
     note_commit: Callable[[RoundRow], Awaitable[None]]
-    """Record a committed round outside the store."""
+    """Record a committed round in the journal, outside the database."""
     pretrain: Callable[[str], Awaitable[str | None]]
     """Train a model before round 1. Takes the digest of the first model and returns that of the
     trained one; None if an operator stops the training."""
     offended: Callable[[Iterable[str]], Awaitable[dict[str, str]]]
-    """See `Offences.add`."""
+    """Count an offence of each client; return those now in quarantine, each with the reason."""
     workplace: Workplace
-    """Settings for trainings on the coordinator."""
+    """Settings of the coordinator's machine for trainings on it, e.g. the number of torch
+    threads."""
     trust: Trust
     sums: SumCollector | None
     """Collects secure sums of label counts; None if secure aggregation is not installed."""

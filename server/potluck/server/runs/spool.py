@@ -130,12 +130,13 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(doomed)
     except FileNotFoundError:
         raise
-    except OSError as error:  # its file name is relative to the folder
+    # `error` names a file relative to the folder; the new error names the folder
+    except OSError as error:
         raise disk_error(error, folder) from error
 
 
 # Updates after a restart --------------------------------------------------------------------------
-# Blocking.
+# These functions block: call them in a thread.
 
 
 def still_spooled(

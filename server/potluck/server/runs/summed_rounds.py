@@ -48,7 +48,8 @@ from potluck.server.strategy import Summation
 
 @dataclass(frozen=True, kw_only=True)
 class LaneSum:
-    """The total of all hosts' sums, read from their open files; see `Total`."""
+    """The total of all hosts' sums of updates, read from the open files of these sums; see
+    `Total`."""
 
     files: Sequence[LaneFile]
     terms: LaneTerms
@@ -82,7 +83,8 @@ def opened_lane_sum(
     *,
     normalized: bool,
 ) -> Iterator[LaneSum]:
-    """Open the files of the sums; close them at the end of the block.
+    """Open the files of the hosts' sums, and yield their total; close the files at the end of the
+    block.
 
     updates: the updates in the sums, in client order. update_ids: their ids. vectors: sizes of the
     vectors in the run's updates, by name. normalized: True if each client's difference is divided

@@ -52,7 +52,8 @@ class Training:
             model_reference(run.models.current),
             auxiliary,
             member=work,
-            # Clients with different numbers of passes can't be trained in the same batched steps.
+            # A client with its own number of passes is trained alone, not in batched steps with
+            # others.
             companions=[] if work.epochs is not None else run.companions_of(client),
             speed=run.speed(client),
         )
@@ -146,7 +147,7 @@ class Training:
         self._run.services.attendance.retire(ids, abandon=True)
 
     async def mark(self, action: rounds.MarkMember) -> None:
-        """Record how a client's part in an attempt ended."""
+        """Record in the store how a client's training in an attempt ended."""
         key = AttemptKey(self._run.id, action.round, action.attempt)
         self._path.lose(action.client)
         # An update that arrived just before is stored first, so it can't overwrite this state.

@@ -39,7 +39,7 @@ metadata."""
 
 
 def members_of(header: transfer_pb2.UpdateHeader) -> Sequence[transfer_pb2.SumMember]:
-    """Return the updates in an announced file: the only one, or the members of a sum."""
+    """Return the updates in an announced file: its single update, or the members of a sum."""
     if header.members:
         return header.members
     return [
@@ -66,7 +66,8 @@ class UpdateInbox:
         self._path = path
         self._arrivals: list[_Arrival] = []
         self._recording: asyncio.Task[None] | None = None
-        self._being_recorded: set[str] = set()  # update ids; another sum must not contain them
+        # ids of updates that are being stored; no second upload may contain them
+        self._being_recorded: set[str] = set()
 
     def model(self, client: str, update_id: str) -> ModelVersion:
         """Return the model that an update was trained from."""
@@ -315,7 +316,8 @@ class UpdateInbox:
 
     def _row(self, header: transfer_pb2.UpdateHeader, member: transfer_pb2.SumMember) -> UpdateRow:
         run, report = self._run, self._path.report(member)
-        if not run.plan.run_file.virtual_clock.enabled:  # else the client reports it
+        # on a virtual clock, the client reports its seconds
+        if not run.plan.run_file.virtual_clock.enabled:
             late = self._late(member.client_id, member.update_id) is not None
             seconds = run.updates.seconds(member.client_id, now(), late=late)
             report = replace(report, seconds=seconds)

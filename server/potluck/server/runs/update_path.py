@@ -1,6 +1,6 @@
-"""How updates are handled, from announcement to the round's model.
+"""Handling of a round's updates, from their announcement to the round's model.
 
-This module has the base class, and the path of updates that the coordinator may read.
+This module has the base class, and the class for updates that the coordinator may read one by one.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class ReceivedUpdate:
 
 
 class UpdatePath(PathRules):
-    """Base class of the steps that differ between open, masked and summed updates. Used on the
-    event loop."""
+    """Base class for handling updates: has the steps that differ between open, masked and summed
+    updates. Used on the event loop."""
 
     encoding: str
-    """Name of the updates' form in stored rows and metrics."""
+    """Name of the updates' file format in stored rows and metrics, e.g. "float32"."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -103,7 +103,7 @@ class OpenRounds(UpdatePath):
         self.encoding = self._up.encoding.value
 
     def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
-        """Check the announced report and form. Raises LayoutError."""
+        """Check the announced report, encoding and compression. Raises LayoutError."""
         check_said(self._run.plan, self._run.attempt, header.client_id, header.report)
         up = self._up
         if (
@@ -131,7 +131,7 @@ class OpenRounds(UpdatePath):
         )
 
     def report(self, member: transfer_pb2.SumMember) -> UpdateReport:
-        """Return the report. Numbers for the selector are kept only if they are finite."""
+        """Return the member's report. Numbers for the selector are kept only if they are finite."""
         return report_said(self._run.plan, member.report)
 
     async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel | None:

@@ -27,7 +27,8 @@ _SAMPLES = "samples"
 
 
 def is_offer(question: JsonObject) -> bool:
-    """Return True if a stored question was asked about trained models."""
+    """Return True if a stored question asked clients about the models they trained, before
+    upload."""
     return OFFERS in question
 
 

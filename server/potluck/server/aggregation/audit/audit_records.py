@@ -182,9 +182,10 @@ def audit_run(
 ) -> list[ClientAudit]:
     """Return an audit of each client, in the order of the population. Blocking.
 
-    noise_rates: ε / Δ₁ of each client's claimed counts; clients that are missing made no claim. The
-    maximum change of a bias is known exactly if clients report their exact number of steps;
-    otherwise a lower bound of this maximum is used. Raises StorageError.
+    noise_rates: ε / Δ₁ (Δ₁: L1 sensitivity) of the noise in each client's claimed counts; clients
+    that are missing made no claim. The maximum change of a bias is known exactly if clients report
+    their exact number of steps; otherwise a lower bound of this maximum is used. Raises
+    StorageError.
     """
     seen = _seen(plan, rounds, records)
     claims = population.label_counts

@@ -88,10 +88,10 @@ class AuditSettings:
     """Settings of the audit.
 
     significance: probability of suspecting an honest client, per audit. least_rounds: number of
-    rounds without a rise after which few samples of the class are assumed. least_span: minimum span
-    of a round; shorter rounds are not counted in `least_rounds`. unseen_samples, unseen_share:
-    maximum number of samples that a client may hold if its bias never rose, absolute or as a share
-    of its claim; the larger applies.
+    rounds without a rise after which few samples of the class are assumed. least_span: minimum
+    `LocalSteps.span` of a round; rounds with a smaller span are not counted in `least_rounds`.
+    unseen_samples, unseen_share: maximum number of samples that a client may hold if its bias never
+    rose, absolute or as a share of its claim; the larger applies.
     """
 
     significance: float = 0.01
@@ -140,8 +140,8 @@ class Suspicion:
 
 
 class LabelVerdict(StrEnum):
-    """Result for one client. CONSISTENT includes clients with little evidence. UNKNOWN: no evidence
-    or no claim."""
+    """Result of the audit for one client. CONSISTENT includes clients with little evidence.
+    UNKNOWN: no evidence or no claim."""
 
     CONSISTENT = "consistent"
     SUSPICIOUS = "suspicious"
@@ -243,8 +243,9 @@ def _audit(
 def _tests(
     claims: Floats, evidence: _Evidence, rate: float, settings: AuditSettings
 ) -> Iterator[Suspicion]:
-    """Yield one test for each class about which the updates give evidence."""
-    samples = max(0.0, float(claims.sum()))  # clipping each count would bias the sum
+    """Yield the test of one class's claim, for each class about which the updates give evidence."""
+    # noisy counts may be negative; clipping each would bias the sum
+    samples = max(0.0, float(claims.sum()))
     unseen = max(settings.unseen_samples, math.floor(settings.unseen_share * samples))
     for label, claim in enumerate(claims.tolist()):
         rises = int(evidence.rises[label])
