@@ -52,8 +52,8 @@ class UpdateFact(StrEnum):
     """The L2 norm of each update."""
     SKETCH = "sketch"
     """A random projection of each update to `SKETCH_SIZE` numbers. The projection is the same in
-    all rounds of a run. It preserves inner products and distances, up to about 1/16 of the
-    norms."""
+    all rounds of a run. It preserves inner products and distances, with an error of about 1/16 of
+    the norms."""
     OUTPUT_MOVE = "output-move"
     """Each update's change of the output layer's bias, by class. If the layer has no bias: the
     change of the mean of each row of its weights."""
@@ -68,10 +68,11 @@ class Population:
 
     samples: K, int64, number of samples; 0 if a client has not disclosed it. label_counts: K ×
     classes, float64, possibly noisy; a row of NaN if a client sent none. triplets: K × 3, float64
-    in [0, 1] (CI, AI, SC); a row of NaN if a client sent none. interaction_matrices: K × classes ×
-    2, float64; NaN if a client sent none. label_totals: classes, float64, sum of all clients' label
-    counts; None unless a secure sum gave them. signals: for each signal of another package, K × the
-    signal's shape. A column is None if clients were not asked for its signal.
+    in [0, 1]: class imbalance, attribute imbalance, spurious correlation; a row of NaN if a client
+    sent none. interaction_matrices: K × classes × 2, float64; NaN if a client sent none.
+    label_totals: classes, float64, sum of all clients' label counts; None unless a secure sum gave
+    them. signals: for each signal of another package, K × the signal's shape. A column is None if
+    clients were not asked for its signal.
     """
 
     ids: Sequence[str]
@@ -330,18 +331,18 @@ class RoundOutcome:
     """Facts about a committed round that a selector learns from.
 
     selected: rows of the cohort, in the order chosen. included: rows of the clients whose update
-    became part of the model. seconds: per selected client, time from instruction to update; NaN if
-    no update arrived. reports: for "loss" and each name in the selector's `reports`, one number per
-    selected client; NaN if no update arrived in time. answers: answers to the selector's questions
-    in this round, in the order asked. deadline_seconds: seconds after which a client counts as
-    failed, to estimate the durations of failed clients.
+    became part of the model. seconds: per selected client, seconds from instruction to update; NaN
+    if no update arrived. reports: for "loss" and each name in the selector's `reports`, one number
+    per selected client; NaN if no update arrived in time. answers: answers to the selector's
+    questions in this round, in the order asked. deadline_seconds: seconds after which a client
+    counts as failed, to estimate the durations of failed clients.
 
     facts: facts about the updates that arrived in time, including excluded ones; None if masked.
     judgement: the selector's judgement. spared: rows of the clients that skipped their upload, as
-    the selector decided. prolonged: per selected client, its number of passes over the run's
+    the selector decided. prolonged: per selected client, its number of passes divided by the run's
     number; empty if no client has its own number. late: rows of the clients whose update for an
-    earlier round became part of this model. late_seconds: for each of these, time from instruction
-    to update.
+    earlier round became part of this model. late_seconds: for each client in `late`, seconds from
+    instruction to update.
     """
 
     round: int
@@ -383,7 +384,7 @@ class _OldSpelling:
 
     def __set__(self, selector: Selector, value: object) -> None:
         _warn_of(self._old, self._new, type(selector).__name__)
-        object.__setattr__(selector, self._new, value)  # a selector may be a frozen dataclass
+        object.__setattr__(selector, self._new, value)  # works for a frozen dataclass, too
 
 
 def _warn_of(old: str, new: str, selector: str) -> None:
@@ -420,33 +421,35 @@ class Selector(Plugin):
     """Settings of local training that the selector recommends, as in the run file's
     `[training]`."""
     needs_facts: frozenset[UpdateFact] = frozenset()
-    """Facts about each round's updates that `judge` and `observe` need. Masked updates have
-    none."""
+    """Facts about each round's updates that `judge` and `observe` need. They can't be computed from
+    masked updates."""
     measures: bool = False
     """True if `judge` requests losses of means of updates, on the coordinator's evaluation data."""
     sets_weights: bool = False
     """True if the selector sets the updates' weights, in `Selection.weights`."""
     sets_quotas: bool = False
     """True if the selector limits each client's training samples by class, in `Selection.quotas`.
-    Not for masked rounds."""
+    Not allowed in masked rounds."""
     sets_epochs: bool = False
-    """True if the selector sets each client's number of passes, in `Selection.epochs`. Not for
-    masked rounds, nor for runs that count steps."""
+    """True if the selector sets each client's number of passes, in `Selection.epochs`. Not allowed
+    in masked rounds, nor in runs that set a number of steps."""
     drops_tensors: bool = False
-    """True if the selector makes clients omit tensors from updates, in `Selection.dropped`. Not for
-    masked rounds, nor with strategies that need whole updates."""
+    """True if the selector makes clients omit tensors from updates, in `Selection.dropped`. Not
+    allowed in masked rounds, nor with strategies that need whole updates."""
     most_clients: int | None = None
-    """Maximum number of clients that the selector can choose among, if it compares all pairs. A run
-    with a larger roster is refused before it starts. If more clients join later, selection
-    fails."""
+    """Maximum number of clients that the selector can choose among, if it compares all pairs; None
+    for no maximum. A run with a larger roster is refused before it starts. If more clients join
+    later, selection fails."""
     added: int = 0
     """Number of the cohort's clients that are chosen step by step, after the other clients were
     drawn uniformly."""
 
     def everybody(self, round_number: int) -> bool:  # noqa: ARG002  for subclasses
-        """Return True if all available clients may train in a round, whatever the run's count.
+        """Return True if all available clients may train in a round, regardless of the number
+        requested.
 
-        The `count` of the context is then the number of available clients. Not for masked rounds.
+        `SelectionContext.count` is then the number of available clients. Not allowed in masked
+        rounds.
         """
         return False
 
@@ -459,7 +462,7 @@ class Selector(Plugin):
         return None
 
     def init(self, population: Population) -> State:  # noqa: ARG002  for subclasses
-        """Return the state before round 1."""
+        """Return the selector's state before round 1."""
         return State()
 
     @abstractmethod
@@ -493,8 +496,8 @@ class Selector(Plugin):
         return Spared(rows=np.zeros(0, dtype=np.int64), reasons=())
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:  # noqa: ARG002  for subclasses
-        """Return the state after a committed round. Called once for each committed round, in
-        order."""
+        """Return the selector's state after a committed round. Called once for each committed
+        round, in order."""
         return state
 
 

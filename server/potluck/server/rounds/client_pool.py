@@ -73,7 +73,7 @@ class Presence:
             self._back_by[client] = now + self.grace
 
     def expect(self, clients: Iterable[str], until: float) -> None:
-        """Set the time until which those of these clients that are disconnected may reconnect."""
+        """Set the time until which the disconnected clients among these may reconnect."""
         for client in clients:
             if client not in self._attending:
                 self._back_by[client] = until
@@ -110,18 +110,18 @@ class ClientPool:
         self.waiting: Waiting | None = None
         """The current wait for more clients; None if there are enough."""
         self.wake: float | None = None
-        """Time of the next check if nothing happens."""
+        """Time of the next check if no event comes before; None if no check is needed."""
         self.given_up = ""
         """Reason why a run that never selected a cohort has stopped waiting; empty while it waits.
         """
-        self._last = _LONG_AGO  # when a run that never selected a cohort stops waiting
-        self._returning_until = _LONG_AGO  # until when disconnected clients are waited for
+        self._last = _LONG_AGO  # latest time to wait, for a run that never selected a cohort
+        self._returning_until = _LONG_AGO  # latest time to wait for disconnected clients
         self._pause = _LONG_AGO
         self._refused: set[str] = set()  # clients that connected too late to join
         self._short = False  # True if too few were connected at the last check
 
     def start(self, now: float) -> None:
-        """Start the run, or resume it after a restart; give its earlier clients time to
+        """Start the run, or resume it after a restart; give the clients of its roster time to
         reconnect."""
         self._last = now + self.rules.start_timeout_seconds
         self._expect_everybody(now)
@@ -143,8 +143,8 @@ class ClientPool:
             self.presence.expect(self.roster, self._returning_until)
 
     def away(self) -> list[str]:
-        """Return the disconnected clients in roster order. If the run needs several hosts, the text
-        of each client includes its host."""
+        """Return the disconnected clients in roster order. If the run needs several hosts, each
+        text also names the client's host."""
         away = [client for client in self.roster if not self.presence.attends(client)]
         if not self.rules.hosts:
             return away

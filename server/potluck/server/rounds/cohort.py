@@ -50,7 +50,7 @@ class RoundCohort:
         self._left_out = left_out
         self._notices = TroubleNotices()
         self.offered: set[str] = set()
-        """Members that keep their update until the coordinator requests it."""
+        """Members that have trained and keep their update until the coordinator requests it."""
         self.undecided = rules.offers
         """True until the selector has decided which updates are wanted."""
         self.deciding = False
@@ -157,8 +157,8 @@ class RoundCohort:
     ) -> list[Action]:
         """Continue without the updates of these clients, which skip their upload.
 
-        spared: each client, with the reason. awaited: those of the clients whose update may join a
-        later round.
+        spared: each client, with the reason. awaited: the clients among them whose update may join
+        a later round.
         """
         actions: list[Action] = []
         for client, why in spared:
@@ -180,7 +180,8 @@ class RoundCohort:
         return [client for client, member in self.members.items() if member.state in states]
 
     def abandon(self, clients: Sequence[str]) -> list[Action]:
-        """Instruct these members to stop."""
+        """Return the action that instructs these members to stop training; nothing without
+        members."""
         return [Abandon(self._round, self._attempt, tuple(clients))] if clients else []
 
     # What is said at the end ------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Checks before a run starts that its parts are compatible. Errors name both parts and the reason.
+"""Checks before a run starts that its plug-ins and settings are compatible. Errors name both, and
+the reason.
 
 A selector, a strategy's server step and an objective don't depend on one another, so any of them
 work together. The exceptions are the few pairs below, and the settings of clients that a strategy
@@ -32,7 +33,8 @@ def check_composition(
 ) -> Sequence[str]:
     """Return remarks on combinations with unexpected effects, one sentence each.
 
-    Raises ConfigurationError if two parts are not compatible, PluginError if one is not installed.
+    Raises ConfigurationError if two plug-ins or settings are not compatible, PluginError if a
+    plug-in is not installed.
     """
     correction = strategy.correction
     if strategy.one_way and strategy.auxiliary:
@@ -225,7 +227,8 @@ def check_objective(table: PluginTable, *, source: str) -> None:
     try:
         plugins.check(plugins.OBJECTIVES, table.name, table.options)
     except ConfigurationError as error:
-        if not isinstance(error.__cause__, ImportError):  # only hosts need the missing package
+        # a missing package is no error here: only hosts need it
+        if not isinstance(error.__cause__, ImportError):
             raise type(error)(f"{source}: {error.message}", **error.metadata) from None
 
 

@@ -90,7 +90,8 @@ class StoredAnswersInvalid:
 
 @dataclass(frozen=True)
 class UpdateArrived:
-    """A client's update is verified and spooled. seconds: its duration on a virtual clock."""
+    """A client's update is verified and spooled. seconds: duration of the training on a virtual
+    clock."""
 
     client: str
     seconds: float = 0.0
@@ -164,7 +165,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class ActionFailed:
-    """An action could not be carried out; the run can't continue."""
+    """An action of the machine could not be carried out; the run can't continue."""
 
     reason: str
 
@@ -265,7 +266,7 @@ class Abandon:
 
 @dataclass(frozen=True)
 class MarkMember:
-    """Record how a client's part in an attempt ended."""
+    """Record how a client's training in an attempt ended."""
 
     round: int
     attempt: int

@@ -35,7 +35,7 @@ class LateRegister:
     simulated: bool
     most_rounds: int
     _awaited: dict[str, LateRow]
-    _failed: list[LateRow] = field(default_factory=list)  # to be stored with the next round
+    _failed: list[LateRow] = field(default_factory=list)  # rows to store with the next round
 
     @classmethod
     def of(cls, rows: Iterable[LateRow], *, simulated: bool, most_rounds: int) -> LateRegister:

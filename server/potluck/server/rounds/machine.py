@@ -83,10 +83,10 @@ class Resumption:
     available, cohort: clients of the interrupted attempt; both empty if there was none. cohort maps
     clients, in the order chosen, to their state. spent: number of attempts at this round that are
     not counted against its limit, such as those before the run failed. seconds: by client,
-    durations of the trainings whose updates have arrived. left_out: clients that can't take part,
-    with the reasons. uploads_decided: True if clients had offered their updates, and the selector
-    had chosen among them. why_over: reason why the run ends early with the last committed round;
-    empty if it does not.
+    durations in seconds of the trainings whose updates have arrived. left_out: clients that can't
+    take part, with the reasons. uploads_decided: True if clients had offered their updates, and the
+    selector had chosen among them. why_over: reason why the run ends early with the last committed
+    round; empty if it does not.
     """
 
     roster: RunRoster = field(default_factory=RunRoster)
@@ -121,7 +121,7 @@ class RoundMachine:
             }
         )
         self._started = False
-        self._stored_available = () if was.cohort else was.available  # of this round only
+        self._stored_available = () if was.cohort else was.available  # for the first selection only
         self._said_waiting = False
         self._round_deadline = 0.0
         self._decided = was.uploads_decided
@@ -219,7 +219,7 @@ class RoundMachine:
     def _start(self, now: float) -> list[Action]:
         self._started = True
         if self._why_over or self.round > self.rules.rounds:
-            # the coordinator was killed between the last commit and the run's end
+            # the coordinator was killed after the last commit, before it could end the run
             return self._end(RunEnding.FINISHED, self._why_over)
         self.pool.start(now)
         return self._train(now) if self.cohort else self._select_if_ready(now)
@@ -287,7 +287,8 @@ class RoundMachine:
         ]
 
     def _begin_anew(self, reason: str, now: float) -> list[Action]:
-        """Start another attempt; the current one does not count."""
+        """Start another attempt; the current one does not count against the maximum number of
+        attempts."""
         actions: list[Action] = [
             GiveUpAttempt(self.round, self.attempt, reason),
             PublishNotice(reason),
@@ -383,8 +384,8 @@ class RoundMachine:
         return actions
 
     def _without_sum(self, event: SumFailed, now: float) -> list[Action]:
-        """Give up the attempt. The next one avoids the clients that prevented the sum, if other
-        clients suffice."""
+        """Give up the attempt, because its secure sum failed. The next attempt avoids the clients
+        that prevented the sum, if other clients suffice."""
         if self.phase not in (Phase.TRAINING, Phase.REDUCING):
             return []
         actions: list[Action] = []
@@ -450,7 +451,7 @@ class RoundMachine:
 
     def _end(self, ending: RunEnding, reason: str) -> list[Action]:
         self.phase = Phase.ENDED
-        # Clients are instructed to stop only now: a run whose end is not stored continues with
-        # them.
+        # Clients are instructed to stop only after the end is stored: until then, a restarted
+        # coordinator would continue with them.
         still_at_work = [*self.cohort.pending, *self.cohort.missed]
         return [End(ending, reason), *self.cohort.abandon(still_at_work)]

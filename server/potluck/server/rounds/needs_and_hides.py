@@ -1,4 +1,5 @@
-"""Table of what each part of a run needs, and which parts hide it; checked before a run starts.
+"""Table of the properties (traits) of a run's parts, and of the traits that hide others; checked
+before a run starts.
 
 A part of a run (selector, strategy, trainer, a table of the run file) has `Trait`s: for example, it
 needs single updates, or masks them. `HIDES` lists, for each trait, the traits that it hides, each
@@ -30,61 +31,62 @@ from potluck.server.strategy import Strategy, Summation
 class Trait(Enum):
     """Property of a part of a run that decides with which other parts it is compatible."""
 
-    # of strategies
+    # traits of strategies
     SINGLE_UPDATES = auto()
-    """Needs every single update, not only the updates' mean."""
+    """The strategy needs every single update, not only the updates' mean."""
     OWN_TENSORS = auto()
-    """Changes some tensors of the model only on the coordinator."""
+    """The strategy changes some tensors of the model only on the coordinator."""
     AUXILIARIES = auto()
-    """Sends tensors in addition to the weights."""
+    """The strategy sends tensors (auxiliaries) in addition to the weights."""
     CORRECTION = auto()
-    """Makes hosts correct what clients send, or how clients train."""
+    """The strategy makes hosts correct what clients send, or how clients train."""
     DATA_CORRECTION = auto()
-    """Makes hosts compute what clients send from data, not only from the gradients of steps."""
+    """The strategy makes hosts compute what clients send from data, not only from the steps'
+    gradients."""
     KEPT_CORRECTION = auto()
-    """Makes clients keep a state from one training for the next."""
+    """The strategy makes clients keep a state from one training for the next."""
     SINGLE_STEPS = auto()
-    """Corrects or counts the single steps of a training."""
+    """The strategy corrects or counts the single steps of a training."""
     OTHER_WEIGHTS = auto()
-    """Does not weight updates by samples."""
+    """The strategy does not weight updates by samples."""
     SERVER_TRAINING = auto()
-    """Trains on the coordinator, and uses single updates for that."""
+    """The strategy trains on the coordinator, and uses single updates for that."""
     GROUPS = auto()
-    """Makes clients train different parts of the model, or uses their profiles."""
-    # of selectors
+    """The strategy makes clients train different parts of the model, or uses their profiles."""
+    # traits of selectors
     REPORTS = auto()
-    """Needs numbers that clients report with their updates."""
+    """The selector needs numbers that clients report with their updates."""
     FACTS = auto()
-    """Needs facts that the coordinator computes from single updates."""
+    """The selector needs facts that the coordinator computes from single updates."""
     OUTPUT_MOVES = auto()
-    """Needs each update's change of the output layer."""
+    """The selector needs each update's change of the output layer."""
     MEANS = auto()
-    """Requests the loss of means of some updates."""
+    """The selector requests the loss of models that are means of some updates."""
     WEIGHTS = auto()
-    """Chooses the weights of updates."""
+    """The selector sets the weights of updates."""
     QUOTAS = auto()
-    """Limits each client's samples."""
+    """The selector limits each client's number of training samples."""
     PASSES = auto()
-    """Chooses each client's number of passes."""
+    """The selector sets each client's number of passes over its samples."""
     PARTIAL_UPDATES = auto()
-    """Makes clients omit tensors from their updates."""
+    """The selector makes clients omit tensors from their updates."""
     OFFERS = auto()
-    """Asks clients after their training, before the upload."""
+    """The selector asks clients a question after their training, before the upload."""
     EVERYBODY = auto()
-    """Makes all clients train in a round."""
+    """The selector makes all clients train in some rounds."""
     ESTIMATES = auto()
-    """Needs signals that clients estimate by training the whole model."""
+    """The selector needs signals that clients estimate by training the whole model."""
     NOT_GIVEN = auto()
-    """Asks for something that the task's trainer does not provide."""
+    """The selector asks for something that the task's trainer does not provide."""
     QUESTIONS = auto()
-    """Asks clients questions about their data or a model."""
+    """The selector asks clients questions about their data or a model."""
     PLAIN_QUESTIONS = auto()
-    """Asks clients questions whose answers can't have noise."""
+    """The selector asks clients questions whose answers can't have noise."""
     PROFILES = auto()
-    """Uses what clients disclose once about their data."""
+    """The selector uses profiles: what clients disclose once about their data."""
     UNHIDDEN_PROFILES = auto()
-    """Uses profiles that no noise makes private for single records."""
-    # of the run file and the task
+    """The selector uses profiles that no noise makes private for single records."""
+    # traits of the run file and the task
     OWN_TRAINER = auto()
     """The task has its own trainer."""
     NOISELESS_TRAINER = auto()
@@ -92,27 +94,27 @@ class Trait(Enum):
     DIVIDED_MODEL = auto()
     """Clients receive only a part of the model."""
     KEPT_TENSORS = auto()
-    """Clients keep tensors of the model."""
+    """Clients keep some tensors of the model and never send them."""
     OWN_MODELS = auto()
     """Each client also trains its own model, close to the run's."""
     OBJECTIVE = auto()
-    """Names a loss for the built-in loop."""
+    """The run file names a loss for the built-in training loop."""
     COUNTED_STEPS = auto()
-    """Counts the steps of a training, not its passes."""
+    """The run file sets a training's number of steps, not of passes over the samples."""
     MASKS = auto()
-    """Updates are masked; the coordinator learns sums."""
+    """Updates are masked; the coordinator learns only their sums."""
     HOST_SUMS = auto()
-    """Hosts add their clients' updates up."""
+    """Each host sends the sum of its clients' updates."""
     LATE_UPDATES = auto()
     """Updates may join a later round."""
     UPLOAD_FORM = auto()
-    """Chooses an encoding or compression of updates."""
+    """The run file sets an encoding or compression of updates."""
     SIMULATED_TIME = auto()
-    """Clients report simulated seconds."""
+    """Clients report simulated seconds, for a virtual clock."""
     TRACED_CLIENTS = auto()
     """Clients are available at the times in a trace."""
     SIMULATED_LOSSES = auto()
-    """Excludes updates because of their simulated seconds."""
+    """The run excludes updates of clients that take too many simulated seconds."""
     EXACT_PROFILES = auto()
     """Clients disclose profiles or sums without noise."""
     PRIVATE_RECORDS = auto()
@@ -126,7 +128,7 @@ class Trait(Enum):
     TUNED_MODELS = auto()
     """Clients train a model further before they measure it."""
     LARGE_COHORT = auto()
-    """Has cohorts larger than the maximum of a host's sum."""
+    """Cohorts have more clients than the maximum of a host's sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +172,7 @@ class RunParts:
             **selector_traits(self.selector),
             Trait.NOT_GIVEN: " and ".join(self._not_given()),
         }
-        if self.trainer is not None:  # answers can have noise only in classification tasks
+        if self.trainer is not None:  # with a task's own trainer, no answer can have noise
             traits[Trait.PLAIN_QUESTIONS] = traits[Trait.QUESTIONS]
         return traits
 

@@ -1,8 +1,8 @@
-"""The requirements of an update path on the plan of a run.
+"""The conditions that an update path sets for the plan of a run.
 
 A path is how the updates of a run become a model: as single updates, with noise in their sum, as
 sums from hosts, or masked. It is a plug-in of the group `potluck.update_paths`. `runs.update_path`
-has the part that works while the run is under way; a plan uses only the methods below.
+has the methods used while a run is under way; a plan uses only the methods below.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ COLLECTOR = "coordinator"
 
 
 class PathRules(Plugin):
-    """The requirements of a path on a run. This base class requires nothing."""
+    """Conditions that an update path (open, noised, summed or masked) sets for a run. This base
+    class sets none."""
 
     group = plugins.UPDATE_PATHS
 
@@ -41,7 +42,7 @@ class PathRules(Plugin):
 
     @classmethod
     def policy(cls, run_file: RunFile) -> RoundPolicy:
-        """Return the run's round policy, changed as the path requires."""
+        """Return the run's settings of rounds, changed as the path requires."""
         return run_file.round
 
     @classmethod
@@ -60,7 +61,7 @@ class PathRules(Plugin):
 
 
 def path_name(run_file: RunFile) -> str:
-    """Return the name of the path that a run's updates take."""
+    """Return the name of a run's update path: open, noised, summed or masked."""
     if run_file.secure_aggregation:
         return MASKED
     if run_file.privacy is not None and run_file.privacy.at_coordinator:
@@ -69,7 +70,7 @@ def path_name(run_file: RunFile) -> str:
 
 
 def path_of(run_file: RunFile) -> type[PathRules]:
-    """Return the path that a run's updates take.
+    """Return the class of a run's update path.
 
     Raises ConfigurationError if the run requests secure sums and this coordinator can't compute
     them.

@@ -1,4 +1,5 @@
-"""Creates the parts that a run file names, and checks them before the run starts."""
+"""Creates the objects that a run file names, such as selector and strategy; checks them before the
+run starts."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ class RunPlan:
     strategy: Strategy
     training: LocalTraining
     path: type[PathRules]
-    """The path that the updates take."""
+    """Class of the update path: open, noised, summed or masked."""
     trainer: Trainer | None = None
     """The task's own trainer; None for a classification task."""
     stop_rule: StopRule | None = None
@@ -95,7 +96,7 @@ class RunPlan:
 
     @property
     def reports(self) -> frozenset[str]:
-        """Names of the numbers that the selector wants reported with updates."""
+        """Names of the numbers that clients report with updates, for the selector."""
         return frozenset(self.selector.reports)
 
     @property
@@ -187,7 +188,7 @@ def draw_up(
     for signal in sorted(choosing.needs_profiles | strategy.needs_profiles):
         signal_named(signal)  # raises if not installed
     recommended = dict(choosing.training)
-    if run_file.privacy is not None:  # noisy answers need no samples that are held back
+    if run_file.privacy is not None:  # noisy answers need no held-out samples: clients train on all
         recommended.pop("validation_share", None)
     chosen = {**recommended, **strategy.training, **run_file.training}
     training = training_for(task, chosen, source=f"{source}: [training]")
@@ -225,7 +226,8 @@ def draw_up(
 
 
 def _path(run_file: RunFile, source: str) -> type[PathRules]:
-    """Return the path of the run's updates, with its sizes checked. Raises ConfigurationError."""
+    """Return the class of the run's update path. Raises ConfigurationError, also if the path does
+    not allow the run's sizes."""
     try:
         path = path_of(run_file)
         path.check_sizes(run_file)

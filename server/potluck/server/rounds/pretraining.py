@@ -1,4 +1,4 @@
-"""Pre-training: a few rounds of plain FedAvg before round 1, for FedDiverse's triplets.
+"""Pre-training: a few rounds of plain FedAvg before round 1, to estimate FedDiverse's triplets.
 
 These rounds don't count as rounds of the run. They form a separate run, which listings hide. It
 survives kills like any run; its models are kept until the main run has copied them.

@@ -28,9 +28,10 @@ class Treatment(StrEnum):
     """The treatment of a selector in a run with noise."""
 
     FREE = "free"
-    """Its choices follow from noisy updates, models, profiles or facts that are not about data."""
+    """The selector's choices follow from noisy updates, models or profiles, or from facts that are
+    not about data."""
     CHARGED = "charged"
-    """Clients answer its questions with noise, and their ledgers are charged."""
+    """Clients answer the selector's questions with noise, and their ledgers are charged."""
     REFUSED = "refused"
     """The run is refused before it starts."""
 

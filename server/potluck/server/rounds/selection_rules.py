@@ -9,7 +9,7 @@ from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings import plugins
 
 RULES: Final = "selection-rules"
-"""Name of the function that checks a run file, in the group of integrations."""
+"""Entry-point name of the function that checks a run file, in the group `potluck.integrations`."""
 
 
 def check_verifiable(run_file: RunFile, *, source: str) -> None:

@@ -56,7 +56,8 @@ class TraceClock:
         return self.begun - self.passed + training
 
     def speed(self, client: str) -> float:
-        """Return the speed of a client that is available when the current attempt begins."""
+        """Return the relative speed of a client that is available when the current attempt
+        begins."""
         return self.trace.speed(client, self.begun)
 
     def arrival(self, client: str, seconds: float) -> float:

@@ -17,14 +17,15 @@ from potluck.common.settings.plugins import integration
 from potluck.server.state import State
 
 CLIP: Final = "privacy_clip"
-"""Name of the bound in the strategy's state."""
+"""Name of the bound on update norms in the strategy's state."""
 
 _RATE: Final = 0.2
 _SMALLEST, _LARGEST = 1e-6, 1e6
 
 
 def noise_multiplier(settings: PrivateUpdates, rounds: int) -> float:
-    """Return the noise multiplier of a run with `unit = "client"`; solves for it if needed.
+    """Return the noise multiplier of a run with `unit = "client"`: the run file's, or one solved
+    from epsilon.
 
     Raises ConfigurationError if the run's epsilon can't be reached."""
     if settings.noise_multiplier is not None:
@@ -35,25 +36,25 @@ def noise_multiplier(settings: PrivateUpdates, rounds: int) -> float:
 
 
 def clip_of(state: State, settings: PrivateUpdates) -> float:
-    """Return the bound for the round that begins from this state."""
+    """Return the bound on update norms for the round that begins from this state."""
     found = state.scalars.get(CLIP)
     return found if isinstance(found, float) else settings.clip
 
 
 def with_clip(state: State, clip: float) -> State:
-    """Return the strategy's state with the bound for the next round."""
+    """Return the strategy's state with the bound on update norms for the next round."""
     return replace(state, scalars={**state.scalars, CLIP: clip})
 
 
 def without_clip(state: State) -> State:
-    """Return the state without the bound, in the form that the strategy expects."""
+    """Return the state without the bound on update norms, as the strategy expects it."""
     scalars = {name: value for name, value in state.scalars.items() if name != CLIP}
     return replace(state, scalars=scalars)
 
 
 def adapted(clip: float, within: float, settings: PrivateUpdates) -> float:
-    """Return the bound for the next round: clip · exp(-0.2 · (within - quantile)).
+    """Return the next round's bound on update norms: clip · exp(-0.2 · (within - quantile)).
 
-    within: noisy share of the updates that were not longer than `clip`."""
+    within: noisy share of the updates with a norm of at most `clip`."""
     step = _RATE * (within - (settings.clip_quantile or 0.0))
     return min(max(clip * math.exp(-min(max(step, -50.0), 50.0)), _SMALLEST), _LARGEST)

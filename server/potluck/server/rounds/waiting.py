@@ -33,8 +33,8 @@ class Waiting:
 class QuorumStatus:
     """Numbers of clients and hosts that may be selected, and the minimum numbers.
 
-    at_least: True if a selection would use more clients than the minimum. excluded: number of
-    clients, connected or not, that can't be selected.
+    at_least: True if the minimum numbers are shown as "at least N", because a selection would use
+    more clients. excluded: number of clients, connected or not, that can't be selected.
     """
 
     clients: int
@@ -90,14 +90,14 @@ class AttemptCount:
         self.spent = spent
         self._most = most
         self._failures = 0  # number of failed attempts in a row
-        self._excused: set[str] = set()  # clients whose exclusion ended an attempt
+        self._excused: set[str] = set()  # clients whose exclusion has ended an attempt
 
     def next_round(self) -> None:
         """Start the next round with its first attempt, after a commit."""
         self.number, self.spent, self._failures = 1, 0, 0
 
     def begin_anew(self) -> None:
-        """Start another attempt; the current one does not count."""
+        """Start another attempt; the current one does not count against the maximum."""
         self.number += 1
         self.spent += 1
 

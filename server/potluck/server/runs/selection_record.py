@@ -15,7 +15,8 @@ from potluck.server.selection import Selection, SelectionContext
 from potluck.server.store.records import AttemptKey
 
 RECORD: Final = "selection-record"
-"""Name of the class that records and proves selections, in the group of integrations."""
+"""Entry-point name of the class that records and proves selections, in the group
+`potluck.integrations`."""
 
 
 class SelectionRecord:

@@ -46,13 +46,13 @@ class _Adaptive(Averaging):
         return State(arrays=named("first", first) | named("second", second))
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request the mean difference, weighted by samples."""
+        """Request the updates' mean difference from the model, weighted by samples."""
         return replace(super().weigh(statistics), difference=True)
 
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """Take one server step."""
+        """Return the model after one server step, and the state with the next m and v."""
         first, second = unnamed("first", state.arrays), unnamed("second", state.arrays)
         next_first = following(first, context.buffers)
         next_second = following(second, context.buffers)

@@ -26,7 +26,7 @@ class Averaging(Strategy):
     """Base class: the mean of the updates, weighted by samples, is the next model."""
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request the mean, weighted by samples; the weights sum to 1."""
+        """Request the mean of the updates, weighted by samples; the weights sum to 1."""
         return Combine(weights=shares(statistics.samples))
 
     def apply(
@@ -41,7 +41,7 @@ class Averaging(Strategy):
 
 
 def shares(samples: Counts) -> NDArray[np.float64]:
-    """Return p_k = n_k / Σ n_j over the updates that arrived."""
+    """Return the weights p_k = n_k / Σ n_j of the updates that arrived, with n_k samples each."""
     numbers = samples.astype(np.float64)
     return np.asarray(numbers / numbers.sum())
 

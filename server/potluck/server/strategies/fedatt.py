@@ -35,8 +35,8 @@ class FedAtt(Averaging):
     by_samples = False
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request the mean, with attention weights for each parameter and equal weights for
-        buffers."""
+        """Request the mean difference, with attention weights for each parameter and equal weights
+        for buffers."""
         norms = statistics.tensor_norms or {}
         equal = equal_shares(len(statistics.clients))
         return Combine(
@@ -51,7 +51,7 @@ class FedAtt(Averaging):
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """Take one step of size ε."""
+        """Return the model after one step of size ε; the state stays the same."""
         return (
             moved(model, combined, context.buffers, lambda _, __, delta: self.step_size * delta),
             state,

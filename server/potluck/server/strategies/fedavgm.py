@@ -39,17 +39,17 @@ class FedAvgM(Averaging):
         return Momentum(self.momentum, self.learning_rate, nesterov=self.nesterov)
 
     def init(self, model: Weights) -> State:
-        """Return a velocity of 0, or an empty state if β is 0."""
+        """Return the state with a velocity of 0, or an empty state if momentum β is 0."""
         return self._momentum.init(model)
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request the mean difference, weighted by samples."""
+        """Request the updates' mean difference from the model, weighted by samples."""
         return replace(super().weigh(statistics), difference=True)
 
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """Take one server step."""
+        """Return the model after one server step, and the state with the next velocity."""
         return self._momentum.step(state, model, combined, context)
 
 
@@ -60,7 +60,7 @@ class Momentum:
         self._beta, self._rate, self._nesterov = beta, rate, nesterov
 
     def init(self, model: Weights) -> State:
-        """Return a velocity of 0; an empty state if β is 0."""
+        """Return the state with a velocity of 0, or an empty state if β is 0."""
         return State(arrays=named("velocity", zeros(model)) if self._beta else {})
 
     def step(

@@ -23,8 +23,8 @@ from potluck.server.strategy import (
 )
 
 DIRECTION: Final = "direction"
-"""Name of the auxiliary u. The coordinator sends the last round's mean u, and each client returns
-its own u."""
+"""Name of the auxiliary tensors u, an estimate that `FedBiO` describes. The coordinator sends the
+last round's mean u, and each client returns its own u."""
 
 
 @dataclass(kw_only=True)
@@ -65,17 +65,17 @@ class FedBiO(Averaging):
         return State(arrays=named(DIRECTION, zeros(model)))
 
     def broadcast(self, state: State) -> Mapping[str, Weights]:
-        """Return u."""
+        """Return u, which all clients receive with the model."""
         return {DIRECTION: unnamed(DIRECTION, state.arrays)}
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request the means of model and u, weighted by samples."""
+        """Request the means of the clients' models and of their u, weighted by samples."""
         weights = super().weigh(statistics).weights
         return Combine(weights=weights, auxiliary={DIRECTION: weights})
 
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """Return the means as the next model and the next u."""
+        """Return the clients' mean model as the next model, and the state with their mean u."""
         following, _ = super().apply(state, model, combined, context)
         return following, State(arrays=named(DIRECTION, context.auxiliary[DIRECTION]))

@@ -127,13 +127,13 @@ class FedConcat(Averaging):
         return following, State(scalars={**state.scalars, _ROUNDS: rounds}, arrays=state.arrays)
 
     def _joins(self, state: State) -> bool:
-        """Return True in phase 2."""
+        """Return True in phase 2, in which clients train the head."""
         return int(state.scalars[_ROUNDS] or 0) >= self.rounds
 
 
 def distributions(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the shares of the classes, n × C; equal shares for a row of zeros. Negative counts are
-    taken as 0."""
+    """Return each client's shares of the classes, n × C; equal shares for a row of zeros. Negative
+    counts are taken as 0."""
     clipped = counts.clip(min=0.0)
     totals = clipped.sum(axis=1, keepdims=True)
     alike = np.full_like(clipped, 1.0 / clipped.shape[1])

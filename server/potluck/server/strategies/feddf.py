@@ -13,7 +13,7 @@ from potluck.common.errors import TrainingError
 from potluck.server.strategies.averaging import Averaging
 from potluck.server.strategy import ServerTraining
 
-if TYPE_CHECKING:  # torch is only needed in the training process
+if TYPE_CHECKING:  # only the training process needs torch, which is slow to import
     import torch
     from torch import Tensor, nn
 

@@ -72,7 +72,7 @@ class FedNova(Averaging):
         return remarks
 
     def init(self, model: Weights) -> State:
-        """Return a velocity of 0; an empty state without momentum."""
+        """Return the state with a velocity of 0, or an empty state without momentum."""
         return self._momentum.init(model)
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
@@ -87,5 +87,5 @@ class FedNova(Averaging):
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """Take one server step."""
+        """Return the model after one server step, and the state with the next velocity."""
         return self._momentum.step(state, model, combined, context)

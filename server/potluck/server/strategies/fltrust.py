@@ -23,7 +23,7 @@ from potluck.server.strategy import (
     Weights,
 )
 
-if TYPE_CHECKING:  # torch is only needed in the training process
+if TYPE_CHECKING:  # only the training process needs torch, which is slow to import
     from torch import Tensor, nn
 
 Doubles = NDArray[np.float64]
@@ -54,7 +54,7 @@ class FLTrust(Averaging):
     needs_labels = True
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request a mean, of which only integer tensors are used."""
+        """Request a mean; only its integer tensors are used."""
         return Combine(weights=equal_shares(len(statistics.clients)))
 
     def apply(
@@ -122,7 +122,8 @@ class FLTrust(Averaging):
 def _compared(
     training: ServerTraining, before: Weights, own: Mapping[str, Doubles], length: float
 ) -> tuple[Doubles, Doubles]:
-    """Return the trust in each update, in [0, 1], and its L2 norm. length: norm of `own`."""
+    """Return the trust in each update, in [0, 1], and the update's L2 norm. own: the coordinator's
+    own update. length: norm of `own`."""
     products, squares = np.zeros(len(training.updates)), np.zeros(len(training.updates))
     for place, update in enumerate(training.updates):
         for name, part in own.items():

@@ -23,9 +23,10 @@ HostileShare = Annotated[float, Field(ge=0, lt=0.5)]
 """Share of a round's updates that may be hostile."""
 
 _SAME: Final = 1e-12
-"""Squared distances up to this share of the updates' squared norms are rounding errors."""
+"""Squared distances up to this share of the two updates' squared norms count as 0, because they may
+be rounding errors."""
 _DIGITS: Final = 9
-"""Scores that agree in this number of digits are equal."""
+"""Number of significant digits to which scores are rounded before they are compared."""
 
 
 class _ByDistance(Averaging):
@@ -68,7 +69,7 @@ class Krum(_ByDistance):
     hostile: HostileShare = 0.2
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request the update with the smallest score."""
+        """Request the one update with the smallest score."""
         return MultiKrum(hostile=self.hostile, kept=1).weigh(statistics)
 
 
@@ -85,7 +86,8 @@ class Bulyan(_ByDistance):
     hostile: Annotated[float, Field(ge=0, lt=0.25)] = 0.1
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request the mean near the median of the selected updates."""
+        """Request, for each coordinate, the mean of the selected updates' values nearest to their
+        median."""
         count = len(statistics.clients)
         hostile = most_hostile(count, self.hostile, least=3, each=4)
         distances = squared_distances(statistics)
@@ -134,8 +136,8 @@ def scores(distances: Doubles, hostile: int) -> Doubles:
 
 
 def by_score(distances: Doubles, hostile: int, clients: Sequence[str]) -> NDArray[np.int64]:
-    """Return the positions of the updates by ascending score; updates with equal scores by the
-    clients' names."""
+    """Return the positions of the updates by ascending score; updates with equal scores in order of
+    the clients' names."""
     found = scores(distances, hostile)
     exponents = np.floor(np.log10(found, out=np.zeros(len(found)), where=found > 0))
     units = 10.0 ** (exponents - _DIGITS + 1)

@@ -55,7 +55,7 @@ class Mifa(Averaging):
         return (remark,)
 
     def init(self, model: Weights) -> State:
-        """Return the state without any update."""
+        """Return the state before any client has sent an update."""
         sums = {
             name: filled(array.shape, 0.0, np.float64)
             for name, array in model.items()
@@ -64,7 +64,7 @@ class Mifa(Averaging):
         return State(scalars={"remembered": 0}, arrays=named(_SUM, sums))
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request the mean difference, which only running statistics use."""
+        """Request the mean difference; only its running statistics are used."""
         return Combine(weights=equal_shares(len(statistics.clients)), difference=True)
 
     def apply(

@@ -31,7 +31,7 @@ class RHFL(Averaging):
     by_samples = False
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request the mean weighted by the fall of each client's loss."""
+        """Request the mean of the updates, weighted by the fall of each client's loss."""
         return Combine(weights=confidence(losses_before(statistics), statistics.losses))
 
     def apply(
@@ -60,7 +60,8 @@ def confidence(before: NDArray[np.float64], losses: NDArray[np.float64]) -> NDAr
     """Return the clients' weights, which sum to 1. before, losses: N each, NaN if unknown."""
     count = len(losses)
     known = np.isfinite(before) & np.isfinite(losses) & (losses > 0) & (before > losses)
-    with np.errstate(all="ignore"):  # overflows are replaced by the largest float
+    # no warning for overflows: they are replaced by the largest float
+    with np.errstate(all="ignore"):
         fall = np.where(known, np.nan_to_num((before - losses) / losses), 0.0)
     largest = fall.max(initial=0.0)
     if largest < _NO_FALL:

@@ -24,7 +24,7 @@ from potluck.server.strategy import (
     Weights,
 )
 
-if TYPE_CHECKING:  # torch is only needed in the training process
+if TYPE_CHECKING:  # only the training process needs torch, which is slow to import
     from torch import Tensor
 
 MOST_CLIENTS: Final = 64
@@ -101,8 +101,8 @@ class RHFLLogits(Averaging):
         return place if isinstance(place, int) else None
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request each member as its client sent it, and the mean of other tensors, weighted by the
-        fall of losses."""
+        """Request each member as its client sent it, and the mean of all other tensors, weighted by
+        the fall of the clients' losses."""
         clients, before = statistics.clients, losses_before(statistics)
         shares = confidence(before, statistics.losses)
         if not np.isfinite(before).any():
@@ -134,7 +134,7 @@ class RHFLLogits(Averaging):
 
         network: Any = training.network
         places = [at for at, last in enumerate(network.rounds.tolist()) if last == training.round]
-        if len(places) < 2:  # no other member to learn from
+        if len(places) < 2:  # a single model has no other to learn from
             return
         members = [network.members[place] for place in places]
         weights = network.confidence[places].clone()

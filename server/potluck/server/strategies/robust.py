@@ -27,7 +27,7 @@ class CoordinateMedian(_Robust):
     by_samples = False
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request the median."""
+        """Request the median of each coordinate of the updates."""
         return Combine(weights=shares(statistics.samples), reduction=Reduction.MEDIAN)
 
 
@@ -44,7 +44,7 @@ class TrimmedMean(_Robust):
     by_samples = False
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request the trimmed mean."""
+        """Request the mean of each coordinate, without the smallest and the largest values."""
         return Combine(
             weights=shares(statistics.samples), reduction=Reduction.TRIMMED_MEAN, trim=self.trim
         )
@@ -62,7 +62,7 @@ class NormClippedMean(_Robust):
     needs = frozenset({Statistic.NORMS})
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request the clipped mean."""
+        """Request the mean of the clipped updates, weighted by samples."""
         return Combine(
             weights=shares(statistics.samples), reduction=Reduction.CLIPPED_MEAN, clip=self.clip
         )

@@ -30,8 +30,8 @@ from potluck.server.strategy import (
 )
 
 CONTROL: Final = "control"
-"""Name of the auxiliary. Clients receive c, and also c_k if the coordinator stores it; they send
-c_k⁺ − c_k."""
+"""Name of the auxiliary tensors with control variates. Clients receive the mean c, and also their
+own c_k if the coordinator stores it; they send the change c_k⁺ − c_k."""
 
 _CAVEAT: Final = (
     "Adam rescales each corrected gradient, so clients' drifts no longer cancel out as the "
@@ -112,13 +112,13 @@ class Scaffold(Strategy):
         return _state(self._step.init(model), sums, clients=0, kept={})
 
     def broadcast(self, state: State) -> Mapping[str, Weights]:
-        """Return c, the mean over the clients that had joined at the last commit."""
+        """Return c, the mean of c_k over the clients that had joined at the last commit."""
         clients = max(1, _clients(state))
         sums = unnamed("sum", state.arrays)
         return {CONTROL: {name: _mean(total, clients) for name, total in sums.items()}}
 
     def personal(self, state: State, client: str) -> Mapping[str, Weights]:
-        """Return c_k if the coordinator stores it, else nothing."""
+        """Return the client's control variate c_k if the coordinator stores it, else nothing."""
         if not self._keeps:
             return {}
         kept = unnamed(f"kept/{client}", state.arrays)
@@ -173,7 +173,8 @@ class _Mean(Averaging):
         self.summation = Summation.EQUAL if equal else Summation.BY_SAMPLES
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request the mean difference."""
+        """Request the updates' mean difference from the model, with equal weights or weighted by
+        samples."""
         combine = super().weigh(statistics)
         weights = equal_shares(len(statistics.clients)) if self._equal else combine.weights
         return Combine(weights=weights, difference=True)
@@ -181,7 +182,7 @@ class _Mean(Averaging):
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """Take one step of size η_g."""
+        """Return the model after one step of size η_g."""
         return moved(model, combined, context.buffers, lambda _, __, d: self._rate * d), state
 
 

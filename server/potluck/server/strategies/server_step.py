@@ -56,8 +56,8 @@ def _target(difference: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:
 
 
 def following(arrays: Weights, buffers: frozenset[str]) -> dict[str, NDArray[Any]]:
-    """Return arrays for the next values of a state. The step overwrites all of them except the
-    arrays of buffers."""
+    """Return arrays for a state's next values. The server's step must overwrite all of them, except
+    the arrays of buffers."""
     return {
         name: array if name in buffers else empty(array.shape, array.dtype)
         for name, array in arrays.items()
@@ -65,7 +65,7 @@ def following(arrays: Weights, buffers: frozenset[str]) -> dict[str, NDArray[Any
 
 
 def doubles(arrays: Weights, name: str, place: slice) -> Doubles:
-    """Return a slice of an array's elements in C order, as float64."""
+    """Return the elements `place`, in C order, of the array `name`, as float64."""
     stretch: Doubles = arrays[name].reshape(-1)[place].astype(np.float64)
     return stretch
 
