@@ -82,7 +82,9 @@ ROOMS = {
         "protocol.rules protocol.primitives protocol.wire protocol.vectors protocol.policy "
         "protocol.client protocol.coordinator protocol masked_lanes coordinator host"
     ),
-    "experiments": "tasks models weights data_sets traces presets grid cluster reports commands",
+    "experiments": (
+        "templates tasks models weights data_sets traces presets grid cluster reports commands"
+    ),
 }
 """The rooms of each package, and the modules that stand at its root, from the ground up: each may
 import what is named before it."""
