@@ -227,7 +227,7 @@ def check_objective(table: PluginTable, *, source: str) -> None:
     try:
         plugins.check(plugins.OBJECTIVES, table.name, table.options)
     except ConfigurationError as error:
-        # a missing package is no error here: only hosts need it
+        # ignore a missing package: only hosts need it
         if not isinstance(error.__cause__, ImportError):
             raise type(error)(f"{source}: {error.message}", **error.metadata) from None
 
