@@ -25,7 +25,7 @@ class CardCoverage(CardPart):
 
 
 class CardRound(CardPart):
-    """A round in the model's history."""
+    """One of the rounds from which the model resulted."""
 
     round: int = Field(description="Number of the round, from 1.")
     model_blake3: str = Field(description="Digest of the model after the round.")

@@ -195,7 +195,8 @@ def workers_of_host(device: str, clients: int, hosts: int) -> int:
 def _run(
     arms: Sequence[DemoOptions], place: Path, console: Console
 ) -> tuple[DemoFiles, list[RunSummary]]:
-    """Start one federation, and make one run in it for each of `arms`."""
+    """Start one federation, and make one run in it for each of `arms`, the options of one run
+    each."""
     first, *others = arms
     texts = [demo_run_file(options) for options in arms]
     with (

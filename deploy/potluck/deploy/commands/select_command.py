@@ -46,7 +46,8 @@ def summary(plugin: object) -> str:
 
 
 def _print_treatments(unit: Protection | None) -> None:
-    """Print what noise makes of each installed selector, one per line, and end the command."""
+    """Print how each installed selector works in a run with noise, one per line, and end the
+    command."""
     if unit is None:
         return
     names = installed(SELECTORS)

@@ -36,7 +36,8 @@ EXPIRES_SOON = timedelta(days=14)
 LEAST_FREE_SHARE = 0.1
 FULL_SHARE = 0.01
 FULL_BYTES = 1 << 30
-"""A disk with less free space than either limit counts as full.
+"""Free space in bytes below which a disk counts as full, as it also does below the share
+FULL_SHARE.
 
 Models and updates are written as whole files, so they need space for another copy.
 """

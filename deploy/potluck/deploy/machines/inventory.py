@@ -55,7 +55,7 @@ def _sbatch_options(options: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class ImageSettings(Settings):
-    """Images and their source."""
+    """Container images, and where machines get them."""
 
     coordinator: Image = Field(
         default=f"potluck/coordinator:{RELEASE}",
@@ -87,7 +87,7 @@ class EngineTls(Settings):
 
 
 class SlurmSettings(Settings):
-    """Submission of jobs to a cluster."""
+    """Settings with which hosts are submitted as jobs to a Slurm cluster."""
 
     directory: AbsolutePath = Field(
         description="Folder that this machine and the cluster's nodes share; configuration,\n"
@@ -106,7 +106,7 @@ class SlurmSettings(Settings):
 
 
 class MachineSettings(Settings):
-    """A machine."""
+    """A machine: a Docker engine or a Slurm partition, and the programs to run there."""
 
     name: PartyName = Field(description="The machine's name in this file and in the output.")
     engine: Annotated[str, AfterValidator(_engine)] = Field(

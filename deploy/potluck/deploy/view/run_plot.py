@@ -31,7 +31,7 @@ _COLOURS = {
     True: ("#1b7f5c", "#c2417c", "#8a6d3b", "#2b6cb0", "#6a4fa3"),
     False: ("#3566a8", "#b5651d", "#6a4fa3", "#1b7f5c", "#c2417c"),
 }
-"""Colours of lines, for shares and for other metrics."""
+"""Colours of a plot's lines: under True for metrics that are shares, under False for all others."""
 _ARMS = ("#8a8a86", "#1b7f5c", "#c2417c", "#3566a8", "#b5651d")
 """Colours of runs that are plotted side by side."""
 _MOST_PANELS = 3

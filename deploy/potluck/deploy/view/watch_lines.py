@@ -55,7 +55,7 @@ def round_line(committed: Round, status: operator_pb2.RunStatus | None) -> str:
     for name, following in zip_longest(names, names[1:]):
         parts.append(f"{shown[name].label} {readable_measure(metrics.get(name), shown[name].unit)}")
         here = coverage.get(name)
-        if here is not None and here != coverage.get(following):  # once if the next one's is equal
+        if here is not None and here != coverage.get(following):  # equal coverage: state it once
             parts.append(f"over {readable_coverage(here)}")
     for name, label in spread_measures(status).items():
         if name in committed.spreads:
