@@ -16,7 +16,7 @@ from potluck.integrations.adapters.lora import with_lora
 def low_rank(
     *, of: Mapping[str, Any], rank: PositiveInt = 16, scaling: PositiveFloat = 2.0
 ) -> nn.Module:
-    """Another model with a low-rank adapter on each `nn.Linear`; its other layers are unchanged.
+    """Return a model with a low-rank adapter on each `nn.Linear`; its other layers are unchanged.
 
     of: a table like [model]: the name of an installed model and its options. rank: rank of the
     adapters. scaling: factor s in W + s·B·A; equals lora_alpha / rank. Needs potluck[lora].

@@ -46,7 +46,7 @@ _CONNECT_SECONDS: Final = 5
 _REQUEST_SECONDS: Final = 30
 _PROBE_SECONDS: Final = 10
 _RENEWED_SECONDS: Final = 60
-"""Time after which credentials are read again."""
+"""Seconds after which credentials are read again."""
 _LEAST_PAUSE_SECONDS: Final = 0.25
 _MOST_PAUSE_SECONDS: Final = 10.0
 _CHECKED_AT_ONCE: Final = 4 << 20

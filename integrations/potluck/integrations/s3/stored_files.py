@@ -36,7 +36,7 @@ from potluck.server.store.model_files import ModelFiles
 MODELS: Final = "models/"
 
 _ANEW_SECONDS: Final = 1.0
-"""Minimum time between two uploads of an object that hosts report as wrong."""
+"""Minimum seconds between two uploads of an object that hosts report as wrong."""
 _MOST_REMEMBERED: Final = 1000
 
 
@@ -264,7 +264,8 @@ class StoredFiles(FileStore):
     async def place(
         self, header: transfer_pb2.UpdateHeader, sha256: str
     ) -> tuple[transfer_pb2.StoredFile | None, bool]:
-        """Return the upload place of an announced update; True if the update may be there already.
+        """Return the place to which a host uploads an announced update, and True if it may be
+        there.
 
         The place is None if the host must send the update to the coordinator. Raises ProtocolError,
         ObjectStoreError.

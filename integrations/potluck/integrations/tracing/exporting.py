@@ -43,7 +43,8 @@ _PARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
 class _Ids(IdGenerator):
-    """Draws random ids without Python's global generator, since results may depend on that one."""
+    """Draws random ids without Python's global generator: the results of runs may depend on its
+    draws."""
 
     def generate_span_id(self) -> int:
         """Return 64 random bits, not 0."""
@@ -154,6 +155,6 @@ def _exporter(settings: TracingSettings) -> OTLPSpanExporter:
         insecure=not secure,
         credentials=ssl_channel_credentials(authority) if secure else None,
         timeout=_SECONDS,
-        # cast: wrong type hint
+        # The cast is needed because the library's type hint is wrong.
         channel_options=cast(Any, direct_at_home(urlsplit(settings.endpoint).netloc)),
     )
