@@ -284,7 +284,7 @@ class Federation:
 
     @property
     def clients(self) -> pd.DataFrame:
-        """The clients that the coordinator has met, a row each; see `frames.attendance_frame`."""
+        """All clients that ever connected, a row each; see `frames.attendance_frame`."""
         from potluck.federation.frames import attendance_frame
 
         coordinators = self._coordinators()
