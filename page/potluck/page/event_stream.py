@@ -33,7 +33,7 @@ def too_many() -> bytes:
 
 
 class Listener:
-    """A page that receives events. all_anew: function that returns the complete state as events."""
+    """An open page that receives events. all_anew: returns the complete state as events."""
 
     def __init__(self, all_anew: Callable[[], Iterable[bytes]]) -> None:
         self._all_anew = all_anew
@@ -41,7 +41,8 @@ class Listener:
         self._behind = True
 
     def offer(self, event: bytes) -> None:
-        """Queue an event; if too many wait, drop these and send the complete state instead."""
+        """Queue an event; if too many wait, drop the waiting ones and send the complete state
+        instead."""
         if self._behind:
             return
         if self._unread.qsize() >= MOST_UNREAD:

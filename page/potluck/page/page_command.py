@@ -31,7 +31,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture no signals."""
+        """Do nothing while the block runs: `run_interruptibly` handles the signals."""
         yield
 
 

@@ -210,7 +210,7 @@ class HostShown(Shape):
 
 
 class HostsShown(Shape):
-    """All hosts the coordinator has met."""
+    """All hosts that ever connected to the coordinator."""
 
     summary: str
     hosts: list[HostShown]
@@ -239,7 +239,7 @@ class MixShown(Shape):
 
 
 class ClientPrivacy(Shape):
-    """Data that a client disclosed, and the privacy loss of this."""
+    """Data that a client disclosed, and the privacy loss of these disclosures."""
 
     client: str
     epsilon: float = Field(description="Total privacy loss of its noisy releases.")

@@ -59,7 +59,7 @@ _AT_WORK = frozenset(
     }
 )
 _SLOW = 1.5
-"""A straggler takes this many times the median time of the finished clients."""
+"""Factor on the median time of the finished clients; a client that takes longer is a straggler."""
 _ALWAYS = 2
 """Number of metrics shown before any round was measured."""
 
