@@ -159,7 +159,7 @@ def _written(place: Path, name: str, files: Mapping[str, bytes], data: Path | No
 
 
 class RemoteHost(LocalProcess):
-    """A host's process on another machine, behind its actor."""
+    """A host's process on another machine, controlled through the actor there."""
 
     def __init__(self, name: str, log: Path, group: int, actor: Any) -> None:
         super().__init__(name, log, group)

@@ -114,7 +114,7 @@ class Reading(Settings):
 
 
 class ExperimentFile(Settings):
-    """A grid of runs."""
+    """An experiment file: a base run, and the axes of the grid along which its settings vary."""
 
     kind = EXPERIMENT
 

@@ -65,7 +65,9 @@ class LabelMixes:
         if cell.task_text not in self._known:
             task = cell.task()
             true = task
-            if isinstance(task, LabelNoise):  # label noise keeps the split
+            if isinstance(
+                task, LabelNoise
+            ):  # count true labels: the split does not depend on the noise
                 true = replace(task, label_noise=0.0)
             clients = [ClientId(f"client-{number}") for number in range(cell.clients)]
             parts = [true.client_data(client, self._data).train for client in clients]
@@ -115,7 +117,8 @@ def _groups(part: Examples, groups: int) -> NDArray[np.int64]:
 def _rare(counts: NDArray[np.int64]) -> list[float]:
     """Return each client's share of samples whose kind is rarer than the average kind.
 
-    counts: K × kinds. A client without samples has 0, since JSON has no NaN.
+    counts: K × kinds; a kind is a class, or a group of the task. A client without samples has 0,
+    since JSON has no NaN.
     """
     total = counts.sum(axis=0)
     rare = counts[:, total < total.mean()].sum(axis=1)

@@ -36,12 +36,12 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Competitor:
-    """An arm of a contest.
+    """An arm of a contest: one of the compared values, such as a selector.
 
-    readings: numbers by metric and reading. best_round: number of the best round, mean over seeds.
-    picks: one record per seed. leanings: for each trait, its relation to the picks; one record per
-    seed in which clients differ in the trait. partial: the readings with a partial evaluation in at
-    least one seed.
+    readings: numbers by metric and by reading, the point of a run at which the metric is taken.
+    best_round: number of the best round, mean over seeds. picks: one record per seed. leanings: for
+    each trait, its relation to the picks; one record per seed in which clients differ in the trait.
+    partial: the readings with a partial evaluation in at least one seed.
     """
 
     name: str
@@ -127,7 +127,7 @@ def together(contests: Sequence[Contest]) -> Contest | None:
 
 
 def measures_of(reading: Reading) -> list[str]:
-    """Return the metrics by which competing arms are compared, the main metric first."""
+    """Return the metrics by which the arms of a contest are compared, the main metric first."""
     return list(dict.fromkeys([reading.metric, *reading.also]))
 
 
@@ -199,7 +199,7 @@ def _competitor(
 
 @dataclass(frozen=True, kw_only=True)
 class RankedReading:
-    """Mean ranks by one reading of one metric.
+    """Mean ranks of arms by one metric at one reading (a point of a run, such as its end).
 
     by_cell: ranks if every seed of every contest is a comparison. Seeds of one contest are not
     independent data sets, so the critical difference is smaller than it should be. by_contest:

@@ -113,9 +113,9 @@ def with_all(contests: Sequence[Contest]) -> list[Contest]:
 
 
 def _readings(contest: Contest, measure: str) -> list[str]:
-    """Return a metric's known readings, except the best rounds' reading.
+    """Return the readings at which a metric is known, except the reading at the best rounds.
 
-    The reading at equal numbers of rounds is also omitted if it equals the reading `last`.
+    The one at equal numbers of rounds is also omitted if its numbers equal those of `last`.
     """
     return [
         name

@@ -51,7 +51,7 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A point of the grid: its repetitions and their statistics.
+    """An arm: a point of the grid, with its repetitions (one per seed) and their statistics.
 
     values: the cells' numbers by seed. deviation: sample standard deviation (n − 1); None for one
     seed. clients: included clients per round, mean over rounds and seeds. entropy: label entropy in
@@ -169,7 +169,8 @@ def _point(labels: Labels) -> Point:
 
 
 def _baseline(labels: Labels, baseline: Labels) -> Point | None:
-    """Return the point that equals this one except in the labels that the baseline sets."""
+    """Return the point of the grid with these labels, changed to those of the baseline where it
+    sets any; None without a baseline."""
     if not baseline:
         return None
     return tuple((axis, baseline.get(axis, value)) for axis, value in labels.items())

@@ -1,4 +1,5 @@
-"""Readings of single cells and arms: best and last metrics, equal budgets, picks, traits.
+"""Numbers read from single cells and arms: metrics at their best, at the end and at equal budgets;
+picks of clients; traits.
 
 Pure functions of results. Units: shares in [0, 1], bytes, simulated seconds.
 """
@@ -42,7 +43,7 @@ def reading_of(rounds: Sequence[RoundResult], metric: str, last: int) -> float:
 
 
 def is_partial(rounds: Sequence[RoundResult], metric: str, last: int) -> bool:
-    """Return True if one of the last `last` evaluations is partial."""
+    """Return True if one of the last `last` evaluations is partial: over too few clients."""
     numbers = {number for number, _ in evaluations(rounds, metric)[-last:]}
     return any(each.is_partial(metric) for each in rounds if each.round in numbers)
 
@@ -72,7 +73,7 @@ def reached(rounds: Sequence[RoundResult], metric: Metric, target: float) -> int
 # Budgets -----------------------------------------------------------------------------------------
 
 Spent = Callable[[CellResult], Sequence[float] | None]
-"""Returns what a cell has spent by the end of each round; None if unknown."""
+"""Function that returns the cost of a cell up to the end of each round; None if unknown."""
 
 
 def spent_rounds(cell: CellResult) -> Sequence[float]:
