@@ -42,7 +42,7 @@ ALPHAS = (0.5, 0.1)
 COHORTS = (24, 9)
 EPSILONS = (math.inf, 1.0, 0.5, 0.1, 0.01)
 DRAWS = 20
-"""Draws of the noise for each training."""
+"""Number of draws of the noise for each simulated training."""
 
 
 def exactly(counts: Counts) -> Counts:

@@ -1,8 +1,8 @@
 """Run the benchmark's work on Flower's deployment: a SuperLink, a SuperNode per client, `flwr run`.
 
 Versions from 1.40 on use HTTP instead of gRPC. Connections of nodes and operators use TLS with the
-server's certificate. Nodes are not authenticated. With gRPC, processes on one machine
-exchange plain text, as is Flower's default.
+server's certificate. Nodes are not authenticated. With gRPC, processes on the same machine
+communicate unencrypted, as is Flower's default.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def measure(
         return total / 1e9 / min(seconds(work) for _ in range(repeats))
 
     def reducing(updates: list[EncodedUpdate], combine: Combine) -> float:
-        norms = np.ones(clients)  # the pass that computes norms is measured separately
+        norms = np.ones(clients)  # placeholder: computing norms is measured separately
         return speed(lambda: reduce(updates, combine, model, norms=norms, threads=threads))
 
     plain: list[EncodedUpdate] = []

@@ -76,7 +76,8 @@ BLOCK = 2**16
 CLIP = 0.25
 WEIGHT = 500
 MEASURED = "c000"
-"""The measured client; it computes by itself what the other clients may take from a cache."""
+"""The client whose time is measured; it computes everything itself, while other clients may use a
+cache."""
 
 BEFORE_UPLOAD = (MessageType.INVITATION, MessageType.ROSTER)
 Vectors = dict[str, NDArray[Any]]

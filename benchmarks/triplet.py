@@ -56,9 +56,8 @@ class Error:
 
     @classmethod
     def of(cls, estimated: Floats, true: Floats) -> Error:
-        """Return the errors of the estimates. K clients have three components each.
-
-        estimated: … × K × 3. true: K × 3. The type of a client is its largest component."""
+        """Return how far estimated triplets (… × K × 3, for K clients) are from the true ones (K ×
+        3). The type of a client is the largest component of its true triplet: CI, AI or SC."""
         distances = np.linalg.norm(estimated - true, axis=-1)
         types = true.argmax(axis=1)
         return cls(
@@ -70,7 +69,7 @@ class Error:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Result of some settings.
+    """Result of all estimates with the same settings.
 
     degenerate: the share of estimates that found no attribute. head_accuracy: the head's mean
     accuracy over the other estimates; a client knows it without knowing the truth.
@@ -89,7 +88,8 @@ def data_of(client: int) -> Examples:
 
 @cache
 def true_matrices() -> NDArray[np.int64]:
-    """Return the true matrices, K × classes × 2, from colours that the estimate does not see."""
+    """Return the true matrices, K × classes × 2. They need the images' colours, which estimates
+    don't use."""
     rows = [data_of(client).groups for client in range(TASK.clients)]
     counts = [np.bincount(row.numpy(), minlength=TASK.groups) for row in rows if row is not None]
     return np.stack(counts).reshape(-1, TASK.classes, 2)
