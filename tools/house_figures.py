@@ -176,7 +176,7 @@ def walk(page: str) -> list[str]:
 
 
 def returns(passed: Sequence[str]) -> int:
-    """Return the number of times that a walk enters a subpackage it has left before."""
+    """Return how often the path of an update enters a subpackage that it has left before."""
     return len(passed) - len(set(passed))
 
 
