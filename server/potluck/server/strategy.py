@@ -26,12 +26,13 @@ from potluck.common.tensors.layout import Layout
 from potluck.server.selection import Population
 from potluck.server.state import State
 
-if TYPE_CHECKING:  # torch takes seconds to import; most strategies don't need it
+if TYPE_CHECKING:  # not at run time: torch takes seconds to import, and few strategies need it
     from torch import Tensor, nn
 
 Counts = NDArray[np.int64] | NDArray[np.float64]
 Weights = Mapping[str, NDArray[Any]]
-"""Arrays by name. Floating-point arrays take part in the arithmetic; integer arrays are copied."""
+"""Tensors of a model, as arrays by name. Floating-point arrays take part in the arithmetic; integer
+arrays are copied."""
 
 
 class Reduction(StrEnum):
@@ -60,7 +61,7 @@ class Statistic(StrEnum):
     NORMS = "norms"
     """The L2 norm of each update − model."""
     TENSOR_NORMS = "tensor-norms"
-    """The L2 norm of each tensor's update − model."""
+    """The L2 norm of update − model, for each tensor."""
     GRAM = "gram"
     """The inner products of all pairs of update − model."""
 
@@ -155,10 +156,11 @@ class RoundContext:
 
     round: number of the round, from 1. clients: number of clients that have joined the run,
     selected or not (K). included: the clients whose updates were combined, in client order.
-    weights: the weights of their updates, from `weigh`. losses: the losses that they reported, NaN
-    if none. buffers: names of the floating-point tensors that are not parameters. auxiliary: the
-    combined auxiliaries by name. updates: the included updates, which should be read one after
-    another to save memory; empty unless the strategy is `individual`.
+    weights: the weights of their updates, from `weigh`. losses: the losses that these clients
+    reported, NaN if a client reported none. buffers: names of the floating-point tensors that are
+    not parameters. auxiliary: the combined auxiliaries by name. updates: the included updates,
+    which should be read one after another to save memory; empty unless the strategy is
+    `individual`.
     """
 
     round: int
@@ -240,8 +242,8 @@ class Strategy(Plugin):
     """The sum that is computed from masked updates."""
     one_way: tuple[str, ...] = ()
     """Name patterns of tensors that only `apply` changes. Clients receive them, and neither train
-    them nor send them back, so updates and `combined` omit them. Not for masked rounds, nor with
-    auxiliaries."""
+    them nor send them back, so updates and `combined` omit them. Not allowed in masked rounds, nor
+    with auxiliaries."""
     training: ClassVar[Mapping[str, object]] = {}
     """Settings of local training that the strategy recommends, as in the run file's
     `[training]`."""
@@ -269,8 +271,8 @@ class Strategy(Plugin):
         """Return remarks on a run, one sentence each. Called before the run starts.
 
         training: the clients' settings. weighting: form in which clients disclose their numbers of
-        samples. Raises ConfigurationError, naming both parts and the reason, if they are not
-        compatible.
+        samples. Raises ConfigurationError, with the reason, if the strategy is not compatible with
+        these settings.
         """
         return ()
 
@@ -300,7 +302,7 @@ class Strategy(Plugin):
         """
 
     def init(self, model: Weights) -> State:  # noqa: ARG002  for subclasses
-        """Return the state before round 1."""
+        """Return the strategy's state before round 1."""
         return State()
 
     def broadcast(self, state: State) -> Mapping[str, Weights]:  # noqa: ARG002  for subclasses
@@ -320,7 +322,7 @@ class Strategy(Plugin):
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """Return the next model and the next state.
+        """Return the next model and the strategy's next state.
 
         model: the round's model; each access to one of its tensors reads the tensor from a file.
         combined: the combined updates: weights, or the difference from the model if `weigh`

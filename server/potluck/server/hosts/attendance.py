@@ -88,7 +88,8 @@ class Pending:
 
 
 AttendanceListener = Callable[[tuple[str, ...], bool], None]
-"""Function called with clients, and with True if they connected or False if they disconnected."""
+"""Function called with the ids of clients, and with True if they connected or False if they
+disconnected."""
 
 
 class Attendance:
@@ -97,12 +98,12 @@ class Attendance:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._hosts: dict[str, HostSession] = {}
-        self._sessions: dict[str, HostSession] = {}  # by client
-        self._tags: dict[str, Mapping[str, str]] = {}  # by client, last values
-        self._pending: dict[str, Pending] = {}  # by instruction
-        self._pending_of: dict[str, dict[str, Pending]] = {}  # by client, by instruction
+        self._sessions: dict[str, HostSession] = {}  # client → session of its host
+        self._tags: dict[str, Mapping[str, str]] = {}  # client → last tags of its host
+        self._pending: dict[str, Pending] = {}  # instruction id → instruction
+        self._pending_of: dict[str, dict[str, Pending]] = {}  # client → its pending ones
         self._listeners: list[AttendanceListener] = []
-        self._membership = (0, b"")  # (epoch, document)
+        self._membership = (0, b"")  # newest member list: (epoch, document)
 
     # Hosts ------------------------------------------------------------------------------------
 
@@ -137,7 +138,7 @@ class Attendance:
     def attach(self, session: HostSession) -> None:
         """Connect a host. It replaces an older session of the same host.
 
-        Raises IdentityError if another connected host has one of its clients.
+        Raises IdentityError if another connected host has one of this host's clients.
         """
         for client in session.client_ids:
             other = self._sessions.get(client)
@@ -154,7 +155,7 @@ class Attendance:
             older.outbox.put_nowait(None)
             self._forget(older, set(older.client_ids) - set(session.client_ids))
         self._hosts[session.host_id] = session
-        self._send_membership(session)  # before instructions that depend on it
+        self._send_membership(session)  # sent first: instructions may depend on it
         for client in session.client_ids:
             self._sessions[client] = session
             self._tags[client] = session.tags
@@ -173,8 +174,8 @@ class Attendance:
         return True
 
     def spread(self, epoch: int, document: bytes) -> None:
-        """Send this member list to every host that has an older one: now if the host is connected,
-        else when it connects."""
+        """Send a member list to every host that has an older one: now if the host is connected,
+        else when it connects. epoch: the list's number. document: its signed text."""
         self._membership = (epoch, document)
         for session in self._hosts.values():
             self._send_membership(session)

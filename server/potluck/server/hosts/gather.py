@@ -31,9 +31,9 @@ async def gather(
 ) -> dict[str, coordinator_pb2.Answer]:
     """Send instructions to hosts; return the answers by client.
 
-    Wait at most `seconds` for every client that is `present`. A host that is briefly disconnected
-    gets its instruction when it reconnects. Clients that do not answer in time are missing from the
-    result.
+    Wait at most `seconds`, and only for clients for which `present` returns True. A host that is
+    briefly disconnected gets its instruction when it reconnects. Clients that do not answer in time
+    are missing from the result.
     """
     answers: dict[str, coordinator_pb2.Answer] = {}
     changed = asyncio.Event()
@@ -74,8 +74,8 @@ SETTLE_SECONDS: Final = 3600.0
 def announce_closed(attendance: Attendance, row: RoundRow, awaited: Collection[str] = ()) -> None:
     """Inform the cohort of a committed round which updates are part of the model.
 
-    Also inform clients of earlier rounds whose late updates are part of it. awaited: members of the
-    cohort whose update may still join a later round; they are not informed yet.
+    Also inform clients of earlier rounds whose late updates are part of this model. awaited:
+    members of the cohort whose update may still join a later round; they are not informed yet.
 
     A client that receives the message twice ignores the second one.
     """

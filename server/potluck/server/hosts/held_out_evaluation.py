@@ -38,7 +38,7 @@ from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import AttemptKey
 
 # Missing evaluations ------------------------------------------------------------------------------
-# Pure.
+# These functions are pure.
 
 _LONGEST_MESSAGE = 160
 _MOST_NAMED = 5
@@ -136,8 +136,8 @@ class HeldOut:
 
     metrics: value of each metric over all held-out samples; empty if no client has any samples.
     spreads: spread of each metric over clients; empty if not requested, or if too few clients
-    evaluated. coverage: numbers of clients and samples behind each metric, also for metrics that no
-    client could compute.
+    evaluated. coverage: numbers of clients and samples from which each metric is computed, also for
+    metrics that no client could compute.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -200,7 +200,7 @@ async def evaluate_on_clients(
     if missing:
         warn(notice(key.round, subject, missing, coverage))
     total: Any = None
-    for each in found:  # all EvaluationCounts or all MeasureSums
+    for each in found:  # all of one type: EvaluationCounts or MeasureSums
         total = each if total is None else total + each
     metrics = {} if total is None else total.means()
     spreads_of = _spreads(plan, key, found, warn)

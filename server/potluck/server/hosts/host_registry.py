@@ -158,7 +158,7 @@ class HostRegistry:
     async def _note(self, session: HostSession) -> None:
         try:
             await self._see(session)
-        except PotluckError as error:  # the times are only for display
+        except PotluckError as error:  # no failure of the host: the times are only for display
             log.warning("last contact not stored", host=session.host_id, why=error.message)
 
     async def _see(self, session: HostSession) -> None:

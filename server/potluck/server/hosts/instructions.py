@@ -29,7 +29,7 @@ ENCODINGS = {
     Encoding.INT8: transfer_pb2.ENCODING_INT8,
 }
 MASKED = transfer_pb2.ENCODING_MASKED_UINT32
-"""Encoding of masked updates, for any number of bits; the file contains the number."""
+"""Encoding of masked updates, for any number of bits per value; the file states that number."""
 SUM = transfer_pb2.ENCODING_SUM
 """Encoding of sums that hosts compute, even if a sum has only one client."""
 WEIGHTINGS = {
@@ -93,7 +93,7 @@ def train_instruction(
     """Return the instruction for a client to train.
 
     member: the work that the selector set for the client. companions: ids of the instructions of
-    all clients that may be trained together with this one, its own included. speed: divisor of the
+    all clients that may be trained together, this client's included. speed: divisor of the
     simulated duration.
     """
     train = _train(plan, round_number, client, model)
@@ -257,8 +257,8 @@ def _train(
 
 
 def privacy_terms(settings: PrivateUpdates, plan: RunPlan) -> coordinator_pb2.Privacy:
-    """Return the settings of the noise of trainings, and of answers if the selector asks about
-    data.
+    """Return the noise settings that a client needs for trainings, and for answers if the selector
+    asks about data.
 
     With unit = record, each host computes its noise from its number of samples. With
     unit = client, the noise is the same for all clients."""

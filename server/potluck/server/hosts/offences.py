@@ -9,7 +9,7 @@ from typing import Final
 from potluck.common.errors import NotFiniteError, OutOfBoundsError
 
 OFFENCES: Final = frozenset({NotFiniteError.reason, OutOfBoundsError.reason})
-"""Reasons for refusing an update that seldom occur with an honest client."""
+"""Refusal reasons of updates that an honest client seldom causes."""
 
 MOST_OFFENCES: Final = 3
 """Number of refused updates after which a client is put into quarantine."""
@@ -37,7 +37,7 @@ class Offences:
             if count >= MOST_OFFENCES
         }
         for client in excluded:
-            del self._counts[client]  # if it is readmitted, its count starts at 0
+            del self._counts[client]  # if the client is readmitted, its count starts at 0
         for client, reason in excluded.items():
             await self._quarantine(client, reason)
         return excluded

@@ -133,12 +133,13 @@ def training_means(reports: Sequence[UpdateReport]) -> dict[str, float]:
 
 
 def training_coverage(reports: Sequence[UpdateReport]) -> dict[str, Coverage]:
-    """Return the numbers of clients and samples behind each mean of `training_means`."""
+    """Return the numbers of clients and samples from which each mean of `training_means` is
+    computed."""
     return _coverage([MeasureSums(measures=each.measures).counted for each in reports])
 
 
 def loss_coverage(reports: Sequence[UpdateReport]) -> dict[str, Coverage]:
-    """Return the numbers of clients and samples behind `training_loss`."""
+    """Return the numbers of clients and samples from which `training_loss` is computed."""
     return _coverage([{} if r.loss is None else {"loss": r.samples} for r in reports])
 
 

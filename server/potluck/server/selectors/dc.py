@@ -128,7 +128,8 @@ class _Steered(Selector):
     needs_profiles = frozenset({Signal.LABEL_COUNTS})
 
     def by_protocol(self) -> Selector:
-        """Return the selector that chooses from sums and distances, as in the paper."""
+        """Return the selector that chooses from secure sums and reported distances, as in the
+        paper."""
         return StepByStep(
             target=self.target,
             added=self.added,
@@ -229,8 +230,8 @@ class _Steering:
         target_norm = float(np.linalg.norm(self._target))
 
         def block(start: int, stop: int) -> None:
-            # |V + B|² = |V|² + 2 V·B + |B|²: one product with the table instead of a sum for each
-            # row
+            # With V a client's counts and B the sum, |V + B|² = |V|² + 2 V·B + |B|²: one product
+            # with the whole table instead of a sum for each row
             norms = self._counts[start:stop] @ (2 * self._base)
             norms += self._squares[start:stop]
             norms += base_square

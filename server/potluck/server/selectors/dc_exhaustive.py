@@ -113,7 +113,7 @@ class _Search:
         self._squares = np.einsum("ij,ij->i", self._sums, self._sums)
 
     def heads(self) -> Iterator[tuple[int, ...]]:
-        """Yield every head that a tail can follow."""
+        """Yield every head: the first positions of a subset, which a tail can complete."""
         return combinations(range(len(self._counts) - self._tail), self._head)
 
     def distances(self, head: tuple[int, ...]) -> Floats:

@@ -133,7 +133,8 @@ class Pool:
         even = 1 / self._counts.shape[1]
 
         def block(start: int, stop: int) -> None:
-            # Σ_b (N_b / N)² − 1/B, with |V + C|² = |V|² + 2 V·C + |C|²
+            # QCID = Σ_b (N_b / N)² − 1/B; with V a client's counts and C the sum, Σ_b N_b² = |V +
+            # C|² = |V|² + 2 V·C + |C|²
             found = self._counts[start:stop] @ (2 * self._sum)
             found += self._squares[start:stop]
             found += square

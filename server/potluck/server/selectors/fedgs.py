@@ -70,7 +70,7 @@ class FedGS(Selector):
         cohort = Cohort(context, generator)
         known, apart = graph(context.population, self.threshold, self.width)
         places = np.flatnonzero(np.isin(known, context.available))
-        places = generator.permutation(places)  # ties in random order
+        places = generator.permutation(places)  # so that ties are in random order
         size = min(cohort.size, len(places))
         if size:
             selections = selections_of(state, len(context.population))
@@ -149,8 +149,8 @@ def graph(population: Population, threshold: float, width: float) -> tuple[Rows,
 
 @lru_cache(maxsize=2)
 def _paths(counts: bytes, classes: int, threshold: float, width: float) -> Floats:
-    """Return the lengths of the shortest paths. counts: n × classes doubles; the result is cached
-    because each round needs it again."""
+    """Return the lengths of the shortest paths. counts: bytes of n × classes doubles, which can be
+    a cache's key; each round needs the same paths."""
     labels = np.frombuffer(counts).reshape(-1, classes)
     paths = shortest_paths(edges(labels, threshold, width))
     paths.flags.writeable = False

@@ -67,7 +67,7 @@ class Flips(Selector):
         cohort = Cohort(context, generator)
         selections = selections_of(state, len(context.population))
         cluster = clusters_of(context.population, self.clusters)
-        rows = generator.permutation(context.available)  # ties in random order
+        rows = generator.permutation(context.available)  # so that ties are in random order
         rows = rows[cluster[rows] >= 0]
         if cohort.size and len(rows):
             turns = Turns(
@@ -90,7 +90,8 @@ class Turns:
     """Gives clusters places in the cohort, in turn.
 
     cluster: K, number of each client's cluster, −1 if unknown. rows: available clients, sorted by
-    cluster, the next of each cluster first. selections: K, earlier selections of each client.
+    cluster; within a cluster, in the order in which they get places. selections: K, earlier
+    selections of each client.
     """
 
     def __init__(
@@ -181,8 +182,8 @@ def clusters_of(population: Population, clusters: int | None) -> NDArray[np.int6
 
 @lru_cache(maxsize=4)
 def _centres(shares: bytes, classes: int, clusters: int | None) -> Floats:
-    """Return the centres of label distributions. shares: n × classes doubles; the result is cached
-    because each round needs it again."""
+    """Return the centres of label distributions. shares: bytes of n × classes doubles, which can be
+    a cache's key; each round needs the same centres."""
     points = np.frombuffer(shares).reshape(-1, classes)
     if clusters is not None:
         return k_means(points, clusters)

@@ -62,7 +62,7 @@ def _rows(vectors: Floats, rows: NDArray[np.int64]) -> Floats:
 
 
 class _Dual:
-    """The function φ and its minimum. A point is an array with y and μ.
+    """The function φ (see the comment above) and its minimum. A point is an array with y and μ.
 
     The vectors are not centred: centring y has the same effect.
     """
@@ -95,7 +95,7 @@ class _Dual:
         return point
 
     def weights(self, point: Floats) -> Floats:
-        """Return (μ − Bᵀy)₊."""
+        """Return the clients' weights at a point, (μ − Bᵀy)₊."""
         weights: Floats = self._vectors @ (self._factor * (point[:-1].mean() - point[:-1]))
         weights += point[-1]
         return weights.clip(min=0.0, out=weights)
@@ -149,8 +149,8 @@ class KnownMatrix(Selector):
         if matrices is not None and len(rows):
             weights = minimum_variance_weights(profiles(matrices, rows).reshape(len(rows), -1))
             support = np.flatnonzero(weights > 0)
-            # Sorting exponential variables of these rates gives the order of successive weighted
-            # draws.
+            # Exponential variables, with the weights as rates, are in the order of successive
+            # weighted draws.
             arrivals = generator.exponential(size=len(support)) / weights[support]
             size = min(cohort.missing, len(support))
             first = np.argpartition(arrivals, size - 1)[:size] if size else support[:0]

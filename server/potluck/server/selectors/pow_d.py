@@ -30,7 +30,7 @@ from potluck.server.selectors.parts.reported import column, plausible
 from potluck.server.state import State
 
 _FACTOR = 100.0
-"""Maximum plausible loss, as a multiple of the median; larger losses are limited to it."""
+"""Maximum plausible loss, as a multiple of the clients' median; larger losses are limited to it."""
 
 
 @dataclass(frozen=True, kw_only=True)

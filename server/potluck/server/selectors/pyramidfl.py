@@ -147,7 +147,7 @@ def round_seconds(seconds: Floats, last: int) -> float:
 
 
 def gradient_utilities(facts: UpdateFacts) -> Floats:
-    """Return √‖Δ‖² · |B| / 100 of each update, within [0, 10^18].
+    """Return √‖Δ‖² · |B| / 100 of each update, within [0, 10^18]; |B|: number of samples.
 
     Omitted tensors are assumed to have changed as much as the others.
     """

@@ -34,10 +34,10 @@ class SumRecord(BaseModel):
     """The outcome of one secure sum, with only those of its stored fields that operators read.
 
     clients: clients in the sum, or the invited clients if the sum was aborted; each with its host.
-    refusals: each client that refused, with the rule that it named. have, need: found and needed
-    numbers of what `rule` counts, if the sum was aborted. convicted: client that provably sent a
-    share that can't be decrypted, and the client that proved it. verdict: the proof in base64.
-    epsilon: ε of the sum; None if the sum is exact.
+    refusals: each client that refused, with the rule that it named. rule, have, need: if the sum
+    was aborted, the rule that was not met, the number that it counted, and the number that it
+    needs. convicted: client that provably sent a share that can't be decrypted, and the client that
+    proved it. verdict: the proof in base64. epsilon: ε of the sum; None if the sum is exact.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -193,8 +193,8 @@ class Archive:
         return (await self._stored_profiles(row, self._plan(row))).population()
 
     async def audit_labels(self, run_id: str) -> tuple[Population, list[ClientAudit]]:
-        """Compare the label counts that a run's clients claim with how their updates change the
-        output bias.
+        """Compare the label counts that a run's clients claim with the changes of the output bias
+        by their updates.
 
         Raises NotFoundError; RunError if the run can't be audited.
         """

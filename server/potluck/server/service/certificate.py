@@ -1,6 +1,6 @@
 """The certificate of a server process, reloaded when its files change.
 
-So renewing the certificate closes no connection and interrupts no round.
+Renewing the certificate therefore closes no connection and interrupts no round.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ServerCertificate:
         this TLS authority."""
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._material),
-            self._fetch,  # type: ignore[arg-type]  # the stubs forget None, which grpc documents
+            self._fetch,  # type: ignore[arg-type]  # the stubs lack None, which grpc documents
             require_client_authentication=True,
         )
 

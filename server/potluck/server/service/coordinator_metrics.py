@@ -75,7 +75,7 @@ class CoordinatorMetrics:
         self._peers: OrderedDict[tuple[Role, str], datetime] = OrderedDict()
         self._shown_away: set[tuple[str, str]] = set()
         self._shown_peers: set[tuple[Role, str]] = set()
-        self._refused_peers: dict[str, str] = {}  # by reason
+        self._refused_peers: dict[str, str] = {}  # reason → peer last refused
         self._under_way = 0
         self._runs: dict[str, None] = {}
         self._broken: OrderedDict[tuple[str, str, str], None] = OrderedDict()

@@ -1,7 +1,7 @@
 """A lock on model files, so that no file is deleted while a backup copies them.
 
 The lock is on a file next to the models' folder. It ends with the process that holds it, even if
-that is killed.
+that process is killed.
 """
 
 from __future__ import annotations

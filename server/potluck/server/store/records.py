@@ -67,9 +67,9 @@ class MemberState(StrEnum):
 class BestSoFar:
     """The best value of the metric in a run's `[stop]` up to one of its rounds.
 
-    round, value: the first round with the best value, and this value; both None until an evaluation
-    that counts measures the metric. mark: last value that counted as an improvement. stalled:
-    number of evaluations since that improvement.
+    round, value: the first round with the best value, and this value; both None until the metric
+    was measured in an evaluation that counts. mark: last value that counted as an improvement.
+    stalled: number of evaluations since that improvement.
     """
 
     measure: str
@@ -128,7 +128,7 @@ class RunRow(NewRun):
     before round 1, of the initial model; None without a model. number: the run's number among all
     runs, from 1. best: best value after the last committed round, if the run file names a metric.
     best_model_blake3: digest of the model with this value. best_coverage: numbers of clients and
-    samples behind each metric of that model.
+    samples from which each metric of that model was computed.
     """
 
     state: RunState
@@ -159,7 +159,7 @@ class UpdateRow(UpdateReport):
 
 @dataclass(frozen=True, kw_only=True)
 class MemberWork:
-    """The work that a selector set for one client in a round.
+    """The settings that a selector made for one client's work in a round.
 
     quotas: maximum number of samples of each class to train on; empty for no limit. weight: weight
     of the client's update; None to use its number of samples. epochs: number of passes over the
@@ -174,7 +174,7 @@ class MemberWork:
 
 
 AS_THE_RUN_SAYS: Final = MemberWork()
-"""The work of clients for which the selector set nothing."""
+"""The `MemberWork` of clients for which the selector set nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,9 +200,9 @@ class MemberChange:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberRow:
-    """A member of a cohort: its reason, its state, its trouble and its update.
+    """A member of a cohort: the reason for its selection, its state, its trouble and its update.
 
-    work: the work that the selector set for this client.
+    work: what the selector set for this client, such as passes and quotas.
     """
 
     client_id: str
@@ -305,8 +305,8 @@ class StoredRound:
     state_blake3: digest of the file with the arrays of the selector's and the strategy's states.
     spreads: spread of each metric over clients. best: best value after this round, see `RunRow`.
     software: version of each program and library of the coordinator. coverage: numbers of clients
-    and samples behind each metric, also for metrics that no client could compute. privacy: the
-    round's privacy loss; None for runs without `[privacy]`.
+    and samples from which each metric was computed, also for metrics that no client could compute.
+    privacy: the round's privacy loss; None for runs without `[privacy]`.
     """
 
     key: AttemptKey

@@ -158,8 +158,8 @@ class Rounds(Part):
         """Return how many updates have arrived from each client of a run, in all attempts.
 
         Each entry is a client, the number of samples that it reported (0 if masks hide it), the
-        passes that the selector set (None for the run's number), and the number of such updates.
-        Sorted by client.
+        passes that the selector set (None for the run's number), and the number of updates with
+        these values. Sorted by client.
         """
         members = schema.members
         kind = (members.c.client_id, members.c.samples, members.c.epochs)

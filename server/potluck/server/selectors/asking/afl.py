@@ -29,7 +29,7 @@ from potluck.server.state import State
 Share = Annotated[float, Field(ge=0, le=1)]
 _LOSS = "loss"
 _FACTOR = 100.0
-"""Maximum plausible loss, as a multiple of the median; larger losses are limited to it."""
+"""Maximum plausible loss, as a multiple of the clients' median; larger losses are limited to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Afl(Selector):
     asks_questions = frozenset({_LOSS})
 
     def init(self, population: Population) -> State:
-        """Return a state with the last loss of each row; NaN if there is none."""
+        """Return a state with a row for the last loss of each client, NaN at first."""
         return State(arrays={"loss": np.full(len(population), np.nan)})
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
@@ -92,7 +92,8 @@ class Afl(Selector):
 
 
 def _grown(losses: Floats, length: int) -> Floats:
-    """Return a copy with NaN for each client that has joined since the last round."""
+    """Return a copy of the losses, with NaN for each client that has joined since the last
+    round."""
     result = np.full(length, np.nan)
     result[: len(losses)] = losses
     return result

@@ -31,7 +31,7 @@ from potluck.server.state import State
 
 MOST_CLIENTS = 10_000
 _FACTOR = 100.0
-"""Maximum plausible loss, as a multiple of the median; larger losses are limited to it."""
+"""Maximum plausible loss, as a multiple of the clients' median; larger losses are limited to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class FedCor(Selector):
 
     def init(self, population: Population) -> State:
         """Return a state in which no loss is known."""
-        return _Known.empty(0, self.dimension).state()  # rows come with the first answers
+        return _Known.empty(0, self.dimension).state()  # the first answers add rows
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
         """Return the cohort: drawn uniformly in uniform rounds, else chosen one client after
@@ -121,7 +121,7 @@ class FedCor(Selector):
         context: SelectionContext,
         generator: np.random.Generator,
     ) -> None:
-        from potluck.server.selectors.parts.loss_correlation import chosen  # imports SciPy
+        from potluck.server.selectors.parts.loss_correlation import chosen  # slow: imports SciPy
 
         told = np.isfinite(known.changes).sum(axis=0) > 0
         rows = context.available[told[context.available]]

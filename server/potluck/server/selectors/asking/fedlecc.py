@@ -32,7 +32,7 @@ from potluck.server.selectors.parts.reported import column, plausible
 from potluck.server.state import State
 
 _FACTOR = 100.0
-"""Maximum plausible loss, as a multiple of the median; larger losses are limited to it."""
+"""Maximum plausible loss, as a multiple of the clients' median; larger losses are limited to it."""
 _MOST = 2_000
 """Maximum number of clients that are clustered by pairwise linkage. If there are more, only an
 evenly spaced sample of them is linked."""
@@ -135,7 +135,8 @@ def turns(
     """
     if not len(losses) or not count:
         return np.zeros(0, dtype=np.int64)
-    grouped = np.argsort(cluster.astype(np.int16), kind="stable")  # numpy sorts int16 by counting
+    # int16 is faster: numpy sorts it by counting
+    grouped = np.argsort(cluster.astype(np.int16), kind="stable")
     edges = np.flatnonzero(np.diff(cluster[grouped], prepend=-1))[1:]
     means = np.round(_mean_by_cluster(losses, cluster), TIE_DECIMALS)
     groups = np.split(grouped, edges)

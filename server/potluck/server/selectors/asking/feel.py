@@ -34,7 +34,8 @@ from potluck.server.state import State
 
 _KIND = "gradient-norm"
 _FACTOR = 100.0
-"""Maximum plausible gradient norm, as a multiple of the median; larger norms are limited to it."""
+"""Maximum plausible gradient norm, as a multiple of the clients' median; larger norms are limited
+to it."""
 _NOTHING = 1e-100
 """Smallest share of the total importance that is used; smaller shares are taken as 0. The square of
 this number is still a valid double."""
@@ -145,7 +146,7 @@ def probabilities(importance: Floats, seconds: Floats, rho: float) -> Floats:
 
     importance: ≥ 0. seconds: > 0.
     """
-    from scipy.optimize import brentq  # slow; not needed to list selectors
+    from scipy.optimize import brentq  # a slow import, not needed to list selectors
 
     total = float(importance.sum())
     if not total > 0:
@@ -153,8 +154,8 @@ def probabilities(importance: Floats, seconds: Floats, rho: float) -> Floats:
     weights = importance / total
     weights[weights < _NOTHING] = 0.0
     # With μ = (λ + (1 − ρ) min T) / (ρ total²), the sum of p is Σ weight / √(delay + μ), which
-    # falls as μ grows. It is above 1 at the square of the largest weight among the quickest, and
-    # below 1 if μ is 1.
+    # falls as μ grows. It is at least 1 if μ is the square of the largest weight of the quickest
+    # clients, and at most 1 if μ is 1: the root lies between.
     delays = seconds - seconds[weights > 0].min()
     with np.errstate(over="ignore", under="ignore"):
         delays = np.maximum((1 - rho) * delays / total / total / rho, 0.0)

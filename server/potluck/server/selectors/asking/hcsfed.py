@@ -42,8 +42,9 @@ class HcsFed(Selector):
     Clusters clients once, by k-means. clusters: number of clusters. seats: `equal` gives each
     cluster the same number of seats, and the remaining seats to the clusters in turn; clients are
     drawn uniformly within a cluster. `neyman` gives a cluster seats in proportion to its size times
-    its spread; clients are drawn in proportion to the norms of their sketches. sketch: method that
-    compresses an update. numbers: length of a sketch.
+    its spread, the root mean squared distance of its sketches from their centre; clients are drawn
+    in proportion to the norms of their sketches. sketch: method that compresses an update. numbers:
+    length of a sketch.
 
     Seats that a small cluster can't fill go to the largest clusters. A client that joins later is
     asked for a sketch then, and joins the cluster with the nearest centre. A client that sent no
@@ -153,8 +154,8 @@ def equal_seats(sizes: NDArray[np.int64], count: int, number: int) -> list[int]:
 
 
 def neyman_seats(sizes: NDArray[np.int64], spreads: Floats, count: int) -> list[int]:
-    """Return seats in proportion to size · spread, by largest remainders. If all spreads are 0,
-    they are in proportion to size.
+    """Return each cluster's seats, in proportion to size · spread, by largest remainders. If all
+    spreads are 0, seats are in proportion to size.
 
     count: number of seats, at most Σ sizes. spreads: ≥ 0, finite.
     """
@@ -238,7 +239,7 @@ class _Map:
 
 
 def _shortened(points: Floats) -> Floats:
-    """Return the sketches, limited to the maximum plausible norm."""
+    """Return the sketches, scaled down to at most the maximum plausible norm."""
     points = np.clip(points, -LARGEST, LARGEST)
     lengths = np.linalg.norm(points, axis=1)
     if not (lengths > 0).any():

@@ -28,9 +28,10 @@ from potluck.server.state import State
 
 _KIND = "gradient-norm"
 _FACTOR = 100.0
-"""Maximum plausible gradient norm, as a multiple of the median; larger norms are limited to it."""
+"""Maximum plausible gradient norm, as a multiple of the clients' median; larger norms are limited
+to it."""
 _SURE = 1 - 1e-12
-"""Probability from which a client is drawn for certain."""
+"""Clients with at least this probability are drawn for certain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,8 @@ class OptimalSampling(Selector):
     asks_questions = frozenset({_KIND})
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sets_weights", self.weights == "inverse")  # frozen
+        # the dataclass is frozen
+        object.__setattr__(self, "sets_weights", self.weights == "inverse")
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
         """Return the cohort, with the largest gradients first."""

@@ -33,7 +33,7 @@ from potluck.server.state import State
 
 _LOSS = "loss"
 _FACTOR = 100.0
-"""Maximum plausible loss, as a multiple of the median; larger losses are limited to it."""
+"""Maximum plausible loss, as a multiple of the clients' median; larger losses are limited to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,5 +184,5 @@ def _mean(values: Floats) -> float:
 
 
 def _grown(values: NDArray[Any], length: int) -> NDArray[Any]:
-    """Return the values, with 0 for each client that has joined since the last round."""
+    """Return a copy of the values, with 0 for each client that has joined since the last round."""
     return np.append(values, np.zeros(max(0, length - len(values)), dtype=values.dtype))

@@ -150,7 +150,8 @@ def _packed(active: NDArray[np.bool_]) -> NDArray[np.uint64]:
 
 
 def _quadratic_forms(layers: Layers, patterns: NDArray[np.uint64], root: Floats) -> Floats:
-    """Return Gᵀ Z⁻¹ G for each set of active units: sets × d × d, d = 1 + the context's size."""
+    """Return Gᵀ Z⁻¹ G for each set of active hidden units: sets × d × d, d = 1 + the context's
+    size; see `uncertain`. root: L of Z = L Lᵀ."""
     width, size = layers.inner.shape
     extended = np.concatenate([layers.inner, layers.shift[:, None]], axis=1)
     diagonal = np.arange(size)
@@ -211,13 +212,14 @@ def network(weights: Floats, contexts: Floats) -> tuple[Floats, Floats]:
 
 
 def design_root(design: Floats) -> Floats:
-    """Return the Cholesky factor L of Z = L Lᵀ; a small diagonal term absorbs rounding errors."""
+    """Return the Cholesky factor L of Z = L Lᵀ; a small term added to the diagonal absorbs rounding
+    errors. design: Z."""
     slack = len(design) * np.finfo(np.float64).eps * np.trace(design)
     root: Floats = cholesky(design + slack * np.eye(len(design)), lower=True)
     return root
 
 
 def widths(slopes: Floats, root: Floats) -> Floats:
-    """Return √(gᵀ Z⁻¹ g) for each row g. root: L of Z = L Lᵀ."""
+    """Return √(gᵀ Z⁻¹ g) for each row g of `slopes`. root: L of Z = L Lᵀ."""
     found: Floats = np.sqrt((solve_triangular(root, slopes.T, lower=True) ** 2).sum(axis=0))
     return found

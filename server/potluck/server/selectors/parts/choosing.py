@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from potluck.server.selection import Floats, Population, Rows, Selection, SelectionContext
 
 TIE = 1e-12
-"""Scores that differ by at most this much are equal; the round's generator decides between them."""
+"""Scores that differ by at most this much count as equal; the round's generator decides between
+them."""
 
 TIE_DECIMALS = 12
 """Number of decimals to which scores are rounded if many are ranked at once; the same tolerance as
@@ -34,7 +35,8 @@ def weighted(weights: Floats, generator: np.random.Generator) -> int | None:
     total = cumulative[-1] if len(cumulative) else 0.0
     if total <= 0:
         return None
-    # "right" skips positions of weight zero. Rounding may make the product equal to the total.
+    # side="right" skips positions of weight zero. Rounding may make the product equal to the total,
+    # so the position is limited to the last one with a weight.
     position = int(np.searchsorted(cumulative, generator.random() * total, side="right"))
     return min(position, int(np.searchsorted(cumulative, total, side="left")))
 

@@ -1,4 +1,4 @@
-"""Parts of the selectors of the DC family: uniform start, targets and distances."""
+"""Functions that the `dc` selectors share: uniform start, targets and distances."""
 
 from __future__ import annotations
 

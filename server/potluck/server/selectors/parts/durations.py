@@ -8,7 +8,8 @@ from potluck.server.selection import Floats, RoundOutcome
 from potluck.server.selectors.parts.reported import plausible
 
 _FACTOR = 10.0
-"""Maximum plausible duration, as a multiple of the median; longer durations are reduced to it."""
+"""Maximum plausible duration, as a multiple of the clients' median; longer durations are reduced to
+it."""
 _LEAST = 1e-6
 
 

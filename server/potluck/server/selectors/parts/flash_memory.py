@@ -59,7 +59,8 @@ class Posterior:
         return self.estimate() + width * offset
 
     def _root(self) -> Floats:
-        # Contexts in raw units make V so ill-conditioned that rounding could turn it indefinite.
+        # Contexts in raw units make V so ill-conditioned that rounding could turn it indefinite, so
+        # a small term is added to its diagonal.
         dimension = len(self.precision)
         slack = dimension * np.finfo(np.float64).eps * np.trace(self.precision)
         root: Floats = cholesky(self.precision + slack * np.eye(dimension), lower=True)
@@ -113,9 +114,9 @@ class Memory:
     reward of each client; 0 before the first. earlier: K, the raw reward before that one.
     last_heard: K, int64, round in which `losses` was reported; 0 if never. fresh: K, bool, True if
     the last question gave a reward. awaiting: K, bool, True if the client's reward of the previous
-    round has not been credited yet. credited: K × 4, the contexts to which these rewards will be
-    credited. totals: Σ seconds, number of these seconds, Σ |reward|, and number of these rewards,
-    for the running means.
+    round has not been credited yet. credited: K × 4, the contexts to which the awaited rewards will
+    be credited. totals: Σ seconds, number of these seconds, Σ |reward|, and number of these
+    rewards, for the running means.
     """
 
     first: Floats
@@ -215,7 +216,8 @@ class Memory:
         awaiting = np.zeros_like(self.awaiting)
         awaiting[outcome.included] = self.last_heard[outcome.included] > 0
         after = replace(self, seconds=seconds, awaiting=awaiting, credited=self.contexts(rules))
-        # Only now is it known which of the chosen clients trained.
+        # `literal` rewards are credited only now, because it was not known before which clients
+        # train.
         return after._credit(awaiting & self.fresh, rules) if rules.literal else after
 
     def settled(self, before: Memory, rules: Rules) -> tuple[Rows, Floats]:

@@ -67,8 +67,8 @@ class Entropies:
         return self._scores
 
     def _space(self, length: int) -> tuple[Floats, Floats]:
-        """Return two arrays (classes × length) that belong to the calling thread. They are reused,
-        because allocating them would take as long as the arithmetic."""
+        """Return two scratch arrays (classes × length) that belong to the calling thread. They are
+        reused, because allocating them would take as long as the arithmetic."""
         if getattr(self._scratch, "length", None) != length:
             self._scratch.length = length
             self._scratch.arrays = np.empty((2, len(self._columns), length))

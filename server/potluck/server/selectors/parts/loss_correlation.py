@@ -97,8 +97,8 @@ def chosen(
 ) -> tuple[Sequence[int], NDArray[np.float64]]:
     """Return positions chosen one after another, and the expected gain of each.
 
-    Each next position has the largest discount · Σ_i p_i Σ_ik / √Σ_kk; Σ is then conditioned on
-    this position. shares: p. O(count · n · (d + count)).
+    With the covariance C of loss changes, each next position k has the largest discount_k · Σ_i p_i
+    C_ik / √C_kk; C is then conditioned on k. shares: p. O(count · n · (d + count)).
     """
     variance = (points**2).sum(axis=1) + NOISE**2
     total = points @ (points.T @ shares) + NOISE**2 * shares

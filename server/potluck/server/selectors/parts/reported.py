@@ -11,8 +11,8 @@ import numpy as np
 from potluck.server.selection import Answers, Floats
 
 LARGEST = 1e9
-"""Maximum accepted loss per sample, and duration in seconds. The square of this number is still
-precise enough."""
+"""Maximum accepted loss per sample, and duration in seconds. Its square is still precise enough in
+float64."""
 
 
 def column(answers: Answers, name: str, length: int) -> Floats:

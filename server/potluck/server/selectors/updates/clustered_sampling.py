@@ -97,7 +97,7 @@ class ClusteredSampling(Selector):
             check_size("clustered-sampling", context)
         generator = context.generator("clustered-sampling")
         cohort = Cohort(context, generator)
-        rows = generator.permutation(context.available)  # ties in random order
+        rows = generator.permutation(context.available)  # so that ties are in random order
         samples = samples_or_mean(context.population, rows)
         masses = cohort.size * samples / samples.sum() if cohort.size else samples
         if self.by == "size":

@@ -125,7 +125,7 @@ class HiCSFL(Selector):
         generator = context.generator("hics-fl")
         cohort = Cohort(context, generator)
         sweep(cohort, state.arrays, context)
-        rows = generator.permutation(context.available)  # ties in random order
+        rows = generator.permutation(context.available)  # so that ties are in random order
         known, moves = of_rows(state.arrays, rows)
         rows = rows[known]
         free = ~np.isin(rows, cohort.rows)
@@ -156,8 +156,8 @@ class HiCSFL(Selector):
         context: SelectionContext,
         generator: np.random.Generator,
     ) -> None:
-        """Draw the places of a cohort. directions: the angles between all pairs; None if
-        unknown."""
+        """Draw clients for the places of a cohort. directions: angles between the updates of all
+        pairs of `rows`; None if unknown."""
         if entropies.var() >= self.spread:
             samples = samples_or_mean(context.population, rows)
             masses = cohort.missing * samples / samples.sum()
@@ -188,8 +188,8 @@ class HiCSFL(Selector):
 
 
 def _heard(state: State, heard: Sequence[Answers], clients: int) -> Floats:
-    """Return each client's last answer, NaN if it sent none. Includes clients that have joined
-    since the last round."""
+    """Return the last entropy that each client reported, NaN if none; also for clients that have
+    joined since the last round."""
     before = state.arrays[_TOLD]
     told = np.append(before, np.full(max(0, clients - len(before)), np.nan))
     for answers in heard:
@@ -200,7 +200,8 @@ def _heard(state: State, heard: Sequence[Answers], clients: int) -> Floats:
 
 
 def cut(merges: Floats, clusters: int) -> Rows:
-    """Cut a tree into `clusters` clusters; return the cluster of each client, from 0."""
+    """Cut a tree of merges, in SciPy's format, into `clusters` clusters; return each client's
+    cluster, from 0."""
     clients = len(merges) + 1
     parents = np.arange(clients + len(merges))
     for number, (one, other) in enumerate(merges[: clients - clusters, :2].astype(np.int64)):

@@ -28,7 +28,8 @@ from potluck.server.selectors.parts.reported import plausible
 from potluck.server.state import State
 
 _FACTOR = 100.0
-"""Maximum plausible norm, as a multiple of the median; larger norms are limited to it."""
+"""Maximum plausible norm of an update, as a multiple of the clients' median; larger norms are
+limited to it."""
 _ROUNDING = 1e-9
 
 
@@ -59,7 +60,8 @@ class KVib(Selector):
     needs_facts = frozenset({UpdateFact.NORM})
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sets_weights", self.weights == "inverse")  # frozen
+        # the dataclass is frozen
+        object.__setattr__(self, "sets_weights", self.weights == "inverse")
 
     def init(self, population: Population) -> State:
         """Return a state without feedback.
@@ -144,7 +146,7 @@ def least_variance(lengths: Floats, count: int) -> Floats:
     order = np.argsort(lengths, kind="stable")
     ascending = lengths[order]
     sums = np.cumsum(ascending)
-    # with l clients below 1, the largest of them has (count + l − clients) · length / sum
+    # if l clients have p < 1, the largest p of these is (count + l − clients) · length / sum
     below = np.arange(1, clients + 1)
     budget = count + below - clients
     fits = (budget > 0) & (budget * ascending <= sums)
