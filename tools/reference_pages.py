@@ -41,10 +41,10 @@ OWNERS = DOCS / "privacy" / "for-data-owners.md"
 """The page with the table of what leaves a client."""
 FOLDERS = {plugins.SELECTORS: "selectors", plugins.STRATEGIES: "strategies"}
 FIELDS = (
-    "When to choose it",
-    "What it needs",
-    "What it costs",
-    "What it reveals",
+    "When",
+    "Needs",
+    "Costs",
+    "Reveals",
     "Options",
 )
 """Titles of the sections of every page, in order."""

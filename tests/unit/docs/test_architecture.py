@@ -16,6 +16,7 @@ PRIVACY = [
     for page in (
         "security/threat-model",
         "security/specification",
+        "security/one-set",
         "security/label-counts",
         "security/updates",
         "security/other-parties",

@@ -21,7 +21,7 @@ def test_readme_has_at_most_the_maximum_number_of_words() -> None:
         ("[selectors]", "potluck.selectors"),
         ("[strategies]", "potluck.strategies"),
         ("[objectives]", "potluck.objectives"),
-        ("tasks with data", "potluck.tasks"),
+        ("[tasks]", "potluck.tasks"),
         ("[trackers]", "potluck.sinks"),
     ],
 )

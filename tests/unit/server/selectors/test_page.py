@@ -40,7 +40,7 @@ def test_selector_page_has_the_five_sections_and_the_generated_facts(name: str) 
 def test_selector_options_incompatible_with_secure_aggregation_are_refused(
     name: str, option: str
 ) -> None:
-    needs = PAGES[name].read_text(encoding="utf-8").partition("## What it costs")[0]
+    needs = PAGES[name].read_text(encoding="utf-8").partition("## Costs")[0]
     assert f"`{option}` does not work with secure aggregation" in " ".join(needs.split())
     with pytest.raises(ConfigurationError, match=f"selector {name} and secure aggregation are"):
         draw_up(f'{RUN}[selector]\nname = "{name}"\n{option}\n', source="run file")
