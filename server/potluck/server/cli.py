@@ -191,7 +191,7 @@ def settings_for_the_log(settings: CoordinatorConfig) -> dict[str, Any]:
 
     Raises ConfigurationError if the database's URL is invalid.
     """
-    from potluck.server.store.sql.database import parse_url, shown_url  # imports SQLAlchemy
+    from potluck.server.store.sql.database import parse_url, shown_url  # slow: imports SQLAlchemy
 
     shown = settings.model_dump(mode="json", exclude={"tls", "sinks"})
     return shown | {"database": shown_url(parse_url(settings.database_url()))}

@@ -53,7 +53,7 @@ class FileStore(ABC):
         receiver: FileReceiver,
         moved: Callable[[int], None],
     ) -> None:
-        """Fetch the bytes of an update that a receiver has not got yet; call `moved` with their
+        """Fetch the bytes of an update that its receiver does not have yet; call `moved` with their
         number.
 
         Raises ObjectStoreError if the update is not in the store, DigestMismatchError if its size

@@ -188,7 +188,9 @@ def _known(run_file: RunFile, task: Task, trainer: Trainer | None) -> Mapping[st
             if name != WORST_GROUP or task.groups
         }
         known = dict(own)
-        if run_file.evaluation.every != 1:  # else only if no other loss is measured
+        # with an evaluation in every round, the training loss is shown only if no other loss is
+        # measured
+        if run_file.evaluation.every != 1:
             known[_TRAINING_LOSS] = Measure(label="training loss")
     else:
         own = dict(trainer.measures)

@@ -165,7 +165,8 @@ class Coordinator:
         return row
 
     def _check_members(self, least: int) -> None:
-        """Raise ConfigurationError unless the federation has members on at least `least` hosts."""
+        """Raise ConfigurationError unless valid members of the federation are on at least `least`
+        hosts."""
         members = self.trust.members
         if members is None:
             raise ConfigurationError(

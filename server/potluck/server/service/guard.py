@@ -59,7 +59,8 @@ class RefusalLog:
 
     def __init__(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._seconds = interval_seconds
-        self._more: dict[tuple[str, str], int] = {}  # refusals in the current interval
+        # (peer, reason) → refusals after the first one in the current interval
+        self._more: dict[tuple[str, str], int] = {}
 
     def refused(self, peer: str, method: str, error: PotluckError) -> None:
         """Log a refused call, as a warning if this process is the cause."""
@@ -140,7 +141,7 @@ def check_client(client: str, identity: Identity) -> None:
 
 
 class _Call:
-    """An open call, which ends as soon as its peer's certificate is no longer valid.
+    """An open call. It is ended as soon as its peer's certificate is no longer valid.
 
     gRPC ends a call without a status, and its client waits forever, if the call's task is cancelled
     while gRPC sends a response. Such a call ends after the response.
@@ -172,7 +173,7 @@ class _Call:
                     self._check_credential()
 
     def close(self) -> None:
-        """Forget the call, which has ended."""
+        """Cancel the call's timer, because the call has ended."""
         if self._late is not None:
             self._late.cancel()
 
@@ -202,8 +203,10 @@ class Guard(grpc.aio.ServerInterceptor):
         self._roles = roles
         self._program = program
         self._log = RefusalLog()
-        self._calls: defaultdict[int, set[_Call]] = defaultdict(set)  # by serial number
-        self._expiries: dict[int, datetime] = {}  # of certificates with open calls
+        # certificate's serial number → calls
+        self._calls: defaultdict[int, set[_Call]] = defaultdict(set)
+        # serial number → end of validity, if calls are open
+        self._expiries: dict[int, datetime] = {}
 
     def cut_off(self, serials: frozenset[int]) -> None:
         """End every open call of the peers with these certificates, which are no longer valid.
@@ -408,7 +411,7 @@ def _rebuild(handler: Any, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandl
     }[handler.request_streaming, handler.response_streaming]
     return build(
         behaviour,
-        request_deserializer=None,  # see `_decoding`
+        request_deserializer=None,  # requests stay bytes, which `_decoding` decodes
         response_serializer=handler.response_serializer,
     )
 

@@ -119,7 +119,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     case other:
                         raise ProtocolError(f"unexpected '{other}' on the control stream")
         finally:
-            session.outbox.put_nowait(None)  # the host has closed its half of the stream
+            session.outbox.put_nowait(None)  # end the stream, because the host has closed its half
 
     # Models down ------------------------------------------------------------------------------
 

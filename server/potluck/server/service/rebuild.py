@@ -52,7 +52,7 @@ def _without_damage(config: CoordinatorConfig) -> Iterator[str]:
         path = Path(parsed.database or "").resolve()
         aside = _free_name(path)
         path.replace(aside)
-        for suffix in _LOGS:  # these logs don't belong to the new file
+        for suffix in _LOGS:  # rename its logs, too: they would damage the new file
             log = path.with_name(path.name + suffix)
             if log.exists():
                 log.replace(aside.with_name(aside.name + suffix))
@@ -89,7 +89,7 @@ def _put_back(store: Store, records: RoundRecords, files: ModelFiles) -> Iterato
         rebuilt = f"rebuilt up to round {end}"
         store.end_put_back(run_id, f"{rebuilt}; `potluck resume {run_id}` continues it", utc())
         yield f"run {run_id} is {rebuilt}"
-    if new:  # new database: no host has connected to it yet
+    if new:  # a new database has no quarantine yet: restore the recorded one
         store.put_quarantine(newest)
 
 
@@ -102,7 +102,7 @@ def _in_order(records: RoundRecords) -> list[str]:
             try:
                 numbers[run_id] = int(_own_row(records, run_id)["number"])
             except StorageError:
-                numbers[run_id] = 0  # `_put_back` reports the damage
+                numbers[run_id] = 0  # a damaged record comes first; `_put_back` reports it
     return sorted(numbers, key=lambda run_id: numbers[run_id])
 
 

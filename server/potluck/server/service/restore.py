@@ -79,12 +79,14 @@ def restore(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
                 made = path.with_name(f"{path.name}.restored")
                 copy(folder / found.database, made)
                 _mark(state, folder)
-                # logs of the replaced database would damage the restored one
+                # delete the logs of the replaced database: SQLite would apply them to the restored
+                # one
                 for suffix in ("-wal", "-shm"):
                     path.with_name(path.name + suffix).unlink(missing_ok=True)
                 made.replace(path)
                 sync_folder(path.parent)
-        # The journal and the spool contain rounds after the backup, which will be repeated.
+        # Delete the journal and the spool: they contain rounds after the backup, which will be
+        # repeated.
         (state / JOURNAL).unlink(missing_ok=True)
         shutil.rmtree(state / "spool", ignore_errors=True)
         (state / _MARK).unlink()

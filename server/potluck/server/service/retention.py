@@ -62,7 +62,8 @@ class Tidying:
             self._done[run_id] = committed
 
     async def look_at(self, found: Collection[str]) -> None:
-        """Delete the files that are no longer needed. found: the files there at the start."""
+        """Delete those of these files that are no longer needed. found: digests of the files that
+        existed when the coordinator started."""
         files = sorted(found)
         for begin in range(0, len(files), _AT_ONCE):
             async with self._one_at_a_time:

@@ -37,8 +37,8 @@ class Revoking:
     def __init__(self, state_directory: Path, authority: Path, watched: Path | None) -> None:
         """watched: the configured file to watch; None if there is none.
 
-        Raises ConfigurationError or IdentityError if a list can't be used, because without the
-        list, the coordinator would admit revoked peers.
+        Raises ConfigurationError or IdentityError if a revocation list can't be used, because
+        without it, the coordinator would admit revoked peers.
         """
         self._authority = authority
         self._kept = state_directory / KEPT
@@ -65,8 +65,8 @@ class Revoking:
         self._revocations.check(credential.serial, str(credential))
 
     def install(self, pem: bytes) -> tuple[int, int]:
-        """Install an operator's list. Return the number of its revocations, and the number of new
-        ones.
+        """Install an operator's revocation list. Return the number of its revocations, and the
+        number of new ones.
 
         Raises ConfigurationError; IdentityError if another authority signed the list; StorageError.
         """

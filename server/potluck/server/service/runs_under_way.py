@@ -62,7 +62,8 @@ class RunsUnderWay:
         offended: Callable[[Iterable[str]], Awaitable[dict[str, str]]],
         tracer: Tracer | None = None,
     ) -> None:
-        """offended: function of `Offences.add`. tracer: receives the spans of runs."""
+        """offended: `Offences.add`, which counts offences of clients and may quarantine them.
+        tracer: receives the spans of runs."""
         self._tracer = tracer
         self._config = config
         self._in_store = in_store

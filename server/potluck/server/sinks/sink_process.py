@@ -35,7 +35,7 @@ MOST_BYTES: Final = 1_000_000
 
 
 def cut(folder: Path, most: int = MOST_BYTES) -> None:
-    """Empty the file if it is longer than `most` bytes.
+    """Empty the file `OUTPUT` in this folder if it is longer than `most` bytes.
 
     Its last `most // 2` bytes are first copied to the file `EARLIER`, which is overwritten. Disk
     errors are ignored.

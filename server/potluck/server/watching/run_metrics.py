@@ -139,7 +139,7 @@ class RunObserver:
             case rounds.SumArrived(updates):
                 self._summed([client for client, _ in updates])
             case rounds.TooFewEligible():
-                self._open = False  # there were too few clients to select among
+                self._open = False  # not an attempt: there were too few clients to select among
         for action in actions:
             match action:
                 case rounds.Train(client):
@@ -193,7 +193,8 @@ class RunObserver:
         self._instruments.observe(metrics.PHASE_SECONDS, seconds, phase=phase)
 
     def _close(self, outcome: AttemptOutcome) -> None:
-        """Close the current attempt, when the states of its members are known."""
+        """Count the current attempt and the outcomes of its members; `outcome` is that of the
+        attempt."""
         self._open = False
         self._instruments.count(metrics.ATTEMPTS, outcome=outcome)
         self._members(MemberOutcome.SELECTED, len(self._cohort))
