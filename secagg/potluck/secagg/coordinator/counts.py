@@ -87,11 +87,16 @@ class SumOutcome:
         whys = [self._refused(rule, clients) for rule, clients in refusing.items()]
         others = self.troubles.keys() - record.refusals.keys()
         whys += [f"{who}: {self.troubles[who]}" for who in sorted(others)]
-        whys += [f"suspects: {', '.join(record.suspects)}"] * bool(record.suspects)
-        whys += [f"{len(record.missing)} did not answer"] * bool(record.missing and not whys)
+        whys += [f"clients that may have sent wrong shares: {', '.join(record.suspects)}"] * bool(
+            record.suspects
+        )
+        whys += [f"{len(record.missing)} clients did not answer"] * bool(
+            record.missing and not whys
+        )
         return (
-            f"aborted at stage {record.stage} by rule {record.rule}, {record.have} of "
-            f"{record.need}; {'; '.join(whys[:3]) or 'no host gave a reason'}"
+            f"the sum was aborted at stage {record.stage}: rule {record.rule} needs {record.need} "
+            f"clients or hosts, but found {record.have}; "
+            f"{'; '.join(whys[:3]) or 'no host gave a reason'}"
             + f"; and {len(whys) - 3} more"
             * (len(whys) > 3)
         )
@@ -99,14 +104,18 @@ class SumOutcome:
     def _refused(self, rule: str, clients: Sequence[str]) -> str:
         """Describe the refusals of clients that name this rule, with the first client's reason."""
         first, *others = clients
-        more = f" (and so do {len(others)} more)" if others else ""
-        return f"{first} refuses ({rule}){more}: {self.troubles.get(first, rule)[:_LONGEST_REASON]}"
+        more = f" and {len(others)} more" if others else ""
+        return (
+            f"client {first}{more} refused ({rule}): "
+            f"{self.troubles.get(first, rule)[:_LONGEST_REASON]}"
+        )
 
 
 def convictions(record: SessionRecord) -> dict[str, str]:
     """Return the clients proven to have broken a session, each with a description of the proof."""
     return {
-        accused: f"{accused} sealed a share for {accuser} that does not open; {accuser} proved it"
+        accused: f"client {accused} sent client {accuser} a share that can't be decrypted, and "
+        f"client {accuser} proved this"
         for accused, accuser in record.convicted.items()
     }
 
@@ -266,15 +275,15 @@ def check_invited(invited: Mapping[str, str], header: Header) -> None:
     needed = max(header.quorum, header.threshold, header.least_hosts)
     if hosts < header.least_hosts or len(invited) < needed:
         raise RunError(
-            f"{len(invited)} clients on {hosts} hosts attend, and a secure sum over them needs at "
-            f"least {needed} clients on at least {header.least_hosts} hosts",
+            f"{len(invited)} clients on {hosts} hosts are connected, but a secure sum over these "
+            f"clients needs at least {needed} clients on at least {header.least_hosts} hosts",
             clients=len(invited),
             hosts=hosts,
         )
     if len(invited) > COMPLETE_LIMIT:
         raise RunError(
-            f"{len(invited)} clients are more than the {COMPLETE_LIMIT} that a secure sum is made "
-            "for; sum over cells",
+            f"{len(invited)} clients are too many for a secure sum, which supports up to "
+            f'{COMPLETE_LIMIT}; set profiles.disclosure = "cells" in the run file',
             clients=len(invited),
         )
 

@@ -148,8 +148,8 @@ class LabelCells(SecureLabelSums):
             await self._sum(waiting, present)
         if not any(client in self._counts for client in clients):
             raise RunError(
-                'disclosure = "cells": no cell of these clients could be summed; the messages of '
-                "this run say why"
+                'disclosure = "cells": the sum failed for every cell of these clients; the '
+                "messages of this run give the reasons"
             )
 
     async def _read_stored(self) -> None:
@@ -186,14 +186,16 @@ class LabelCells(SecureLabelSums):
                     await self._sum_cell(here, len(cell), present)
                 else:
                     self._say(
-                        f"{len(here)} of the {len(cell)} clients of a cell attend and are in no "
-                        f"sum yet, too few hosts: {listed(here, _SHOWN)} wait for others",
+                        f"a cell has {len(cell)} clients, of which {len(here)} are connected "
+                        f"without a sum: {listed(here, _SHOWN)}; their hosts are too few, so the "
+                        "sum waits for more clients",
                         warning=True,
                     )
             if waiting:
                 self._say(
-                    f"{listed(sorted(waiting), _SHOWN)}: in no cell that can be summed, as "
-                    f"{len(hosts)} members on {len(set(hosts.values()))} hosts are drawn",
+                    f"no sum for {listed(sorted(waiting), _SHOWN)}: cells are drawn from "
+                    f"{len(hosts)} members on {len(set(hosts.values()))} hosts, and no cell "
+                    "includes these clients",
                     warning=True,
                 )
 
@@ -204,11 +206,11 @@ class LabelCells(SecureLabelSums):
         try:
             outcome = await self._sums.sum_counts(terms, cell, present=present)
         except RunError as error:
-            self._say(f"no sum of a cell of {len(cell)} clients: {error.message}", warning=True)
+            self._say(f"a cell of {len(cell)} clients has no sum: {error.message}", warning=True)
             return
         if outcome.total is None:
             why = outcome.explain()
-            self._say(f"no sum of a cell of {len(cell)} clients: {why}", warning=True)
+            self._say(f"a cell of {len(cell)} clients has no sum: {why}", warning=True)
             return
         self._use(list(outcome.record.clients), outcome.total.astype(np.float64))
         self._announce(outcome, cell, drawn)
@@ -227,7 +229,10 @@ class LabelCells(SecureLabelSums):
                 if client in outcome.troubles
             ]
             why = f": {'; '.join(whys[:_SHOWN])}" if whys else ""
-            self._say(f"not in the sum of its cell: {listed(left_out, _SHOWN)}{why}", warning=True)
+            self._say(
+                f"clients missing in the sum of their cell: {listed(left_out, _SHOWN)}{why}",
+                warning=True,
+            )
 
 
 # The total over all clients -----------------------------------------------------------------------
@@ -251,7 +256,7 @@ class LabelTotals(SecureLabelSums):
             self._reuse(stored, clients)
             return
         if not self._sums.possible:
-            self._do_without("the federation has no root; see `potluck pki root`")
+            self._do_without("the federation has no root; create one with `potluck pki root`")
             return
         terms = sum_terms(self._run_id, self._plan, SumKind.TOTAL)
         try:
@@ -287,36 +292,39 @@ class LabelTotals(SecureLabelSums):
         self.totals = np.array(stored.total, dtype=np.float64)
         members = members_of(stored)
         self._say(
-            f"target: the secure sum over {len(members)} clients of run {stored.run_id}, "
-            f"{noise_of(epsilon_of(stored))}"
+            f"target of the selector: the secure sum over {len(members)} clients that run "
+            f"{stored.run_id} computed, {noise_of(epsilon_of(stored))}"
         )
         late = sorted(set(clients).difference(members))
         if late:
             self._say(
-                f"the target is without {listed(late, _SHOWN)}: a sum that is there is used again "
-                "as long as its clients' data stay the same",
+                f"the selector's target does not include {listed(late, _SHOWN)}: an earlier sum "
+                "is used again as long as the data of its clients stay the same",
                 warning=True,
             )
 
     def _announce(self, outcome: SumOutcome) -> None:
         record = outcome.record
         self._say(
-            f"target: a secure sum of label counts over {len(record.clients)} clients on "
-            f"{record.hosts} hosts, {noise_of(record.epsilon)} ({self._trust_statement()})"
+            f"target of the selector: a secure sum of label counts over {len(record.clients)} "
+            f"clients on {record.hosts} hosts, {noise_of(record.epsilon)} "
+            f"({self._trust_statement()})"
         )
         whys = {**record.refusals, **outcome.troubles}
         if whys:
             shown = "; ".join(f"{client} ({why})" for client, why in list(whys.items())[:_SHOWN])
-            self._say(f"not in the sum: {shown}", warning=True)
+            self._say(f"clients missing in the secure sum: {shown}", warning=True)
 
     def _do_without(self, why: str) -> None:
         """Continue without a sum. Raises RunError if the selector can't work without it."""
         if self._profiles.disclosure == UNSAFE_STEPWISE:
             raise RunError(
-                f"no secure sum of label counts, and the target is nothing else: {why}; start a "
-                "run with dc-balanced, whose target is the same number of samples of each class"
+                f"no secure sum of label counts, and the selector has no other target: {why}; "
+                "start a run with selector dc-balanced, whose target is the same number of "
+                "samples of each class"
             )
         self._say(
-            f"no secure sum of label counts, the target is the sum of noisy ones: {why}",
+            "no secure sum of label counts, so the selector's target is the sum of noisy counts: "
+            f"{why}",
             warning=True,
         )

@@ -72,8 +72,8 @@ class MaskedRules(PathRules):
         quorum = _quorum(run_file)
         if count < quorum:
             raise ConfigurationError(
-                f"{quorum} of {cohort} clients must stay for a secure sum, and the round closes at "
-                f"{count}; lower round.over_selection or masking.colluding_hosts",
+                f"a secure sum needs {quorum} of {cohort} clients, but the round closes with "
+                f"{count} updates; lower round.over_selection or masking.colluding_hosts",
                 count=count,
                 quorum=quorum,
             )
@@ -81,8 +81,8 @@ class MaskedRules(PathRules):
         if session_seconds(run_file) > longest:
             most = math.floor(longest - _SPARE_SECONDS - _STAGES * masking.stage_seconds)
             raise ConfigurationError(
-                f"clients keep their keys for a secure sum for {longest:.0f} s at most; lower "
-                f"round.deadline_seconds to {most} or less",
+                "the round lasts longer than clients keep the keys of a secure sum, "
+                f"{longest:.0f} s at most; lower round.deadline_seconds to {most} or less",
                 deadline=run_file.round.deadline_seconds,
             )
 

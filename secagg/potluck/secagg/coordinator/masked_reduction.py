@@ -64,8 +64,8 @@ class MaskedSum:
         self.head: HeadSum = decode_head(self.header, unmasking.participants, words, len(files))
         if not self.head.weight:
             raise TrainingError(
-                "the training of every client in the secure sum failed, and the reasons are in the "
-                "logs of their hosts; lower the learning rate if it diverged"
+                "the training of every client in the secure sum failed; see the logs of the "
+                "hosts for the reasons, and lower the learning rate if the training diverged"
             )
         self._within = 0.0
         if WITHIN in {lane.name for lane in self.header.lanes}:

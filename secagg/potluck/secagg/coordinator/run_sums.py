@@ -42,9 +42,14 @@ class RunSums(SecureSums):
             terms = sum_terms(run_id, plan, SumKind.STEPWISE)
             outcome = await self.sum_counts(terms, clients, present=present)
         except RunError as error:
-            say(f"no sum over {len(clients)} selected clients: {error.message}", warning=True)
+            say(
+                f"no secure sum over {len(clients)} selected clients: {error.message}", warning=True
+            )
             return None
         if outcome.total is None:
-            say(f"no sum over {len(clients)} selected clients: {outcome.explain()}", warning=True)
+            say(
+                f"no secure sum over {len(clients)} selected clients: {outcome.explain()}",
+                warning=True,
+            )
             return None
         return sorted(outcome.record.clients), outcome.total

@@ -60,7 +60,7 @@ class RootInForce:
         root = self.now
         if root is None:
             raise RunError(
-                "the federation has no root: set federation_root and members of the coordinator"
+                "the federation has no root; set federation_root and members of the coordinator"
             )
         return root
 
@@ -190,7 +190,9 @@ class SumSession:
         if answer.WhichOneof("outcome") != "secure":
             failure = answer.failure
             why = f"{failure.message[:300]} ({failure.reason[:80]})"
-            self.troubles[client] = why if failure.reason else "it answered otherwise"
+            self.troubles[client] = (
+                why if failure.reason else "the client sent an answer of another kind"
+            )
             return coordinator.lost(session, client)
         step = CoordinatorStep(session=session)
         for message in answer.secure.envelopes[:2]:
@@ -208,7 +210,10 @@ class SumSession:
         session, digest = before.session, None
         if envelope.type is MessageType.MASKED_INPUT:
             if len(masked) != session.setup.header.upload_bytes:
-                self.troubles[client] = f"it sent {len(masked)} masked bytes"
+                self.troubles[client] = (
+                    f"the client sent {len(masked)} masked bytes, not "
+                    f"{session.setup.header.upload_bytes}"
+                )
                 return coordinator.lost(session, client)
             digest = hashlib.sha256(masked).digest()
         step = coordinator.receive(

@@ -99,14 +99,22 @@ class MaskedSession(SumSession):
         """
         session = self._session
         if session is not None and session.over:
-            raise RoundClosedError("the attempt has no secure sum any more; drop the update")
+            raise RoundClosedError(
+                "this attempt at the round has no secure sum any more; drop the update"
+            )
         if session is None or not isinstance(session.state, Uploading):
-            raise ProtocolError(f"no masked update of client '{client}' is waited for yet")
+            raise ProtocolError(
+                f"client '{client}' sent its masked update too early: the secure "
+                "sum is not at the upload stage"
+            )
         word = decode(Envelope, message.SerializeToString(deterministic=True))
         # Only check the message: sessions are immutable, and the new session is discarded.
         step = coordinator.receive(session, client, word, datetime.now(UTC), upload_digest=digest)
         if step.refusal is not None or step.session is session:
-            raise ProtocolError(f"client '{client}' does not vouch for its update: {step.refusal}")
+            raise ProtocolError(
+                f"client '{client}' did not confirm its update with a valid "
+                f"signature: {step.refusal}"
+            )
         return SignedInput(word=word, digest=digest)
 
     def lose(self, client: str) -> None:
@@ -157,7 +165,7 @@ class MaskedSession(SumSession):
         self, before: CoordinatorStep, client: str, envelope: Envelope, masked: bytes
     ) -> CoordinatorStep:
         if envelope.type is MessageType.MASKED_INPUT:
-            self.troubles[client] = "it vouches for an update that it did not upload"
+            self.troubles[client] = "the client signed an update that it did not upload"
             return coordinator.lost(before.session, client)
         return super()._receive(before, client, envelope, masked)
 
@@ -180,8 +188,10 @@ class MaskedSession(SumSession):
                 why = self.troubles.get(client)
                 refusal = session.refusals.get(client)
                 if refusal is not None:
-                    why = f"it refuses ({refusal})"
-                self._left(client, why or "it did not take part in the exchange of keys in time")
+                    why = f"the client refused ({refusal})"
+                self._left(
+                    client, why or "the client did not take part in the key exchange in time"
+                )
 
 
 _WAKE = coordinator_pb2.Answer()

@@ -108,7 +108,7 @@ async def kept(waiting: asyncio.Future[T]) -> T:
         return await asyncio.shield(waiting)
     except asyncio.CancelledError:
         if waiting.cancelled():
-            raise RoundClosedError("the training that the secure sum is for is over") from None
+            raise RoundClosedError("the training for the secure sum has ended") from None
         raise
 
 
@@ -199,10 +199,16 @@ def write_noisy(
     lane = header.lane(BODY)
     names = {BODY, HEAD} | ({WITHIN} if noise.counts else set())
     plain = header.weight_bound == 1 and {each.name for each in header.lanes} == names
-    require(plain, Rule.POLICY, "updates with noise have equal weights and no auxiliaries")
+    require(
+        plain, Rule.POLICY, "updates with noise must have equal weights and no auxiliary values"
+    )
     if noise.counts:  # the count gets the same noise as the parameters
         alike = replace(header.lane(WITHIN), name=BODY, length=lane.length) == lane
-        require(alike, Rule.POLICY, "the count is not on the grid of the update")
+        require(
+            alike,
+            Rule.POLICY,
+            "the lane of the count must have the same encoding as the lane of the update",
+        )
     vector = np.zeros(lane.length, np.float32) if update is None else update.body
     counted = None if update is None else noise.bound(vector)
     if counted is None:  # a failed training counts as half within the clip

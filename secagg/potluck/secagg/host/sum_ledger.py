@@ -108,22 +108,22 @@ class SumLedger:
             if upload.session_id not in released:
                 known = settled.get(upload.session_id)
                 outcome = (
-                    "which others may have completed"
+                    "which other clients may have completed"
                     if known is None
-                    else f"which is over {len(known)} clients if others completed it"
+                    else f"which is over {len(known)} clients if other clients completed it"
                     if known
-                    else "and it is in no sum"
+                    else "and no sum includes this input"
                 )
                 yield (
-                    f"  {_moment(upload.at)} a masked input ({upload.input_id}) was sent; no "
-                    f"shares were given for its sum, {outcome}"
+                    f"  {_moment(upload.at)} a masked input ({upload.input_id}) was sent; this "
+                    f"client gave no shares for its sum, {outcome}"
                 )
 
     def remarks(self, clients: Sequence[str], holds_against: str) -> Iterator[str]:
         """Yield sentences on what the sums of these clients hide; see `SumRecords`."""
         releases = [each for client in clients for each in self.of(client).releases]
         if any(each.disclosure == SumKind.STEPWISE for each in releases):
-            yield f"`{UNSAFE_STEPWISE}` sums, and the distances sent with them, hide nothing:"
+            yield f"`{UNSAFE_STEPWISE}` sums, and the distances sent with such sums, hide nothing:"
             yield from (f"  {leak}" for leak in LEAKS)
         if any(self.of(client).uploads for client in clients):
             purposes = {each.purpose for each in releases} or {Purpose.HISTOGRAM}
@@ -166,8 +166,8 @@ class SumLedger:
 
     def _damaged(self, path: Path) -> StorageError:
         return StorageError(
-            f"{path} is not a ledger of secure sums; restore it from a backup: without it this "
-            "client would forget what was released",
+            f"{path} is not a valid ledger of secure sums; restore it from a backup: without the "
+            "ledger, this client would forget what was released",
             path=path,
         )
 

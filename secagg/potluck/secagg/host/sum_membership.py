@@ -79,7 +79,7 @@ class SumMembership:
         members = self._members
         if self.member_key is None or members is None:
             raise DisclosureRefusedError(
-                f"client '{name}' takes part in no secure sum: its host has no member_key, "
+                f"client '{name}' can't take part in secure sums: its host lacks member_key, "
                 "federation_root or members; see `potluck pki member`",
                 client=name,
             )

@@ -124,8 +124,8 @@ class SumSessions:
                 return rpc.SecureReply()
             if live is None:
                 raise ProtocolError(
-                    f"client '{name}' knows no such secure sum: its host was restarted meanwhile, "
-                    "or the sum is over"
+                    f"client '{name}' does not know this secure sum: the host was restarted "
+                    "during the sum, or the sum has ended"
                 )
             with self.budget.turn:
                 step = client.handle(live.session, envelope, self._situation(name))
@@ -171,7 +171,7 @@ class SumSessions:
         live = self._live.get((name, appointment.session_id))
         masking = None if live is None else live.session.masking
         if live is None or masking is None:
-            raise RoundClosedError("the secure sum that the update was for has been given up")
+            raise RoundClosedError("the coordinator has given up the secure sum for this update")
         try:
             if noise is not None:
                 file = await asyncio.to_thread(write_noisy, path, update, masking, noise)
@@ -187,7 +187,7 @@ class SumSessions:
             await appointment.said.wait()  # first send the coordinator the reason, then raise
             raise
         if live.session.masking is not masking:
-            raise RoundClosedError("the secure sum that the update was for has been given up")
+            raise RoundClosedError("the coordinator has given up the secure sum for this update")
         step = client.uploaded(live.session, bytes.fromhex(file.blake3))
         live.session = step.session
         return file, encode(step.replies[0]).hex()
@@ -273,7 +273,7 @@ class SumSessions:
             self._live[key] = live
         self._tell(name, live, step)
         if step.refusal is not None and not replies:
-            raise ProtocolError(f"client '{name}' refuses a secure sum: {step.refusal}")
+            raise ProtocolError(f"client '{name}' refused a secure sum: {step.refusal}")
         return _reply(replies, masked)
 
     def _mask(self, name: str, live: _Live, masking: Masking) -> tuple[ClientStep, bytes]:
@@ -331,8 +331,9 @@ class SumSessions:
         for release in (e for e in self.ledger.of(name).releases[-1:] if live.session.over):
             if release.session_id == header.session_id.hex():
                 bound.info(
-                    f"{header.subject}: {name} went into a secure sum over {len(release.clients)} "
-                    f"clients on {len(set(release.clients.values()))} hosts, for run {header.run}"
+                    f"secure sum of {header.subject}: client {name} is one of "
+                    f"{len(release.clients)} clients on {len(set(release.clients.values()))} "
+                    f"hosts, for run {header.run}"
                 )
 
 
@@ -362,6 +363,9 @@ def sums_of_host(
     another package."""
     ledger = budget.sums
     if not isinstance(ledger, SumLedger):
-        raise ConfigurationError("the ledger of secure sums is not that of potluck.secagg")
+        raise ConfigurationError(
+            "the privacy budget has a ledger of secure sums from another "
+            "package than potluck.secagg"
+        )
     membership = SumMembership(member_key=member_key, in_force=in_force)
     return SumSessions(policy=policy, membership=membership, budget=budget, ledger=ledger)

@@ -86,19 +86,33 @@ def begin(
     """
     session_id = b""
     try:
-        require(invitation.type is MessageType.INVITATION, Rule.STAGE, "not an invitation")
-        require(not invitation.signature, Rule.MALFORMED, "the coordinator signs nothing")
+        require(
+            invitation.type is MessageType.INVITATION,
+            Rule.STAGE,
+            "the first message of a session must be an invitation",
+        )
+        require(
+            not invitation.signature,
+            Rule.MALFORMED,
+            "the message has a signature, but the coordinator does not sign messages",
+        )
         message = decode(Invitation, invitation.payload)
         header = decode(Header, message.header)
         session_id = header.session_id
-        require(session_id not in used, Rule.SESSION, "the session's id was used before")
+        require(
+            session_id not in used,
+            Rule.SESSION,
+            "the session's id was used before in another session",
+        )
         now = situation.now
         check_header(header, party.policy, expected, party.root.federation, now)
         party.root.check_header(header)
         record = party.root.member(party.client, now)
         own = party.key.public_key().public_bytes_raw().hex()
         require(
-            record.public_key == own, Rule.MEMBER, "the own member key is not that of the record"
+            record.public_key == own,
+            Rule.MEMBER,
+            "the host's key for this client is not the key in the client's member record",
         )
         check_charge(situation.ledger, header)
         check_pins(situation.ledger, header, expected, party.policy)
@@ -126,19 +140,23 @@ def handle(session: ClientSession, envelope: Envelope, situation: Situation) -> 
         return ClientStep(session=session, replies=session.said, repeated=True)
     state = session.state
     if isinstance(state, Revealed | Ended):
-        over = Refusal(Rule.STAGE, "the session is over")
+        over = Refusal(Rule.STAGE, "the session has ended")
         told = envelope.type is MessageType.ABORT
         return ClientStep(session=session, refusal=None if told else over)
     agreed = state.agreed
     try:
-        require(not envelope.signature, Rule.MALFORMED, "the coordinator signs nothing")
+        require(
+            not envelope.signature,
+            Rule.MALFORMED,
+            "the message has a signature, but the coordinator does not sign messages",
+        )
         if envelope.type is MessageType.ABORT:
             abort = _decode(Abort, envelope, session.session_id)
             return ClientStep(
                 session=replace(session, state=Ended(abort=abort), heard=digest, said=())
             )
         expires = agreed.header.expires_at
-        require(situation.now.timestamp() < expires, Rule.EXPIRED, "the session is over")
+        require(situation.now.timestamp() < expires, Rule.EXPIRED, "the session's time has ended")
         answer = _answer(state, envelope, session.session_id, situation)
     except BrokenRuleError as error:
         return _refuse(agreed.party, session.session_id, error.refusal, digest)
@@ -153,7 +171,7 @@ def uploaded(session: ClientSession, upload_digest: bytes) -> ClientStep:
     """
     state = session.state
     if not isinstance(state, Masking):
-        raise ValueError("there is nothing to upload at this stage")
+        raise ValueError("nothing can be uploaded at this stage of the session")
     message = MaskedInput(state.view.sharers_sha256, state.agreed.client, upload_digest)
     reply = sign(state.agreed.party.key, MessageType.MASKED_INPUT, encode(message))
     answer = Answer(Uploaded(agreed=state.agreed, view=state.view), (reply,))
@@ -184,13 +202,16 @@ def _answer(
         case Consented(), MessageType.CERTIFICATE:
             return reveal(state, _decode(Certificate, envelope, session_id), situation)
     raise BrokenRuleError(
-        Rule.STAGE, f"a message of type {envelope.type.name} at {type(state).__name__}"
+        Rule.STAGE,
+        f"unexpected message of type {envelope.type.name} at stage {type(state).__name__}",
     )
 
 
 def _decode(kind: type[M], envelope: Envelope, session_id: bytes) -> M:
     message = decode(kind, envelope.payload)
-    require(message.session_id == session_id, Rule.SESSION, "the message is of another session")
+    require(
+        message.session_id == session_id, Rule.SESSION, "the message belongs to another session"
+    )
     return message
 
 

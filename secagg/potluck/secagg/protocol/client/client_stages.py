@@ -102,7 +102,7 @@ def share_secrets(state: Advertised, message: RosterMessage, situation: Situatio
     """Check all clients' adverts, and send shares of both secrets to the neighbours."""
     agreed, keys = state.agreed, state.keys
     me, header = agreed.client, agreed.header
-    require(state.advert in message.adverts, Rule.ROSTER, "the roster lacks the own advert")
+    require(state.advert in message.adverts, Rule.ROSTER, "the roster lacks this client's advert")
     adverts = [
         check_advert(each, agreed.header_sha256, agreed.party.root, situation.now)
         for each in message.adverts
@@ -114,15 +114,15 @@ def share_secrets(state: Advertised, message: RosterMessage, situation: Situatio
     require(
         within is None or within.issuperset(roster.participants),
         Rule.SET,
-        "the roster holds clients outside of the cell that this client drew from its own members "
-        "file and sum_hosts; both must be the same everywhere, and in the run file",
+        "the roster has clients outside this client's cell; all hosts and the run file need the "
+        "same members file and sum_hosts",
     )
     entries = _settle(agreed, roster, situation)
     holders = sorted([me, *roster.neighbours[me]])
     require(
         len(holders) >= header.threshold,
         Rule.THRESHOLD,
-        f"{len(holders)} holders can't make a threshold of {header.threshold}",
+        f"{len(holders)} clients hold shares, too few for a threshold of {header.threshold}",
     )
     numbers = [roster.participants[holder].number for holder in holders]
     seeds, mask_keys = (
@@ -160,7 +160,11 @@ def derive_masks(state: Shared, message: Delivery, situation: Situation) -> Answ
     partners = sorted(roster.neighbours[me].intersection(message.sharers))
     found = [each.client for each in message.shares]
     check_names(found, "the delivered shares")
-    require(found == partners, Rule.SHARE, "shares are missing, or from clients that do not share")
+    require(
+        found == partners,
+        Rule.SHARE,
+        "the delivery lacks shares, or has shares from clients that send no shares",
+    )
     number = roster.participants[me].number
     held = {me: state.own_pair}
     for each in message.shares:
@@ -170,7 +174,7 @@ def derive_masks(state: Shared, message: Delivery, situation: Situation) -> Answ
                 each.ciphertext, state.channels[each.client], roster.digest, sender, number
             )
         except BrokenRuleError as error:
-            refusal = Refusal(error.rule, f"{error.detail}: {each.client!r}'s")
+            refusal = Refusal(error.rule, f"{error.detail}, from client {each.client!r}")
             return accuse(state, message.session_id, each.client, refusal)
     check_charge(situation.ledger, header)
     check_pins(situation.ledger, header, agreed.expected, agreed.party.policy)
@@ -227,14 +231,18 @@ def reveal(state: Consented, message: Certificate, situation: Situation) -> Answ
     agreed, view = state.agreed, state.view
     me, header, roster = agreed.client, agreed.header, view.roster
     endorsers = [each.client for each in message.endorsements]
-    check_names(endorsers, "the certificate's endorsements")
+    check_names(endorsers, "the endorsements in the certificate")
     require(
         len(endorsers) >= header.quorum,
         Rule.CERTIFICATE,
-        f"{len(endorsers)} consents, {header.quorum} are a quorum",
+        f"the certificate has {len(endorsers)} consents, but the quorum is {header.quorum}",
     )
     for each in message.endorsements:
-        require(each.client in state.survivors, Rule.CERTIFICATE, "a consent of no survivor")
+        require(
+            each.client in state.survivors,
+            Rule.CERTIFICATE,
+            "the certificate has a consent of a client that is not a survivor",
+        )
         envelope = Envelope(MessageType.CONSENT, state.consent, each.signature)
         agreed.party.root.verify(roster.participants[each.client].record, envelope)
     _check_members(roster, state.survivors, situation)
@@ -270,21 +278,28 @@ def _check_subset(
     """Check the rules for a set of sharers or survivors. Raises BrokenRuleError."""
     header, me = agreed.header, agreed.client
     check_names(clients, what)
-    require(all(client in within for client in clients), Rule.SET, f"{what} hold a stranger")
-    require(me in clients, Rule.SET, f"{what} lack this client")
+    require(
+        all(client in within for client in clients), Rule.SET, f"{what} include an unknown client"
+    )
+    require(me in clients, Rule.SET, f"{what} don't include this client")
     require(
         len(clients) >= header.quorum,
         Rule.TOO_FEW,
-        f"{what} are {len(clients)} clients, {header.quorum} are a quorum",
+        f"{what} are {len(clients)} clients, but the quorum is {header.quorum}",
     )
     hosts = len(roster.hosts(clients))
     least = max(header.least_hosts, agreed.party.policy.least_hosts)
-    require(hosts >= least, Rule.TOO_FEW, f"{what} are on {hosts} hosts, {least} are required")
+    require(
+        hosts >= least,
+        Rule.TOO_FEW,
+        f"{what} are on {hosts} hosts, but at least {least} hosts are required",
+    )
     holding = len(roster.neighbours[me].intersection(clients)) + 1
     require(
         holding >= header.threshold,
         Rule.TOO_FEW,
-        f"{holding} of this client's holders are left, {header.threshold} are needed",
+        f"{holding} clients that hold this client's shares are left, but {header.threshold} are "
+        "needed",
     )
 
 
@@ -295,7 +310,7 @@ def _check_members(roster: Roster, clients: Iterable[str], situation: Situation)
         require(
             (client, key) not in situation.revoked,
             Rule.MEMBER,
-            f"the member key of {client!r} was revoked since the session began",
+            f"the member key of client {client!r} was revoked since the session began",
         )
 
 

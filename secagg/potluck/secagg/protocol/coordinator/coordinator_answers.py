@@ -84,7 +84,9 @@ def answered(
         case Revealing(), MessageType.REVEAL:
             reveal = _take_reveal(state, client, envelope)
             return replace(state, answers={**state.answers, client: reveal})
-    raise BrokenRuleError(Rule.STAGE, f"{envelope.type.name} at stage {state.stage}")
+    raise BrokenRuleError(
+        Rule.STAGE, f"unexpected message of type {envelope.type.name} at stage {state.stage}"
+    )
 
 
 def _take_advert(
@@ -92,11 +94,16 @@ def _take_advert(
 ) -> CheckedAdvert:
     found = check_advert(envelope, setup.header_sha256, setup.root, now)
     named, host = found.advert.client, found.record.host
-    require(named == client, Rule.MEMBER, f"{client!r} advertises for {named!r}")
+    require(
+        named == client,
+        Rule.MEMBER,
+        f"client {client!r} sent an advert that names client {named!r}",
+    )
     require(
         host == setup.invited[client],
         Rule.MEMBER,
-        f"{client!r} is on host {setup.invited[client]!r}, its record names {host!r}",
+        f"client {client!r} is on host {setup.invited[client]!r}, but the client's member record "
+        f"names host {host!r}",
     )
     # Check now: all other clients would refuse a roster with a bad key.
     check_order(found.advert.mask_key)
@@ -108,23 +115,35 @@ def _take_advert(
 
 def _check_shares(state: Sharing, client: str, envelope: Envelope) -> None:
     message = signed_by(state.roster, client, envelope, Shares)
-    require(message.roster_sha256 == state.roster.digest, Rule.ROSTER, "another roster is answered")
+    require(
+        message.roster_sha256 == state.roster.digest,
+        Rule.ROSTER,
+        "the client answered another roster",
+    )
     found = [each.client for each in message.shares]
     check_names(found, "the shares")
     expected = sorted(state.roster.neighbours[client])
-    require(found == expected, Rule.SHARE, "the shares are not for exactly the neighbours")
+    require(found == expected, Rule.SHARE, "the client must send shares to exactly its neighbours")
 
 
 def _take_upload(
     state: Uploading, client: str, envelope: Envelope, upload_digest: bytes | None
 ) -> None:
-    require(client not in state.disputes, Rule.STAGE, f"{client!r} has accused another")
+    require(
+        client not in state.disputes,
+        Rule.STAGE,
+        f"client {client!r} accused another client, so it can't upload",
+    )
     message = signed_by(state.roster, client, envelope, MaskedInput)
-    require(message.sharers_sha256 == state.sharers_sha256, Rule.SET, "other sharers are answered")
+    require(
+        message.sharers_sha256 == state.sharers_sha256,
+        Rule.SET,
+        "the client answered another set of sharers",
+    )
     require(
         message.upload_digest == upload_digest,
         Rule.UPLOAD,
-        f"the vector that arrived from {client!r} is not the one it vouches for",
+        f"the uploaded vector of client {client!r} is not the vector that the client signed",
     )
 
 
@@ -132,20 +151,34 @@ def _take_consent(state: Consenting, client: str, envelope: Envelope) -> None:
     key = state.roster.participants[client].key
     verify(key, envelope, client)
     wanted = Consent(state.roster.digest, state.sharers_sha256, state.survivors_sha256)
-    require(envelope.payload == encode(wanted), Rule.SET, "a consent to something else")
+    require(
+        envelope.payload == encode(wanted),
+        Rule.SET,
+        "the consent is not for this session's set of clients",
+    )
 
 
 def _take_reveal(state: Revealing, client: str, envelope: Envelope) -> Reveal:
     message = signed_by(state.roster, client, envelope, Reveal)
-    require(message.survivors_sha256 == state.survivors_sha256, Rule.SET, "shares for another set")
+    require(
+        message.survivors_sha256 == state.survivors_sha256,
+        Rule.SET,
+        "the client revealed shares for another set of clients",
+    )
     owners = [each.owner for each in message.shares]
-    check_names(owners, "the revealed shares' owners")
+    check_names(owners, "the owners of the revealed shares")
     holds = {client, *state.roster.neighbours[client]}.intersection(state.sharers)
-    require(owners == sorted(holds), Rule.SHARE, "the shares are not of exactly the sharers held")
+    require(
+        owners == sorted(holds),
+        Rule.SHARE,
+        "the client must reveal shares of exactly the sharers whose shares it holds",
+    )
     alive = frozenset(state.survivors)
     for each in message.shares:
         wanted = Secret.SEED if each.owner in alive else Secret.MASK_KEY
-        require(each.secret is wanted, Rule.SHARE, "a share of the wrong secret")
+        require(
+            each.secret is wanted, Rule.SHARE, "the client revealed a share of the wrong secret"
+        )
         try:
             sharing.from_bytes(each.share)
         except ValueError as error:
@@ -160,5 +193,9 @@ def signed_by(roster: Roster, client: str, envelope: Envelope, kind: type[S]) ->
     """Return a message that its sender signed and that names it. Raises BrokenRuleError."""
     verify(roster.participants[client].key, envelope, client)
     message = decode(kind, envelope.payload)
-    require(message.client == client, Rule.MEMBER, f"{client!r} speaks for {message.client!r}")
+    require(
+        message.client == client,
+        Rule.MEMBER,
+        f"client {client!r} sent a message in the name of client {message.client!r}",
+    )
     return message

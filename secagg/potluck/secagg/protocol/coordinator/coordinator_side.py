@@ -70,8 +70,8 @@ def invite(
     needed = max(header.quorum, header.threshold)
     if hosts < header.least_hosts or len(invited) < needed:
         raise ConfigurationError(
-            f"{len(invited)} clients on {hosts} hosts are invited; the sum needs {needed} clients "
-            f"on {header.least_hosts} hosts",
+            f"{len(invited)} clients on {hosts} hosts are too few for the sum, which needs "
+            f"{needed} clients on {header.least_hosts} hosts",
             clients=len(invited),
             hosts=hosts,
         )
@@ -108,8 +108,14 @@ def receive(
     if state is None or digest in session.heard:
         return CoordinatorStep(session=session)
     try:
-        require(client in session.setup.invited, Rule.MEMBER, f"{client!r} is not invited")
-        require(client not in session.setup.gone, Rule.STAGE, f"{client!r} has left the session")
+        require(
+            client in session.setup.invited,
+            Rule.MEMBER,
+            f"client {client!r} is not invited to the session",
+        )
+        require(
+            client not in session.setup.gone, Rule.STAGE, f"client {client!r} has left the session"
+        )
         if envelope.type is MessageType.REFUSAL:
             return _refused(session, state, client, envelope)
         if envelope.type is MessageType.EVIDENCE and isinstance(state, Uploading):
@@ -117,8 +123,16 @@ def receive(
         if is_late(envelope.type, state):
             return CoordinatorStep(session=session)
         expected = expected_clients(session.setup, state)
-        require(client in expected, Rule.STAGE, f"{client!r} is not asked")
-        require(client not in state.answers, Rule.DUPLICATE, f"{client!r} has answered already")
+        require(
+            client in expected,
+            Rule.STAGE,
+            f"client {client!r} sent a message that the session does not expect from this client",
+        )
+        require(
+            client not in state.answers,
+            Rule.DUPLICATE,
+            f"client {client!r} has already answered at this stage",
+        )
         after = answered(session.setup, state, client, envelope, now, upload_digest)
     except BrokenRuleError as error:
         return CoordinatorStep(session=session, refusal=error.refusal)
@@ -155,7 +169,8 @@ def retry_header(header: Header, *, random: Random, issued_at: int) -> Header:
     """
     if header.attempt >= MOST_ATTEMPTS:
         raise ConfigurationError(
-            f"the sum was attempted {header.attempt} times; find out who was lost, and why",
+            f"the sum failed in {header.attempt} attempts; see the coordinator's log for the "
+            "clients that left, and the reasons",
             attempts=header.attempt,
         )
     lasts = header.expires_at - header.issued_at
@@ -172,15 +187,27 @@ def _refused(
     session: CoordinatorSession, state: Collecting, client: str, envelope: Envelope
 ) -> CoordinatorStep:
     message = decode(RefusalMessage, envelope.payload)
-    require(message.session_id == session.session_id, Rule.SESSION, "a refusal of another session")
-    require(message.client == client, Rule.MEMBER, f"{client!r} speaks for {message.client!r}")
+    require(
+        message.session_id == session.session_id,
+        Rule.SESSION,
+        "the refusal belongs to another session",
+    )
+    require(
+        message.client == client,
+        Rule.MEMBER,
+        f"client {client!r} sent a refusal in the name of client {message.client!r}",
+    )
     if not isinstance(state, Advertising):  # before that stage, the client's key is unknown
-        require(client in state.roster.participants, Rule.STAGE, f"{client!r} takes no part")
+        require(
+            client in state.roster.participants,
+            Rule.STAGE,
+            f"client {client!r} refused, but is not in the session's roster",
+        )
         verify(state.roster.participants[client].key, envelope, client)
     try:
         refusal = Refusal(Rule(message.rule), plain_text.plain(message.detail, 500))
     except ValueError:
-        raise BrokenRuleError(Rule.MALFORMED, "a refusal names no rule") from None
+        raise BrokenRuleError(Rule.MALFORMED, "the refusal does not name a known rule") from None
     if message.accused and isinstance(state, Uploading):
         return take_accusation(session, state, client, message.accused)
     return advance(_without(session, client, refusal), closing=False)

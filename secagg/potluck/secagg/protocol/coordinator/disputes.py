@@ -36,14 +36,28 @@ def take_accusation(
     Raises BrokenRuleError if the accuser can't have received a share from the accused, or has left
     the session.
     """
-    require(accuser in state.sharers, Rule.STAGE, f"{accuser!r} is not asked")
-    require(accuser not in state.answers, Rule.STAGE, f"{accuser!r} has uploaded already")
+    require(
+        accuser in state.sharers,
+        Rule.STAGE,
+        f"client {accuser!r} accused a client, but has sent no shares in this session",
+    )
+    require(
+        accuser not in state.answers,
+        Rule.STAGE,
+        f"client {accuser!r} accused a client after its own upload",
+    )
     partners = state.roster.neighbours[accuser].intersection(state.sharers)
-    require(accused in partners, Rule.SET, f"{accuser!r} has been given no share by {accused!r}")
+    require(
+        accused in partners,
+        Rule.SET,
+        f"client {accuser!r} accused client {accused!r}, from which it received no share",
+    )
     before = state.disputes.get(accuser)
     if before == accused:
         return CoordinatorStep(session=session)
-    require(before is None, Rule.DUPLICATE, f"{accuser!r} has accused another already")
+    require(
+        before is None, Rule.DUPLICATE, f"client {accuser!r} has already accused another client"
+    )
     after = replace(state, disputes={**state.disputes, accuser: accused})
     message = unsigned(MessageType.DISPUTE, Dispute(session.session_id, state.shares[accused]))
     return CoordinatorStep(session=replace(session, state=after), messages=((accuser, message),))
@@ -54,9 +68,17 @@ def take_evidence(
 ) -> CoordinatorStep:
     """End the session if the accused is proven to be at fault. Raises BrokenRuleError otherwise."""
     accused = state.disputes.get(accuser)
-    require(accused is not None, Rule.STAGE, f"{accuser!r} was asked for no evidence")
+    require(
+        accused is not None,
+        Rule.STAGE,
+        f"client {accuser!r} sent evidence, but has accused no client",
+    )
     message = signed_by(state.roster, accuser, envelope, Evidence)
-    require(message.accused == accused, Rule.EVIDENCE, "evidence against somebody else")
+    require(
+        message.accused == accused,
+        Rule.EVIDENCE,
+        "the evidence is against another client than the accused",
+    )
     shares = state.shares[message.accused]
     conviction = check_evidence(state.roster, message, shares)
     abort = Abort(session.session_id, state.stage, 0, 0, (), Rule.SHARE)

@@ -104,5 +104,5 @@ def session_record(session: CoordinatorSession, at: AwareDatetime) -> SessionRec
             "missing": told.missing,
         }
     else:
-        raise ValueError("the session is not over")
+        raise ValueError("a session record needs a session that has ended")
     return SessionRecord.model_validate(values)

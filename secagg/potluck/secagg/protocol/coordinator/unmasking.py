@@ -42,7 +42,8 @@ class ReconstructionError(BrokenRuleError):
     def __init__(self, owner: str, suspects: Sequence[str]) -> None:
         super().__init__(
             Rule.RECONSTRUCTION,
-            f"the shares of {owner!r} don't give its secret; suspects: {', '.join(suspects)}",
+            f"the shares of client {owner!r} don't give the secret of this client; clients that "
+            f"may have sent wrong shares: {', '.join(suspects)}",
         )
         self.suspects = tuple(suspects)
 

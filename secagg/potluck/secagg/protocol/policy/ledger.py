@@ -203,8 +203,9 @@ def check_charge(ledger: Ledger, header: Header) -> None:
     if Fraction(repr(header.noise.epsilon)) > left:
         raise BrokenRuleError(
             Rule.BUDGET,
-            f"the sum costs ε = {header.noise.epsilon:g}, of {ledger.epsilon_budget:g} "
-            f"{float(left):g} is left; only its owner can raise epsilon_budget",
+            f"the sum costs ε = {header.noise.epsilon:g}, but of epsilon_budget = "
+            f"{ledger.epsilon_budget:g} only {float(left):g} is left; the data owner can raise "
+            "epsilon_budget",
         )
 
 

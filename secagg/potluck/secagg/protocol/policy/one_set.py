@@ -87,7 +87,8 @@ def superseded(
         require(
             ends or other.expires_at <= now.timestamp(),
             Rule.RELEASED,
-            f"a sum of this input is under way for run {other.run[:40]!r}; wait for its end",
+            f"a sum of this input is in progress for run {other.run[:40]!r}; wait until that sum "
+            "ends",
         )
         found.append(other.session_id)
     return tuple(found)
@@ -139,8 +140,8 @@ def _certifies(
 
     Signers that are not in the roster, or whose member key has changed since, don't count.
     """
-    check_names(shown.clients, "a certified set's clients")
-    check_names([each.client for each in shown.endorsements], "a certified set's endorsements")
+    check_names(shown.clients, "the clients of a certified set")
+    check_names([each.client for each in shown.endorsements], "the endorsements of a certified set")
     sharers = bytes.fromhex(view.sharers_sha256)
     consent = Consent(
         bytes.fromhex(view.roster_sha256), sharers, survivors_digest(sharers, shown.clients)
@@ -150,7 +151,7 @@ def _certifies(
         require(
             each.client in shown.clients and each.client in view.clients,
             Rule.CERTIFICATE,
-            "a consent of a client outside the certified set",
+            "a consent is from a client outside the certified set",
         )
         if each.client in roster.participants:
             envelope = Envelope(MessageType.CONSENT, payload, each.signature)
@@ -203,27 +204,27 @@ def _check_vector(ledger: Ledger, header: Header, input_id: str) -> None:
             raise BrokenRuleError(
                 Rule.RELEASED,
                 "this input is in a sum with other settings of training or masking, for run "
-                f"{upload.run[:40]!r}; begin from another model, with another seed, or use the "
-                "same settings",
+                f"{upload.run[:40]!r}; use the same settings, or start from another model with "
+                "another seed",
             )
 
 
 def _known(header: Header, earlier: Collection[str]) -> str:
-    other = ", or begin from another model" * (header.purpose is Purpose.UPDATE)
+    other = ", or start from another model" * (header.purpose is Purpose.UPDATE)
     return (
-        f"this input is in a sum over another set of {len(earlier)} clients, and both sums would "
-        f"give the difference away; have just these clients{other}"
+        f"this input is in a sum over another set of {len(earlier)} clients, and the difference "
+        f"of both sums would disclose single inputs; sum over exactly these clients{other}"
     )
 
 
 def _unsettled(upload: Upload) -> str:
     if upload.view is None:
-        return "this input is in sums that do not protect it"
+        return "this input is in sums that do not protect the input"
     needed, clients = upload.view.renouncers_needed, len(upload.view.clients)
     return (
-        f"an earlier sum of this input, for run {upload.run[:40]!r}, may have been completed: "
-        f"fewer than {needed} of its {clients} clients say that they gave no shares for it; have "
-        "more of them, or just those who were in it"
+        f"an earlier sum of this input, for run {upload.run[:40]!r}, may be complete: fewer than "
+        f"{needed} of the sum's {clients} clients confirmed that they gave no shares; select more "
+        "of these clients, or exactly the clients in that sum"
     )
 
 

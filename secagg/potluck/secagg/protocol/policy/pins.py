@@ -26,17 +26,17 @@ def check_pins(ledger: Ledger, header: Header, expected: Expectation, policy: Cl
     require(
         header.run in runs or len(runs) < policy.runs_per_epoch,
         Rule.POLICY,
-        f"updates over this version of the data went into the masked rounds of {len(runs)} other "
-        f"run{'s' * (len(runs) != 1)}, and the client's owner allows {policy.runs_per_epoch}: sums "
-        "of several runs can give single samples away; the owner can raise masked_runs of "
-        "[disclosure], or count data_epoch up after the data have changed",
+        f"updates from this data version are in masked rounds of {len(runs)} other "
+        f"run{'s' * (len(runs) != 1)}, and the data owner allows {policy.runs_per_epoch}: sums of "
+        "several runs can disclose single samples; the owner can raise masked_runs of "
+        "[disclosure], or increase data_epoch if the data have changed",
     )
     models = {each.input_id for each in earlier}
     require(
         expected.input_id in models or len(models) < policy.rounds_per_epoch,
         Rule.POLICY,
-        f"updates over this version of the data went into {len(models)} masked rounds, the maximum "
-        "that the client's owner allows; the owner can raise masked_rounds of [disclosure]",
+        f"updates from this data version are in {len(models)} masked rounds, the maximum that the "
+        "data owner allows; the data owner can raise masked_rounds of [disclosure]",
     )
     settings = expected.settings_sha256.hex()
     for each in earlier:

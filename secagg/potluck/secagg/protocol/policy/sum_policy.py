@@ -73,8 +73,9 @@ class ClientPolicy:
     def __post_init__(self) -> None:
         if self.least_hosts < SMALLEST_LEAST_HOSTS:
             raise ConfigurationError(
-                f"least_hosts is {self.least_hosts}; sums over fewer than {SMALLEST_LEAST_HOSTS} "
-                "hosts keep nothing secret",
+                f"least_hosts is {self.least_hosts}, but a sum over fewer than "
+                f"{SMALLEST_LEAST_HOSTS} hosts protects no client; set at least "
+                f"{SMALLEST_LEAST_HOSTS}",
                 least_hosts=self.least_hosts,
             )
 
@@ -115,9 +116,13 @@ def check_header(
     header: Header, policy: ClientPolicy, expected: Expectation, federation: str, now: datetime
 ) -> None:
     """Raise BrokenRuleError unless the client may answer an invitation with this header."""
-    require(header.version == VERSION, Rule.VERSION, f"version {header.version}, not {VERSION}")
     require(
-        header.federation == federation, Rule.VERSION, "the invitation is of another federation"
+        header.version == VERSION,
+        Rule.VERSION,
+        f"the session uses protocol version {header.version}, but this client supports {VERSION}",
+    )
+    require(
+        header.federation == federation, Rule.VERSION, "the invitation is from another federation"
     )
     _check_times(header, policy, now)
     _check_expectation(header, expected)
@@ -133,21 +138,28 @@ def check_roster(roster: Roster, policy: ClientPolicy) -> None:
     require(
         hosts >= max(header.least_hosts, policy.least_hosts),
         Rule.TOO_FEW,
-        f"the roster has {hosts} hosts, {max(header.least_hosts, policy.least_hosts)} are required",
+        f"the roster has {hosts} hosts, but at least "
+        f"{max(header.least_hosts, policy.least_hosts)} hosts are required",
     )
-    require(clients <= MAXIMUM_CLIENTS, Rule.MALFORMED, f"{clients} clients are too many")
+    require(
+        clients <= MAXIMUM_CLIENTS,
+        Rule.MALFORMED,
+        f"the roster has {clients} clients, more than the maximum of {MAXIMUM_CLIENTS}",
+    )
     assumed = policy.assumed_colluding_hosts(hosts)
     require(
         header.colluding_hosts >= assumed,
         Rule.POLICY,
-        f"{header.colluding_hosts} hosts are assumed to collude, this client assumes {assumed}",
+        f"the session assumes that {header.colluding_hosts} hosts collude, but this client "
+        f"assumes {assumed}",
     )
     colluding = colluding_clients(roster.listed_hosts, header.colluding_hosts)
     enough = majority(clients, colluding)
     require(
         enough <= header.quorum <= clients,
         Rule.THRESHOLD,
-        f"the quorum is {header.quorum}; {clients} clients, {colluding} colluding, need {enough}",
+        f"a quorum of {header.quorum} is too small or too large: {clients} clients, of which "
+        f"{colluding} may collude, need at least {enough}",
     )
     if 0 < header.degree < clients - 1:
         sound = circulant_is_safe(clients, colluding, header.degree, header.threshold)
@@ -156,8 +168,8 @@ def check_roster(roster: Roster, policy: ClientPolicy) -> None:
     require(
         sound,
         Rule.THRESHOLD,
-        f"a threshold of {header.threshold} is unsound for {clients} clients, {colluding} of them "
-        "colluding",
+        f"a threshold of {header.threshold} is not secure for {clients} clients, of which "
+        f"{colluding} may collude",
     )
     for lane in header.lanes:
         check_lane(lane, header, clients)
@@ -166,7 +178,8 @@ def check_roster(roster: Roster, policy: ClientPolicy) -> None:
         require(
             header.noise.contributors <= honest,
             Rule.POLICY,
-            f"the noise counts on {header.noise.contributors} honest clients, {honest} are certain",
+            f"the noise needs {header.noise.contributors} honest clients, but only {honest} are "
+            "certain to be honest",
         )
 
 
@@ -176,7 +189,8 @@ def _check_times(header: Header, policy: ClientPolicy, now: datetime) -> None:
     require(
         apart <= policy.clock_tolerance_seconds,
         Rule.CLOCKS,
-        f"the session begins {apart:.0f} s in the future; set the clocks of both sides",
+        f"the session begins {apart:.0f} s in the future; set the clocks of the coordinator and "
+        "of this host",
     )
     require(
         header.expires_at > at,
@@ -187,46 +201,72 @@ def _check_times(header: Header, policy: ClientPolicy, now: datetime) -> None:
     require(
         0 < lasts <= policy.longest_session_seconds,
         Rule.CLOCKS,
-        f"the session lasts {lasts} s, {policy.longest_session_seconds:.0f} s are allowed",
+        f"the session lasts {lasts} s, but at most {policy.longest_session_seconds:.0f} s are "
+        "allowed",
     )
 
 
 def _check_expectation(header: Header, expected: Expectation) -> None:
     found = {lane.name: lane.length for lane in header.lanes}
-    require(header.purpose is expected.purpose, Rule.HEADER, "the sum is for another purpose")
-    require(found == dict(expected.lengths), Rule.INPUT, "the lanes have other names or lengths")
-    require(header.model_digest == expected.model_digest, Rule.HEADER, "another model is named")
+    require(
+        header.purpose is expected.purpose,
+        Rule.HEADER,
+        "the sum has another purpose than this client expects",
+    )
+    require(
+        found == dict(expected.lengths),
+        Rule.INPUT,
+        "the sum's lanes have other names or lengths than this client expects",
+    )
+    require(
+        header.model_digest == expected.model_digest,
+        Rule.HEADER,
+        "the sum names another model than this client's training",
+    )
     require(
         header.training_sha256 == expected.training_sha256,
         Rule.HEADER,
-        "the sum is bound to another training than this client was told to do",
+        "the sum names another training than the one that this client received",
     )
-    require(header.metrics == expected.metrics, Rule.HEADER, "other metrics are named")
+    require(
+        header.metrics == expected.metrics,
+        Rule.HEADER,
+        "the sum has other metrics than this client's training",
+    )
     for name, value in expected.header_fields.items():
-        require(getattr(header, name) == value, Rule.HEADER, f"the header has another {name}")
+        require(
+            getattr(header, name) == value,
+            Rule.HEADER,
+            f"the sum's header has another {name} than this client expects",
+        )
 
 
 def _check_protection(header: Header, policy: ClientPolicy) -> None:
     require(
         header.disclosure in policy.disclosures,
         Rule.POLICY,
-        f"disclosure {header.disclosure[:40]!r} is not allowed here",
+        f"the data owner does not allow disclosure {header.disclosure[:40]!r}",
     )
     require(
         header.least_hosts >= policy.least_hosts,
         Rule.POLICY,
-        f"sums over {header.least_hosts} hosts are asked for, {policy.least_hosts} are required",
+        f"the sum needs only {header.least_hosts} hosts, but the data owner requires at least "
+        f"{policy.least_hosts}",
     )
     require(
-        header.cipher in policy.ciphers, Rule.POLICY, f"cipher {header.cipher.name} is not allowed"
+        header.cipher in policy.ciphers,
+        Rule.POLICY,
+        f"the data owner does not allow cipher {header.cipher.name}",
     )
     require(
-        header.degree == 0 or policy.circulant, Rule.POLICY, "the circulant graph is not allowed"
+        header.degree == 0 or policy.circulant,
+        Rule.POLICY,
+        "the data owner does not allow the circulant graph",
     )
     require(
         header.noise is not None or header.disclosure not in policy.noisy,
         Rule.POLICY,
-        "a sum without noise is asked for, and this client's owner does not allow exact_sums; set "
+        "the sum has no noise, but the data owner does not allow exact_sums; set "
         'profiles.sum_mode = "noisy" in the run file',
     )
     if header.noise is not None:
@@ -234,46 +274,63 @@ def _check_protection(header: Header, policy: ClientPolicy) -> None:
         require(
             math.isfinite(asked) and 0 < asked <= policy.largest_epsilon,
             Rule.POLICY,
-            f"a sum with ε = {asked:g} is asked for, {policy.largest_epsilon:g} is allowed; lower "
-            "profiles.sum_epsilon in the run file",
+            f"the sum has ε = {asked:g}, but the data owner allows at most "
+            f"{policy.largest_epsilon:g}; lower profiles.sum_epsilon in the run file",
         )
         require(
             header.noise.sensitivity >= policy.sensitivity,
             Rule.POLICY,
-            f"noise for a sensitivity of {header.noise.sensitivity} is asked for, "
-            f"{policy.sensitivity} is required",
+            f"the sum's noise covers a sensitivity of {header.noise.sensitivity}, but the data "
+            f"owner requires {policy.sensitivity}",
         )
 
 
 def _check_form(header: Header, policy: ClientPolicy) -> None:
     names = [lane.name for lane in header.lanes]
-    require(bool(names), Rule.MALFORMED, "there is no lane")
-    require(len(set(names)) == len(names), Rule.DUPLICATE, "two lanes have one name")
+    require(bool(names), Rule.MALFORMED, "the sum's header has no lane")
+    require(
+        len(set(names)) == len(names),
+        Rule.DUPLICATE,
+        "two lanes of the sum's header have the same name",
+    )
     require(
         header.upload_bytes <= policy.largest_upload_bytes,
         Rule.POLICY,
-        f"{header.upload_bytes} bytes are asked for, {policy.largest_upload_bytes} are allowed",
+        f"the sum needs an upload of {header.upload_bytes} bytes, but at most "
+        f"{policy.largest_upload_bytes} are allowed",
     )
-    require(header.degree % 2 == 0, Rule.MALFORMED, "the degree is odd")
-    require(header.threshold >= 2, Rule.THRESHOLD, "a threshold below 2 shares nothing")
+    require(header.degree % 2 == 0, Rule.MALFORMED, "the degree of the sum's graph must be even")
+    require(header.threshold >= 2, Rule.THRESHOLD, "the threshold must be at least 2 shares")
     require(
         header.purpose is not Purpose.UPDATE or len(header.model_digest) == DIGEST_BYTES,
         Rule.MALFORMED,
-        "an update names no model",
+        "the header of a sum of updates must name a model",
     )
     require(
         header.purpose is not Purpose.UPDATE or len(header.training_sha256) == DIGEST_BYTES,
         Rule.MALFORMED,
-        "an update names no training",
+        "the header of a sum of updates must name a training",
     )
     for lane in header.lanes:
         check_lane(lane, header, 1)
     if header.noise is not None:
         counts = all(lane.encoding is LaneEncoding.COUNTS for lane in header.lanes)
-        require(counts, Rule.MALFORMED, "noise is for counts only")
-        require(header.noise.sensitivity in (1, 2), Rule.MALFORMED, "a sensitivity is 1 or 2")
-        rate = header.noise.epsilon / header.noise.sensitivity
-        require(rate >= LEAST_RATE, Rule.MALFORMED, f"ε/Δ = {rate:g} is below {LEAST_RATE:g}")
         require(
-            header.noise.contributors >= 1, Rule.MALFORMED, "no client contributes to the noise"
+            counts, Rule.MALFORMED, "the header asks for noise, which only lanes of counts can have"
+        )
+        require(
+            header.noise.sensitivity in (1, 2),
+            Rule.MALFORMED,
+            "the sensitivity of the noise must be 1 or 2",
+        )
+        rate = header.noise.epsilon / header.noise.sensitivity
+        require(
+            rate >= LEAST_RATE,
+            Rule.MALFORMED,
+            f"the noise has ε/Δ = {rate:g}, below the minimum of {LEAST_RATE:g}",
+        )
+        require(
+            header.noise.contributors >= 1,
+            Rule.MALFORMED,
+            "the noise needs at least 1 contributing client",
         )

@@ -44,7 +44,7 @@ class SessionKeys:
     def from_random(cls, entropy: bytes) -> SessionKeys:
         """Make the keys from 96 random bytes."""
         if len(entropy) != 3 * KEY_BYTES:
-            raise ValueError("the keys of a session take 96 random bytes")
+            raise ValueError(f"the keys of a session need 96 random bytes, not {len(entropy)}")
         mask, channel = (
             X25519PrivateKey.from_private_bytes(entropy[begin : begin + KEY_BYTES])
             for begin in (0, KEY_BYTES)
@@ -67,7 +67,7 @@ def agree(private: X25519PrivateKey, public: bytes) -> bytes:
     try:
         return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
-        raise BrokenRuleError(Rule.KEY, "an X25519 public key is of low order") from None
+        raise BrokenRuleError(Rule.KEY, "an X25519 public key has a low order") from None
 
 
 def check_order(public: bytes) -> None:
@@ -134,13 +134,13 @@ def open_pair(
     try:
         plain = ChaCha20Poly1305(key).decrypt(_NONCE, ciphertext, roster_sha256 + direction)
     except InvalidTag:
-        raise BrokenRuleError(Rule.SHARE, "an encrypted share does not open") from None
+        raise BrokenRuleError(Rule.SHARE, "an encrypted share can't be decrypted") from None
     pair = SharePair(plain[:SHARE_BYTES], plain[SHARE_BYTES:])
     try:
         for share in (pair.seed_share, pair.mask_key_share):
             from_bytes(share)
     except ValueError as error:
-        raise BrokenRuleError(Rule.SHARE, f"an encrypted share is none: {error}") from None
+        raise BrokenRuleError(Rule.SHARE, f"a decrypted share is not valid: {error}") from None
     return pair
 
 

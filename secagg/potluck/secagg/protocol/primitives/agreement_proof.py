@@ -91,12 +91,12 @@ def proven_agreement(proof: AgreementProof, one: bytes, other: bytes, context: b
     require(
         challenge < _ORDER and response < _ORDER and _equal(_times(_ORDER, agreed), _ZERO),
         Rule.EVIDENCE,
-        "a proof is out of range",
+        "a number in the proof of a shared secret is out of range",
     )
     first = _plus(_times(response, _GENERATOR), _minus(_times(challenge, mine)))
     second = _plus(_times(response, base), _minus(_times(challenge, _times(_COFACTOR, agreed))))
     holds = challenge == _challenge(context, one, other, proof.point, first, second)
-    require(holds, Rule.EVIDENCE, "a proof of what two keys agree on does not hold")
+    require(holds, Rule.EVIDENCE, "the proof of a shared secret is wrong")
     _, y, z, _ = agreed
     return ((z + y) * pow(z - y, -1, _P) % _P).to_bytes(32, "little")
 
@@ -142,7 +142,9 @@ def _decompressed(data: bytes) -> _Point:
     point = _with_y(y, sign) if y < _P else None
     # Refuse the point 0: keys of low order give this shared secret.
     if point is None or y == 1:
-        raise BrokenRuleError(Rule.EVIDENCE, "a proof names no point of the curve")
+        raise BrokenRuleError(
+            Rule.EVIDENCE, "the point in the proof of a shared secret is not on the curve"
+        )
     return point
 
 

@@ -60,7 +60,7 @@ def lane_dtype(modulus_bits: int) -> np.dtype[Any]:
     """Return the type of a lane's words. Raises ValueError for a modulus other than 2^32 and
     2^64."""
     if modulus_bits not in (32, 64):
-        raise ValueError(f"a lane has words of 32 or 64 bits, not {modulus_bits}")
+        raise ValueError(f"the words of a lane must have 32 or 64 bits, not {modulus_bits}")
     return np.dtype(f"<u{modulus_bits // 8}")
 
 
@@ -78,7 +78,10 @@ def add_masks(
     another type or layout.
     """
     if words.dtype not in (np.dtype("<u4"), np.dtype("<u8")) or not words.flags.c_contiguous:
-        raise ValueError(f"masks go on contiguous 32 or 64-bit words, not on {words.dtype}")
+        raise ValueError(
+            "masks can be added to contiguous 32 or 64-bit words only, not to words "
+            f"of type {words.dtype}"
+        )
     flat = words.reshape(-1)
     width = flat.dtype.itemsize
     streams = [

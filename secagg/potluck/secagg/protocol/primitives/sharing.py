@@ -96,14 +96,16 @@ def from_bytes(data: bytes) -> int:
     below p."""
     value = int.from_bytes(data, "big")
     if len(data) != SHARE_BYTES or value >= PRIME:
-        raise ValueError("a share is a number below 2^256 + 297 in 33 bytes")
+        raise ValueError("a share must be a number below 2^256 + 297 in 33 bytes")
     return value
 
 
 def _check(secret: bytes, threshold: int, holders: Sequence[int]) -> None:
     if len(secret) != SECRET_BYTES:
-        raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(secret)}")
+        raise ValueError(f"a secret must have {SECRET_BYTES} bytes, not {len(secret)}")
     if len(set(holders)) != len(holders) or not all(holder >= 1 for holder in holders):
-        raise ValueError("holders are numbered from 1, each once")
+        raise ValueError("the holders of shares must have different numbers, from 1 up")
     if not 1 <= threshold <= len(holders):
-        raise ValueError(f"{len(holders)} holders can't give a threshold of {threshold}")
+        raise ValueError(
+            f"{len(holders)} holders of shares are too few for a threshold of {threshold}"
+        )

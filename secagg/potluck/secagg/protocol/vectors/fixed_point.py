@@ -62,18 +62,32 @@ def check_lane(lane: Lane, header: Header, clients: int) -> None:
     """Raise BrokenRuleError: malformed for an invalid lane, wrap if sums over `clients` clients
     could wrap."""
     where = f"lane {lane.name[:40]!r}"
-    require(lane.modulus_bits in (32, 64), Rule.MALFORMED, f"{where} has other than 32 or 64 bits")
+    require(
+        lane.modulus_bits in (32, 64), Rule.MALFORMED, f"{where} must have words of 32 or 64 bits"
+    )
     require(lane.length >= 1, Rule.MALFORMED, f"{where} is empty")
-    require(math.isfinite(lane.clip) and lane.clip > 0, Rule.MALFORMED, f"{where} has no bound")
-    require(math.isfinite(lane.scale) and lane.scale >= 0, Rule.MALFORMED, f"{where} has no scale")
-    require(clients <= MAXIMUM_CLIENTS, Rule.WRAP, f"{clients} clients are too many")
+    require(
+        math.isfinite(lane.clip) and lane.clip > 0,
+        Rule.MALFORMED,
+        f"the clip of {where} must be positive and finite",
+    )
+    require(
+        math.isfinite(lane.scale) and lane.scale >= 0,
+        Rule.MALFORMED,
+        f"the scale of {where} must be finite and at least 0",
+    )
+    require(
+        clients <= MAXIMUM_CLIENTS,
+        Rule.WRAP,
+        f"{where} is for {clients} clients, more than the maximum of {MAXIMUM_CLIENTS}",
+    )
     if lane.encoding is LaneEncoding.COUNTS:
         sound = lane.clip <= COUNT_LIMIT and lane.modulus_bits == 64
     elif lane.encoding is LaneEncoding.HEAD:
         sound = lane.modulus_bits == 64 and _head_fits(lane, header, clients)
     else:
         sound = _fixed_point_fits(lane, clients) and 1 <= header.weight_bound <= WEIGHT_LIMIT
-    require(sound, Rule.WRAP, f"sums in {where} could wrap with {clients} clients")
+    require(sound, Rule.WRAP, f"sums in {where} could overflow with {clients} clients")
 
 
 def _fixed_point_fits(lane: Lane, clients: int) -> bool:

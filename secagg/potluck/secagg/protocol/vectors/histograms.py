@@ -19,20 +19,26 @@ def encode_counts(counts: Sequence[int], lane: Lane, noise: Sequence[int] | None
     Raises BrokenRuleError (input) for another number of counts than the lane has, a count below 0
     or above the lane's clip, or a lane that is not for counts.
     """
-    require(lane.encoding is LaneEncoding.COUNTS, Rule.INPUT, f"lane {lane.name!r} holds no counts")
+    require(
+        lane.encoding is LaneEncoding.COUNTS,
+        Rule.INPUT,
+        f"lane {lane.name!r} is not a lane of counts",
+    )
     require(
         len(counts) == lane.length,
         Rule.INPUT,
-        f"there are {len(counts)} counts, lane {lane.name!r} has {lane.length}",
+        f"the client has {len(counts)} counts, but lane {lane.name!r} needs {lane.length}",
     )
     require(
         all(0 <= count <= lane.clip for count in counts),
         Rule.INPUT,
-        f"a count is negative or above {lane.clip:.0f}",
+        f"every count must be from 0 to {lane.clip:.0f}",
     )
     values = np.array([int(count) for count in counts], np.int64)
     if noise is not None:
-        require(len(noise) == lane.length, Rule.INPUT, "the noise has another length")
+        require(
+            len(noise) == lane.length, Rule.INPUT, "the noise has another length than the counts"
+        )
         values += np.array(noise, np.int64)
     return to_words(values, lane.modulus_bits)
 

@@ -59,7 +59,9 @@ def share_table(epsilon: float, sensitivity: int, contributors: int) -> ShareTab
     """
     rate = _CONTEXT.divide(Decimal(repr(epsilon)), Decimal(sensitivity))
     if rate < Decimal(repr(LEAST_RATE)):
-        raise BrokenRuleError(Rule.POLICY, f"ε/Δ = {rate:g} is below {LEAST_RATE:g}")
+        raise BrokenRuleError(
+            Rule.POLICY, f"the noise has ε/Δ = {rate:g}, below the minimum of {LEAST_RATE:g}"
+        )
     p = _CONTEXT.exp(-rate)
     # P(0) = (1 − p)^(1/m); P(k + 1) = P(k) · (k + 1/m) / (k + 1) · p.
     start = _CONTEXT.power(1 - p, _CONTEXT.divide(Decimal(1), Decimal(contributors)))

@@ -44,9 +44,9 @@ class BodyEncoder:
         require(
             lane.encoding is LaneEncoding.FIXED_POINT,
             Rule.INPUT,
-            f"lane {lane.name!r} holds no parameters",
+            f"lane {lane.name!r} is not a lane of parameters",
         )
-        require(weight >= 1, Rule.INPUT, "the weight is below 1")
+        require(weight >= 1, Rule.INPUT, "the weight of an update must be at least 1")
         share = min(weight, header.weight_bound) / header.weight_bound
         self._clip = lane.clip
         self._factor = share * lane_scale(lane, clients)
@@ -62,14 +62,18 @@ class BodyEncoder:
         Raises BrokenRuleError (input) for NaN, infinity, blocks of different sizes, or words that
         are not of the lane's type.
         """
-        require(out.shape == block.shape and out.dtype == self._dtype, Rule.INPUT, "wrong length")
+        require(
+            out.shape == block.shape and out.dtype == self._dtype,
+            Rule.INPUT,
+            "a block and its words have different lengths or types",
+        )
         if self._scratch.size < block.size:
             self._scratch = np.empty(block.size)
         values = self._scratch[: block.size].reshape(block.shape)
         values[...] = block
         # This finds NaN too: minimum and maximum are NaN if any value is.
         largest = max(-float(values.min(initial=0.0)), float(values.max(initial=0.0)))
-        require(bool(np.isfinite(largest)), Rule.INPUT, "the update holds NaN or infinity")
+        require(bool(np.isfinite(largest)), Rule.INPUT, "the update contains NaN or infinity")
         if largest > self._clip:
             self.clipped += int(np.count_nonzero(np.abs(values) > self._clip))
             np.clip(values, -self._clip, self._clip, out=values)
@@ -86,8 +90,12 @@ def encode_head(
     metrics: in the header's order, clipped to ± its `metric_bound`. Raises BrokenRuleError (input)
     for a weight below 1, NaN, or another number of metrics.
     """
-    require(weight >= 1, Rule.INPUT, "the weight is below 1")
-    require(len(metrics) == len(header.metrics), Rule.INPUT, "other metrics than the header names")
+    require(weight >= 1, Rule.INPUT, "the weight of an update must be at least 1")
+    require(
+        len(metrics) == len(header.metrics),
+        Rule.INPUT,
+        f"the update has {len(metrics)} metrics, but the sum's header names {len(header.metrics)}",
+    )
     require(bool(np.isfinite(metrics).all()), Rule.INPUT, "a metric is NaN or infinite")
     capped = min(weight, header.weight_bound)
     scale = metric_scale(header, clients)
@@ -129,7 +137,11 @@ def decode_head(header: Header, clients: int, total: Words, survivors: int) -> H
     trained = survivors - failed
     plausible = counted == survivors and 0 <= failed <= survivors
     plausible = plausible and trained <= weight <= trained * header.weight_bound
-    require(plausible, Rule.RECONSTRUCTION, "the head's sum does not count its clients")
+    require(
+        plausible,
+        Rule.RECONSTRUCTION,
+        "the sum's head has impossible numbers of clients or an impossible weight",
+    )
     scale = metric_scale(header, clients)
     named = zip(header.metrics, scaled, strict=True)
     means = {name: value / scale / weight for name, value in named} if weight else {}

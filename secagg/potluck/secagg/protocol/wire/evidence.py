@@ -66,7 +66,7 @@ def gather_evidence(
     require(
         not _opens(roster, accused, accuser, sealed, agree(channel_key, other)),
         Rule.SHARE,
-        f"the coordinator did not deliver the share that {accused!r} has signed",
+        f"the coordinator changed the share that client {accused!r} had signed",
     )
     context = _context(roster, accused, accuser)
     proof = prove_agreement(channel_key, other, context, random)
@@ -81,8 +81,12 @@ def check_evidence(roster: Roster, evidence: Evidence, shares: Envelope) -> Conv
     """
     accused, accuser = evidence.accused, evidence.client
     named = roster.participants.keys() >= {accused, accuser}
-    require(named, Rule.EVIDENCE, "evidence names a stranger")
-    require(evidence.roster_sha256 == roster.digest, Rule.EVIDENCE, "evidence is of another roster")
+    require(named, Rule.EVIDENCE, "the evidence names a client outside the session")
+    require(
+        evidence.roster_sha256 == roster.digest,
+        Rule.EVIDENCE,
+        "the evidence belongs to another session",
+    )
     sealed = _signed_for(roster, accused, accuser, shares)
     secret = proven_agreement(
         AgreementProof(evidence.point, evidence.challenge, evidence.response),
@@ -93,7 +97,8 @@ def check_evidence(roster: Roster, evidence: Evidence, shares: Envelope) -> Conv
     require(
         not _opens(roster, accused, accuser, sealed, secret),
         Rule.EVIDENCE,
-        f"the share of {accused!r} opens, against what {accuser!r} says",
+        f"the share of client {accused!r} can be decrypted, although client {accuser!r} claims "
+        "the opposite",
     )
     return Conviction(accused, accuser)
 
@@ -111,8 +116,16 @@ def check_verdict(data: bytes, root: FederationRoot, at: datetime) -> Conviction
     adverts = [check_advert(each, header_sha256, root, at) for each in verdict.adverts]
     roster = build_roster(header, header_sha256, adverts)
     evidence = decode(Evidence, verdict.evidence.payload)
-    require(verdict.evidence.type is MessageType.EVIDENCE, Rule.EVIDENCE, "there is no evidence")
-    require(evidence.client in roster.participants, Rule.EVIDENCE, "evidence of a stranger")
+    require(
+        verdict.evidence.type is MessageType.EVIDENCE,
+        Rule.EVIDENCE,
+        "the verdict lacks a message with evidence",
+    )
+    require(
+        evidence.client in roster.participants,
+        Rule.EVIDENCE,
+        "the evidence is from a client outside the session",
+    )
     verify(roster.participants[evidence.client].key, verdict.evidence, evidence.client)
     return check_evidence(roster, evidence, verdict.shares)
 
@@ -125,18 +138,20 @@ def verdict_bytes(roster: Roster, shares: Envelope, evidence: Envelope) -> bytes
 def _signed_for(roster: Roster, sender: str, receiver: str, shares: Envelope) -> bytes:
     """Return the ciphertext that a client has signed for another. Raises BrokenRuleError."""
     require(
-        shares.type is MessageType.SHARES, Rule.EVIDENCE, "the evidence is not a message of shares"
+        shares.type is MessageType.SHARES, Rule.EVIDENCE, "the evidence lacks a message with shares"
     )
     verify(roster.participants[sender].key, shares, sender)
     message = decode(Shares, shares.payload)
     require(
         message.client == sender and message.roster_sha256 == roster.digest,
         Rule.EVIDENCE,
-        "what is shown are another's shares, or those of another session",
+        "the shares in the evidence are from another client or another session",
     )
     sealed = [each.ciphertext for each in message.shares if each.client == receiver]
     if len(sealed) != 1:
-        raise BrokenRuleError(Rule.EVIDENCE, f"{sender!r} has signed no share for {receiver!r}")
+        raise BrokenRuleError(
+            Rule.EVIDENCE, f"client {sender!r} has signed no share for client {receiver!r}"
+        )
     return sealed[0]
 
 

@@ -123,13 +123,15 @@ def _converter(name: str, kind: type[Any]) -> Callable[[Any], Any] | None:
 
 def _bounded(name: str, found: str) -> str:
     if len(found) > MAXIMUM_TEXT:
-        raise ValueError(f"{name} has {len(found)} characters")
+        raise ValueError(
+            f"field {name} has {len(found)} characters, more than the maximum of {MAXIMUM_TEXT}"
+        )
     return found
 
 
 def _of_length(name: str, sizes: Sequence[int], found: bytes) -> bytes:
     if len(found) not in sizes:
-        raise ValueError(f"{name} has {len(found)} bytes")
+        raise ValueError(f"field {name} has {len(found)} bytes, not {' or '.join(map(str, sizes))}")
     return found
 
 
@@ -152,23 +154,25 @@ def decode(kind: type[T], data: bytes) -> T:
         parsed.ParseFromString(data)
         value: T = _from_wire(kind, parsed)
     except (DecodeError, ValueError, RecursionError) as error:
-        raise _malformed(kind, str(error) if type(error) is ValueError else "not parsed") from None
+        raise _malformed(
+            kind, str(error) if type(error) is ValueError else "can't be parsed"
+        ) from None
     parsed.DiscardUnknownFields()
     if parsed.SerializeToString(deterministic=True) != data:
-        raise _malformed(kind, "not the one serialisation")
+        raise _malformed(kind, "not serialised canonically")
     return value
 
 
 def check_names(names: Sequence[str], what: str) -> None:
     """Raise BrokenRuleError (duplicate, or malformed) unless sorted and without repeats."""
     if len(set(names)) != len(names):
-        raise BrokenRuleError(Rule.DUPLICATE, f"{what} name somebody twice")
+        raise BrokenRuleError(Rule.DUPLICATE, f"{what} name a client twice")
     if list(names) != sorted(names):
         raise BrokenRuleError(Rule.MALFORMED, f"{what} are not sorted")
 
 
 def _malformed(kind: type[Any], why: str) -> BrokenRuleError:
-    return BrokenRuleError(Rule.MALFORMED, f"a message of type {kind.__name__}: {why}")
+    return BrokenRuleError(Rule.MALFORMED, f"not a valid message of type {kind.__name__}: {why}")
 
 
 def _to_wire(value: Any) -> Any:

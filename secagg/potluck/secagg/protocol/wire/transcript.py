@@ -47,7 +47,9 @@ def verify(key: Ed25519PublicKey, envelope: Envelope, who: str) -> None:
         key.verify(envelope.signature, signing_bytes(envelope.type, envelope.payload))
     except InvalidSignature:
         raise BrokenRuleError(
-            Rule.SIGNATURE, f"the {envelope.type.name} of {who!r} is not signed by its member key"
+            Rule.SIGNATURE,
+            f"the {envelope.type.name} message of client {who!r} is not signed "
+            "with the client's member key",
         ) from None
 
 
@@ -75,18 +77,19 @@ class FederationRoot:
         require(
             theirs >= ours,
             Rule.MEMBERSHIP,
-            f"the session is of membership epoch {theirs}, this client has seen {ours}",
+            f"the session uses membership epoch {theirs}, but this client has seen the newer "
+            f"epoch {ours}",
         )
         require(
             theirs <= ours,
             Rule.MEMBERSHIP,
-            f"the session is of membership epoch {theirs}, this client has {ours}; give its host "
-            "the newest members.json",
+            f"the session uses membership epoch {theirs}, but this client has epoch {ours}; give "
+            "the client's host the newest members.json",
         )
         require(
             header.membership_sha256 == self.members.digest,
             Rule.MEMBERSHIP,
-            f"the session is of another membership of epoch {ours} than this client's",
+            f"the session and this client have different members in membership epoch {ours}",
         )
 
     def member(self, client: str, now: datetime) -> MemberRecord:
@@ -190,20 +193,28 @@ def check_advert(
     require(
         found.advert.header_sha256 == header_sha256,
         Rule.HEADER,
-        f"{who!r} answers another invitation",
+        f"client {who!r} answered another invitation",
     )
     return found
 
 
 def _check_advert(envelope: Envelope, root: FederationRoot, now: datetime) -> CheckedAdvert:
     """Check the parts of an advert that don't depend on the session."""
-    require(envelope.type is MessageType.ADVERT, Rule.MALFORMED, "a roster holds adverts only")
+    require(
+        envelope.type is MessageType.ADVERT,
+        Rule.MALFORMED,
+        "every message in a roster must be an advert",
+    )
     advert = decode(Advert, envelope.payload)
     who = advert.client
     record = root.member(who, now)
     root.verify(record, envelope)
     # Otherwise one client could pose as two, or receive its own key as another client's.
-    require(advert.mask_key != advert.channel_key, Rule.DUPLICATE, f"{who!r} has one key for all")
+    require(
+        advert.mask_key != advert.channel_key,
+        Rule.DUPLICATE,
+        f"client {who!r} must have two different keys for masks and channels",
+    )
     return CheckedAdvert(envelope, advert, record, root.key_of(record))
 
 
@@ -226,12 +237,12 @@ def check_distinct(adverts: Sequence[CheckedAdvert]) -> None:
         "member key": {each.record.public_key for each in adverts},
     }
     for what, different in distinct.items():
-        require(len(different) == len(adverts), Rule.DUPLICATE, f"two clients share a {what}")
+        require(len(different) == len(adverts), Rule.DUPLICATE, f"two clients have the same {what}")
 
 
 def build_roster(header: Header, header_sha256: bytes, adverts: Sequence[CheckedAdvert]) -> Roster:
     """Build the roster of adverts, which are sorted by client. Raises BrokenRuleError."""
-    check_names([each.advert.client for each in adverts], "the roster's adverts")
+    check_names([each.advert.client for each in adverts], "the adverts in the roster")
     check_distinct(adverts)
     digest = _digest(
         b"roster",
