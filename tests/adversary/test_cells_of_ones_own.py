@@ -57,7 +57,7 @@ async def test_header_does_not_change_the_cells_of_clients(
             )
             assert outcome.total is None
             assert set(outcome.record.refusals.values()) == {Rule.SET}
-            assert "outside of the cell that this client drew" in outcome.explain()
+            assert "clients outside this client's cell" in outcome.explain()
         # It may ask for more of the cell's hosts than clients do, and then for no other sum.
         for cell in cells(members, 5):
             outcome = await scene.federation.sum(cell, kind=SumKind.CELLS, least_hosts=7)

@@ -33,7 +33,7 @@ masking = {{stage_seconds = 20.0}}
 round = {{deadline_seconds = 60.0, attempts = 1}}
 """
 VICTIM = "host-0"
-ANOTHER_SUM = "bound to another training than this client was told to do"
+ANOTHER_SUM = "names another training than the one that this client received"
 ALIKE = "all clients of a masked round must train alike"
 Edit = Callable[[rpc.Train], None]
 
@@ -195,7 +195,7 @@ async def test_clients_with_different_training_digests_form_no_sum(scene: Scene)
 @pytest.mark.parametrize(
     ("edit", "why"),
     [
-        pytest.param(without_noise, "the lanes have other", id="others add no noise"),
+        pytest.param(without_noise, "lanes have other names or lengths", id="others add no noise"),
         pytest.param(
             merged(privacy={"noise_multiplier": 3.9}), ANOTHER_SUM, id="others add less noise"
         ),

@@ -154,7 +154,7 @@ async def test_sum_excludes_only_the_client_that_sealed_invalid_shares(
     assert outcome.total is not None, outcome.explain()
     assert sorted(outcome.record.clients) == OTHERS
     assert outcome.troubles.keys() == {SENDER}
-    assert "proved it" in outcome.troubles[SENDER]
+    assert "proved this" in outcome.troubles[SENDER]
     aborted, released = await records(scene)
     check_convicted(scene, aborted, victims)
     assert released.convicted == {}
@@ -171,7 +171,7 @@ async def test_masked_round_succeeds_without_the_sender_of_invalid_shares(scene:
         told.append(event.notice.text)
     row = await scene.federation.ended(row.run_id)
     assert row.state is RunState.FINISHED, row.reason
-    assert any(f"{sender} sealed a share" in text and "proved it" in text for text in told)
+    assert any(f"client {sender} sent client " in text and "proved this" in text for text in told)
     aborted, released = await records(scene)
     check_convicted(scene, aborted, victims, sender)
     assert sorted(released.clients) == [*OTHERS[1:], SENDER]  # and the attempt did not count

@@ -211,7 +211,7 @@ async def test_models_one_ulp_apart_are_summed_over_two_sets_only_if_the_owner_a
     assert first.state is RunState.FINISHED, first.reason
     if runs == 1:
         assert second.state is RunState.FAILED
-        assert "went into the masked rounds of 1 other run" in second.reason
+        assert "are in masked rounds of 1 other run" in second.reason
     else:
         assert second.state is RunState.FINISHED, "the owner gave that up"
 

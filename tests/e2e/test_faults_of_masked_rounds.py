@@ -157,8 +157,8 @@ async def test_clients_refuse_to_repeat_a_sum_without_one_of_them(
     federation.points.release()
     status = await federation.ended(run_id)
     assert status.state == operator_pb2.RUN_STATE_FAILED
-    assert "refuses (released: " in status.reason
-    assert "begin from another model" in status.reason
+    assert "refused (released: " in status.reason
+    assert "start from another model" in status.reason
     await back(federation, 2)
 
 

@@ -103,7 +103,7 @@ async def test_exact_sums_need_the_permission_of_owners(
         await federation.start(disclosure=AS_IT_COMES)
         row = await played(federation, 'sum_mode = "exact"')
         assert row.state is RunState.FINISHED, row.reason  # it steers by the noisy counts
-        assert "the target is the sum of noisy ones" in texts(said)
+        assert "the selector's target is the sum of noisy counts" in texts(said)
         assert "owner does not allow exact_sums" in texts(said)
         row = await played(federation, 'sum_mode = "exact"', 'disclosure = "cells"')
         assert row.state is RunState.FAILED
@@ -120,9 +120,12 @@ async def test_run_without_privacy_budget_continues_without_a_sum_and_warns(
         assert row.state is RunState.FINISHED, row.reason
         row = await played(federation)
         assert row.state is RunState.FINISHED, row.reason
-        assert "the target is the sum of noisy ones" in texts(said)
-        assert "refuses (budget) (and so do 9 more)" in texts(said)
-        assert "the sum costs ε = 0.5, of 0 0 is left; only its owner" in texts(said)
+        assert "the selector's target is the sum of noisy counts" in texts(said)
+        assert "and 9 more refused (budget)" in texts(said)
+        assert (
+            "the sum costs ε = 0.5, but of epsilon_budget = 0 only 0 is left; the data owner"
+            in texts(said)
+        )
         assert spent(federation) == {0}
 
 
@@ -139,7 +142,7 @@ async def test_exact_total_is_reused_when_more_clients_are_connected(
             assert row.state is RunState.FINISHED, row.reason
         [stored] = await federation.stored()
         assert stored.total == tuple(federation.counts(members.names[:5]).tolist())
-        late = "the target is without client-5, client-6, client-7 and 2 more"
+        late = "the selector's target does not include client-5, client-6, client-7 and 2 more"
         assert texts(said).count(late) == 2  # once in each run
 
 

@@ -122,8 +122,14 @@ def _outcome(each: operator_pb2.AuditedSum) -> str:
         return f"released{refused}"
     if each.convicted:
         [[accused, accuser]] = each.convicted.items()
-        return f"aborted: {accused} sealed a share that does not open, {accuser} proved it{refused}"
-    return f"aborted at {each.stage}: {each.rule}, {each.have} of {each.need}{refused}"
+        return (
+            f"aborted: client {accuser} proved that client {accused} sent a share that can't "
+            f"be decrypted{refused}"
+        )
+    return (
+        f"aborted at stage {each.stage}: rule {each.rule} needs {each.need} clients or hosts, "
+        f"but found {each.have}{refused}"
+    )
 
 
 def _table(*names: str) -> Table:

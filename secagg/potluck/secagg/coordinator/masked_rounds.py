@@ -363,7 +363,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
         current.troubles[client] = why
         if run.machine.cohort.waits_for(client):
             run.services.attendance.retire([run.instruction_id(client)], abandon=True)
-            run.post(rounds.ClientFailed(client, f"client is not in the secure sum: {why}"[:500]))
+            run.post(rounds.ClientFailed(client, f"excluded from the secure sum: {why}"[:500]))
 
     async def _drive(
         self, current: _Sum, root: FederationRoot, session_ends: _Ending

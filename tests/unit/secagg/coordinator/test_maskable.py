@@ -65,7 +65,7 @@ MASKED = "secure_aggregation = true\n"
             "",
             "too large for secure aggregation, which supports up to 128",
         ),
-        ("clients_per_round = 6\n", "[round]\nover_selection = 6\n", "8 of 12 clients must stay"),
+        ("clients_per_round = 6\n", "[round]\nover_selection = 6\n", "needs 8 of 12 clients"),
         ("", '[selector]\nname = "everyone"\n', "everyone has all clients train in a round"),
         ("", "[masking]\ncolluding_hosts = 9\n", "lower round.over_selection or masking.colluding"),
         (

@@ -464,7 +464,7 @@ def test_vector_other_than_the_signed_one_is_refused() -> None:
     fork.hear("a", vouched, bytes([1] * 32))
     fork.hear("a", vouched, None)
     assert [each.rule for each in fork.rejected] == [Rule.UPLOAD, Rule.UPLOAD]
-    with pytest.raises(ValueError, match="nothing to upload"):
+    with pytest.raises(ValueError, match="nothing can be uploaded"):
         client.uploaded(run.sessions["b"], bytes(32))
 
 

@@ -23,9 +23,12 @@ def begun(**changes: Any) -> Run:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"membership_epoch": 0}, "of membership epoch 0, this client has seen 1"),
-        ({"membership_epoch": 2}, "of membership epoch 2, this client has 1; give its host"),
-        ({"membership_sha256": bytes(32)}, "another membership of epoch 1"),
+        ({"membership_epoch": 0}, "membership epoch 0, but this client has seen the newer epoch 1"),
+        (
+            {"membership_epoch": 2},
+            "membership epoch 2, but this client has epoch 1; give the client's host",
+        ),
+        ({"membership_sha256": bytes(32)}, "different members in membership epoch 1"),
     ],
     ids=["older", "newer", "another"],
 )

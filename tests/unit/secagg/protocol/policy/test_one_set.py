@@ -148,7 +148,7 @@ def test_client_cut_off_after_its_upload_refuses_other_sets() -> None:
     for names in ("fghij", "bcdef"):
         other = sessions(names, first).finish()
         assert other.refusals["f"].rule is Rule.RELEASED
-        assert "may have been completed" in other.refusals["f"].detail
+        assert "may be complete" in other.refusals["f"].detail
 
 
 def test_certificate_tells_a_cut_off_client_the_released_set() -> None:
@@ -233,7 +233,7 @@ def test_unfinished_sum_of_another_run_is_not_ended() -> None:
     first = sessions(ALL, purpose=Purpose.UPDATE).until(Stage.CONSENT)
     other = sessions(ALL, first, purpose=Purpose.UPDATE, run="run-2").finish()
     assert rules(other) == {Rule.RELEASED}
-    assert all("under way for run" in each.detail for each in other.refusals.values())
+    assert all("in progress for run" in each.detail for each in other.refusals.values())
     assert first.finish().is_exact()
 
 
