@@ -129,7 +129,7 @@ async def test_host_that_stays_disconnected_is_lost_and_can_rejoin_later(
     history = await federation.history(run_id)
     [lost] = [member for member in history[0].members if member.state != INCLUDED]
     assert (lost.client_id, lost.state) == ("client-2", LOST)
-    assert lost.trouble == "its host went away and did not come back in time"
+    assert lost.trouble == "host disconnected and did not reconnect in time"
     assert {m.client_id: m.state for m in history[2].members}["client-2"] == INCLUDED
 
 

@@ -99,7 +99,7 @@ async def check_left_out(federation: Federation, run_id: str, why: str) -> None:
 async def test_a_host_without_the_task_is_never_selected(federation: Federation) -> None:
     async with odd_host(federation, PYTHONPATH=""):
         run_id = await federation.start_run(*ALL_NEEDED)
-        await check_left_out(federation, run_id, "task 'crash' is not installed on its host")
+        await check_left_out(federation, run_id, "task 'crash' is not installed on the host")
 
 
 async def test_fixed_host_takes_part_again(federation: Federation) -> None:

@@ -86,8 +86,8 @@ class LeftOutRegister:
         if back:
             self._post(rounds.Readmitted(tuple(back)))
         why = (
-            f"task '{self._task}' is not installed on its host; install it there and restart the "
-            "host"
+            f"task '{self._task}' is not installed on the host; install it there and restart "
+            "the host"
         )
         attending = {client: session for client, session in sessions.items() if session}
         self.add({c: why for c, each in attending.items() if not each.offers(self._task)})

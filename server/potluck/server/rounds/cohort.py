@@ -139,7 +139,7 @@ class RoundCohort:
             if seconds > limit:
                 trouble = f"{seconds:.4g} simulated seconds, of {limit:g}"
                 if math.isinf(seconds):
-                    trouble = "it became unavailable before the end of its training"
+                    trouble = "became unavailable before the end of training"
                 actions += self.drop([client], MemberState.LATE, trouble)
         if not self.pending:
             ranked = sorted(self.answered, key=lambda c: (self.members[c].seconds, c))

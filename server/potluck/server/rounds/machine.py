@@ -353,7 +353,7 @@ class RoundMachine:
             return []
         cohort = self.cohort
         lost = [c for c in cohort.pending if not self.pool.is_present(c, now)]
-        trouble = "its host went away and did not come back in time"
+        trouble = "host disconnected and did not reconnect in time"
         actions = cohort.drop(lost, MemberState.LOST, trouble)
         if now >= self._round_deadline and not cohort.deciding:
             trouble = f"no update within {self.rules.policy.deadline_seconds:g} s"

@@ -91,7 +91,7 @@ class TroubleNotices:
                 if len(clients) == 1:
                     said.append(f"{clients[0]} {one}: {_shown(clients, trouble)}")
                 else:
-                    text = f"{len(clients)} more {several}: {trouble} ({listed(clients)})"
+                    text = f"{len(clients)} more clients {several}: {trouble} ({listed(clients)})"
                     said.append(text)
         return said
 
