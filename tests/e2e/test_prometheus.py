@@ -151,7 +151,7 @@ async def check_doctor(folder: Path) -> None:
     found = {each["about"]: each for place in json.loads(out).values() for each in place}
     assert not [each for each in found.values() if each["verdict"] == "error"], found
     assert found["clock"]["verdict"] == found["its version"]["verdict"] == "ok"
-    assert found["hosts"]["found"].startswith("3 attending with 9 clients; ")
+    assert found["hosts"]["found"].startswith("3 hosts connected with 9 clients; ")
     assert found["metrics"]["verdict"] == "warning"  # the host itself listens there
 
 

@@ -180,6 +180,20 @@ async def test_json_option_lists_runs_and_clients_as_json(
     assert json.loads(clients.out)["clients"][0]["attending"] is True
 
 
+async def test_doctor_warns_about_a_disconnected_host(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    service.clients = [
+        operator_pb2.ClientStatus(client_id="client-0", host_id="host-0", attending=True),
+        operator_pb2.ClientStatus(client_id="client-1", host_id="host-1", attending=False),
+    ]
+    ended = await potluck(config, tmp_path, "doctor", "--json")
+    found = {each["about"]: each for each in json.loads(ended.out)["the federation"]}["hosts"]
+    assert found["verdict"] == "warning"
+    assert "1 host disconnected: host-1 (last heard of " in found["found"]
+    assert found["remedy"].startswith("start it: `potluck-client --config FILE`")
+
+
 async def test_runs_command_shortens_reasons_except_for_a_named_run(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:

@@ -127,6 +127,8 @@ async def _asked(config: OperatorConfig) -> list[Finding]:
     try:
         async with asyncio.timeout(_ANSWER_SECONDS), connect(config) as client:
             described = await client.describe_coordinator()
+            seconds = time.monotonic() - begun
+            clients = await client.list_clients()
     except TimeoutError:
         found = f"{config.coordinator} did not answer within {_ANSWER_SECONDS:.0f} s"
         remedy = "see that the address is right and no firewall drops packets to its port"
@@ -134,8 +136,7 @@ async def _asked(config: OperatorConfig) -> list[Finding]:
     except PotluckError as error:
         found, _, remedy = error.message.partition("; ")
         return [Finding("coordinator", Verdict.ERROR, found, remedy or "see the coordinator's log")]
-    seconds = time.monotonic() - begun
-    return list(diagnosis.federation(described, seconds, datetime.now(UTC)))
+    return list(diagnosis.federation(described, clients, seconds, datetime.now(UTC)))
 
 
 def _values(findings: dict[str, list[Finding]]) -> dict[str, object]:

@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -27,7 +27,13 @@ from potluck.common.net.protocol import VERSIONS, differences
 from potluck.common.net.revocation import Revocations, read_revocations
 from potluck.common.net.tls import TlsFiles
 from potluck.deploy.operator.run_view import lacks_clients, waiting_text
-from potluck.deploy.view.readable import readable_bytes, readable_seconds
+from potluck.deploy.view.readable import (
+    natural_order,
+    readable_age,
+    readable_bytes,
+    readable_count,
+    readable_seconds,
+)
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.config import CoordinatorConfig
 from potluck.server.service.revocations import KEPT
@@ -44,6 +50,7 @@ Models and updates are written as whole files, so they need space for another co
 _PROBE_BYTES = 1 << 16
 MOST_SKEW_SECONDS = 60.0
 LEAST_PYTHON = (3, 11)
+_HOSTS_NAMED = 5
 
 
 class Verdict(StrEnum):
@@ -220,9 +227,15 @@ def host_files(config: ClientConfig, now: datetime) -> Iterable[Finding]:
 
 
 def federation(
-    described: operator_pb2.DescribeCoordinatorResponse, seconds: float, now: datetime
+    described: operator_pb2.DescribeCoordinatorResponse,
+    clients: Sequence[operator_pb2.ClientStatus],
+    seconds: float,
+    now: datetime,
 ) -> Iterable[Finding]:
-    """Return the findings on a coordinator that answered after `seconds`, at `now`."""
+    """Return the findings on a coordinator that answered after `seconds`, at `now`.
+
+    clients: all clients that ever connected to the coordinator.
+    """
     yield Finding("coordinator", Verdict.OK, f"answered within {readable_seconds(seconds)}")
     yield _versions(described)
     yield _clock(described.time.ToDatetime(tzinfo=now.tzinfo), now, seconds)
@@ -231,16 +244,50 @@ def federation(
     yield disk("its disk", described.disk_free_bytes, described.disk_size_bytes)
     if described.object_store:
         yield _object_store(described)
-    found = (
-        f"{described.hosts_attending} attending with {described.clients_attending} clients; "
-        f"{described.runs_under_way} runs under way"
-    )
-    if described.hosts_attending:
-        yield Finding("hosts", Verdict.OK, found)
-    else:
-        remedy = "start hosts: `potluck-client --config FILE`; their logs say why they can't attend"
-        yield Finding("hosts", Verdict.WARNING, found, remedy)
+    yield _hosts(described, clients, now)
     yield from _waiting_runs(described, now)
+
+
+def _hosts(
+    described: operator_pb2.DescribeCoordinatorResponse,
+    clients: Sequence[operator_pb2.ClientStatus],
+    now: datetime,
+) -> Finding:
+    """Check that all hosts are connected that were connected before.
+
+    A host whose clients are all in quarantine does not count, so that the warning can be ended for
+    a host that won't return.
+    """
+    hosts = readable_count(described.hosts_attending, "host")
+    attending = readable_count(described.clients_attending, "client")
+    runs = readable_count(described.runs_under_way, "run")
+    found = f"{hosts} connected with {attending}; {runs} under way"
+    away = _disconnected(clients, now)
+    if away:
+        shown = [f"{host} (last heard of {age})" for host, age in list(away.items())[:_HOSTS_NAMED]]
+        more = f" and {len(away) - len(shown)} more" if len(away) > len(shown) else ""
+        found += f"; {readable_count(len(away), 'host')} disconnected: {', '.join(shown)}{more}"
+        remedy = (
+            f"start {'it' if len(away) == 1 else 'them'}: `potluck-client --config FILE`; the log "
+            "shows why a host can't connect. If a host won't return, exclude its clients: `potluck "
+            "clients quarantine ID`"
+        )
+        return Finding("hosts", Verdict.WARNING, found, remedy)
+    if described.hosts_attending:
+        return Finding("hosts", Verdict.OK, found)
+    remedy = "start hosts: `potluck-client --config FILE`; their logs show why they can't connect"
+    return Finding("hosts", Verdict.WARNING, found, remedy)
+
+
+def _disconnected(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -> dict[str, str]:
+    """Return the disconnected hosts in natural order, each with the time since its last contact."""
+    connected = {client.host_id for client in clients if client.attending}
+    heard = {
+        client.host_id: client.last_seen.ToDatetime(tzinfo=now.tzinfo)
+        for client in clients
+        if client.host_id and client.host_id not in connected and not client.quarantined
+    }
+    return {host: readable_age(heard[host], now) for host in sorted(heard, key=natural_order)}
 
 
 def _object_store(described: operator_pb2.DescribeCoordinatorResponse) -> Finding:

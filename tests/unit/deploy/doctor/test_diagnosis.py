@@ -26,6 +26,7 @@ from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, write_demo_f
 from potluck.deploy.pki import authority as pki
 from potluck.deploy.pki import certificate_register
 from potluck.rpc.v1 import operator_pb2
+from potluck.rpc.v1.operator_pb2 import ClientStatus
 from potluck.server.config import CoordinatorConfig
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -53,7 +54,7 @@ def described(
 
 def verdicts(answer: operator_pb2.DescribeCoordinatorResponse, now: datetime = NOW) -> set[str]:
     """Return the findings whose verdict is not good."""
-    found = list(diagnosis.federation(answer, 0.1, now))
+    found = list(diagnosis.federation(answer, (), 0.1, now))
     for each in found:
         assert bool(each.remedy) == (each.verdict is not Verdict.OK), each
     return {f"{each.about} {each.verdict}" for each in found if each.verdict is not Verdict.OK}
@@ -67,7 +68,7 @@ def test_finding_about_a_coordinator_of_another_build_names_both_builds() -> Non
     theirs = "0.1.0.dev7+gabcdef012"
     [found] = [
         each
-        for each in diagnosis.federation(described(software_version=theirs), 0.1, NOW)
+        for each in diagnosis.federation(described(software_version=theirs), (), 0.1, NOW)
         if each.about == "its version"
     ]
     assert found.verdict == "warning"
@@ -88,11 +89,48 @@ def test_each_problem_that_a_coordinator_reports_gives_a_finding() -> None:
     assert verdicts(away) == {"object store error"}
 
 
+def client(number: int, host: str, *, attending: bool, quarantined: bool = False) -> ClientStatus:
+    found = ClientStatus(
+        client_id=f"client-{number}", host_id=host, attending=attending, quarantined=quarantined
+    )
+    found.last_seen.FromDatetime(NOW - timedelta(minutes=number))
+    return found
+
+
+def finding_on_hosts(*clients: ClientStatus) -> Finding:
+    found = diagnosis.federation(described(hosts_attending=1), clients, 0.1, NOW)
+    return next(each for each in found if each.about == "hosts")
+
+
+def test_disconnected_host_is_a_warning_with_its_name() -> None:
+    found = finding_on_hosts(
+        client(1, "host-0", attending=True), client(2, "host-1", attending=False)
+    )
+    assert found.verdict == "warning"
+    assert found.found == (
+        "1 host connected with 24 clients; 1 run under way; "
+        "1 host disconnected: host-1 (last heard of 2 min 00 s ago)"
+    )
+    assert found.remedy.startswith("start it: `potluck-client --config FILE`; ")
+
+
+def test_many_disconnected_hosts_are_counted_and_some_are_named() -> None:
+    away = [client(number, f"host-{number}", attending=False) for number in range(12, 0, -1)]
+    found = finding_on_hosts(*away).found
+    assert "12 hosts disconnected: host-1 (last heard of 1 min 00 s ago), host-2 " in found
+    assert found.endswith(", host-5 (last heard of 5 min 00 s ago) and 7 more")
+
+
+def test_disconnected_host_with_clients_in_quarantine_only_is_no_finding() -> None:
+    gone = client(2, "host-1", attending=False, quarantined=True)
+    assert finding_on_hosts(client(1, "host-0", attending=True), gone).verdict == "ok"
+
+
 def test_waiting_run_is_a_warning() -> None:
     answer = described()
     answer.runs.extend([status().status, waits(status(), clients=9).status, waits(status()).status])
     assert verdicts(answer) == {"run warning"}
-    [finding] = [each for each in diagnosis.federation(answer, 0.1, NOW) if each.about == "run"]
+    [finding] = [each for each in diagnosis.federation(answer, (), 0.1, NOW) if each.about == "run"]
     assert "tea (3f9ac0de): 6 of 9 clients attend; waiting for 3 more until" in finding.found
 
 
@@ -100,7 +138,7 @@ def test_waiting_run_is_a_warning() -> None:
 def test_clock_difference_is_an_error(minutes: int, text: str) -> None:
     answer = described()
     answer.time.FromDatetime(NOW + timedelta(minutes=minutes))
-    [clock] = [each for each in diagnosis.federation(answer, 0.1, NOW) if each.about == "clock"]
+    [clock] = [each for each in diagnosis.federation(answer, (), 0.1, NOW) if each.about == "clock"]
     assert clock.verdict is Verdict.ERROR
     assert clock.found == f"this machine's is 5 min 00 s {text} the coordinator's"
 
