@@ -28,6 +28,8 @@ from potluck.deploy.terminal import print_line, print_next, terminal
 Folder = Annotated[Path, typer.Argument(help="The authority's folder.", show_default=False)]
 Days = Annotated[int, typer.Option(help="Number of days that the certificate is valid.")]
 
+_SERIAL_SHOWN = 12
+"""Digits of a serial number in the table; a complete one has 40, half of a terminal's width."""
 _STYLES = {"revoked": "red", "expired": "red", "expires soon": "yellow", "valid": "green"}
 
 
@@ -40,7 +42,8 @@ def list_issued(
 ) -> None:
     """List the certificates that an authority has issued, with their states.
 
-    Without --all, it lists the newest of each party, and all that were revoked.
+    Without --all, it lists the newest of each party, and all that were revoked. The table has the
+    beginning of each serial number, which `revoke` accepts; --json has the complete numbers.
     """
     now = datetime.now(UTC)
     issued = register.issued(folder)
@@ -51,10 +54,12 @@ def list_issued(
     if as_json:
         typer.echo(json.dumps([_issued_fields(one, now) for one in issued]))
         return
-    table = Table("name", "role", "clients or addresses", box=None)
-    table.add_column("serial", overflow="fold")
-    table.add_column("until", min_width=10)
-    table.add_column("state", min_width=max(map(len, _STYLES)))
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("role", no_wrap=True)
+    table.add_column("clients or addresses", overflow="fold")
+    for column in ("serial", "until", "state"):
+        table.add_column(column, no_wrap=True)
     for one in issued:
         what = one.summary.hosts or tuple(str(claim) for claim in one.identity.claims)
         state = one.state(now)
@@ -62,7 +67,7 @@ def list_issued(
             one.identity.name,
             one.identity.role.value,
             ", ".join(what),
-            one.summary.serial,
+            one.summary.serial[:_SERIAL_SHOWN],
             f"{one.summary.not_after:%Y-%m-%d}",
             Text(state, style=_STYLES.get(state, "")),
         )
@@ -162,7 +167,10 @@ def sign(
 def revoke(
     folder: Folder,
     party: Annotated[
-        str, typer.Argument(help="A party's name, or one serial number.", show_default=False)
+        str,
+        typer.Argument(
+            help="A party's name, or the beginning of a serial number.", show_default=False
+        ),
     ],
     superseded: Annotated[
         bool, typer.Option("--superseded", help="Revoke all except its newest certificate.")

@@ -43,6 +43,8 @@ from potluck.deploy.pki.certificates import (
 
 SOON = timedelta(days=30)
 """Remaining validity below which a certificate should be renewed."""
+_FEWEST_DIGITS = 8
+"""Minimum number of digits of a serial number by which a certificate is found."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,11 +112,18 @@ def _age(one: Issued) -> tuple[datetime, int]:
 def find(folder: Path, name_or_serial: str) -> list[Issued]:
     """Return all certificates of a party, or the certificate with a serial number (hexadecimal).
 
-    Raises ConfigurationError if there is none.
+    A serial number may be given by its first digits, at least 8. Raises ConfigurationError if there
+    is none, or if several certificates have such a serial number.
     """
     everything = issued(folder)
     found = [one for one in everything if one.identity.name == name_or_serial]
-    found = found or [one for one in everything if one.summary.serial == name_or_serial.lower()]
+    if not found and len(name_or_serial) >= _FEWEST_DIGITS:
+        start = name_or_serial.lower()
+        found = [one for one in everything if one.summary.serial.startswith(start)]
+        if len(found) > 1:
+            raise ConfigurationError(
+                f"{len(found)} serial numbers begin with {name_or_serial!r}; give more digits"
+            )
     if not found:
         names = sorted({one.identity.name for one in everything})
         raise ConfigurationError(

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -97,6 +98,27 @@ def test_certificate_states_follow_validity_and_revocation(folder: Path) -> None
     assert expires_in(folder, NOW) == {"coordinator": timedelta(days=365)}
     with pytest.raises(ConfigurationError, match="was revoked on 2030-05-01"):
         renew(folder, "lab-a")
+
+
+def test_list_of_80_columns_shows_serial_numbers_that_revoke_accepts(folder: Path) -> None:
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["list", str(folder)])
+    [shown] = re.findall(r"^lab-a +host +client-0:5 +([0-9a-f]+) ", result.stdout, re.MULTILINE)
+    [revoked] = revoke(folder, shown.upper(), now=NOW)
+    assert revoked.identity.name == "lab-a"
+    assert revoked.summary.serial.startswith(shown)
+
+
+def test_list_as_json_has_complete_serial_numbers(folder: Path) -> None:
+    result = CliRunner().invoke(app, ["list", str(folder), "--json"])
+    assert [each["serial"] for each in json.loads(result.stdout)] == [
+        find(folder, name)[0].summary.serial for name in ("coordinator", "lab-a")
+    ]
+
+
+def test_too_short_beginning_of_a_serial_number_is_refused(folder: Path) -> None:
+    start = find(folder, "lab-a")[0].summary.serial[:7]
+    with pytest.raises(ConfigurationError, match="no certificate with the name or serial number"):
+        revoke(folder, start)
 
 
 def test_revocation_list_number_increases_and_keeps_all_revocations(folder: Path) -> None:
