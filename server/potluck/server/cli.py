@@ -13,6 +13,7 @@ import typer
 
 from potluck.common.errors import PotluckError
 from potluck.common.net.build_version import software_version
+from potluck.common.net.listening import check_not_in_use
 from potluck.common.process.command_line import FAILED, run_command_line, version_option
 from potluck.common.process.ending import GRACE_SECONDS, Ending
 from potluck.common.process.logs import LogFormat, LogLevel, configure_logging
@@ -163,6 +164,7 @@ def _settings(config: Path, **overrides: Any) -> CoordinatorConfig:
 async def run(settings: CoordinatorConfig, ending: Ending, ready_file: Path | None = None) -> None:
     """Serve until the process gets a signal to stop. Raises PotluckError if the coordinator can't
     start or continue."""
+    check_not_in_use(settings.listen)
     from potluck.server.service.serving import serving  # it imports torch, which takes seconds
 
     stop = asyncio.Event()

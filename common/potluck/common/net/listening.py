@@ -10,6 +10,20 @@ from potluck.common.errors import UnreachableError
 _UNPRIVILEGED = 1024
 
 
+def check_not_in_use(address: str) -> None:
+    """Raise UnreachableError if another process listens on HOST:PORT.
+
+    Called before slow steps of a start. Other causes are left to the server, which may listen even
+    if one of a name's addresses can't be bound.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        _bind(host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise not_listening(address) from error
+
+
 def not_listening(address: str) -> UnreachableError:
     """Return an error that names the cause why a server can't listen on HOST:PORT."""
     host, _, port = address.rpartition(":")
@@ -18,16 +32,20 @@ def not_listening(address: str) -> UnreachableError:
 
 def _cause(host: str, port: str) -> str:
     try:
-        for family, kind, protocol, _, where in socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(where)
-                probe.listen(1)
+        _bind(host, port)
     except OSError as error:
         return explained(error, int(port))
     return "the port was in use a moment ago; try again"
+
+
+def _bind(host: str, port: str) -> None:
+    """Bind a socket to each address of a host, and release it. Raises OSError."""
+    for family, kind, protocol, _, where in socket.getaddrinfo(
+        host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    ):
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
 
 
 def explained(error: OSError, port: int) -> str:

@@ -7,11 +7,13 @@ import contextlib
 import json
 import os
 import signal
+import tomllib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Self
 
 from potluck.common.errors import RunError
+from potluck.common.net.listening import check_not_in_use
 from potluck.deploy.local.demo_files import DemoFiles, program
 from potluck.deploy.local.forked_processes import AVAILABLE, ForkedProcesses
 from potluck.deploy.local.processes import LocalProcess, TetheredProcess, stop_all
@@ -66,7 +68,11 @@ class LocalFederation:
         return tuple(self._processes)
 
     async def start_coordinator(self) -> LocalProcess:
-        """Start the coordinator; `until_ready` waits until it accepts connections."""
+        """Start the coordinator; `until_ready` waits until it accepts connections.
+
+        Raises UnreachableError if its port is in use.
+        """
+        check_not_in_use(tomllib.loads(self.files.coordinator.read_text())["listen"])
         self.files.ready.unlink(missing_ok=True)
         arguments = ["--config", str(self.files.coordinator), "--ready-file", str(self.files.ready)]
         self.coordinator = await self._start(

@@ -8,7 +8,8 @@ import socket
 
 import pytest
 
-from potluck.common.net.listening import explained, not_listening
+from potluck.common.errors import UnreachableError
+from potluck.common.net.listening import check_not_in_use, explained, not_listening
 
 
 def test_error_about_a_port_used_by_another_process_states_that_it_is_in_use() -> None:
@@ -18,6 +19,15 @@ def test_error_about_a_port_used_by_another_process_states_that_it_is_in_use() -
             f"can't listen on {address}: the port is in use; stop the process that listens there, "
             "or choose another with `listen` or --listen"
         )
+
+
+def test_check_of_a_port_fails_only_while_another_process_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(UnreachableError, match=f"can't listen on {address}: the port is in"):
+            check_not_in_use(address)
+    check_not_in_use(address)
+    check_not_in_use("192.0.2.1:7443")  # not this machine's: the server reports it
 
 
 def test_error_about_listening_on_an_address_of_another_machine_names_the_cause() -> None:
