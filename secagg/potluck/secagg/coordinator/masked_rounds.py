@@ -392,7 +392,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
             ended()
         if session.unmasking is not None:
             return session.unmasking
-        silent = dict.fromkeys(record.missing, "no answer in time")
+        silent = dict.fromkeys(record.missing, "it did not answer in time")
         convicted = convictions(record)
         troubles = silent | current.session.troubles | current.troubles | convicted
         await run.selecting.left_out.add_and_store(convicted)
@@ -415,7 +415,7 @@ def _lose_revoked(session: MaskedSession, root: FederationRoot, members: Members
     for client, key in sorted(members.revoked):
         record = root.members.records.get(client)
         if record is not None and record.public_key == key:
-            session.troubles[client] = "member key was revoked"
+            session.troubles[client] = "its member key was revoked"
             session.lose(client)
 
 
