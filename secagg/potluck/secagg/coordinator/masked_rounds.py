@@ -74,8 +74,9 @@ from potluck.server.store import SecureSum
 from potluck.server.store.records import AttemptKey
 
 _RELEASED = (
-    "these updates are in an earlier sum over other clients, and both together would give the "
-    "difference away; have just these clients back, or start a run with another seed"
+    "these updates are in an earlier sum over other clients, and the difference of both sums "
+    "would disclose single updates; wait until exactly the clients of the earlier sum are "
+    "connected, or start a run with another seed"
 )
 _Ending: TypeAlias = Coroutine[Any, Any, CoordinatorSession]
 
@@ -136,7 +137,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
             run.post(rounds.SumFailed(key.round, key.attempt, error.message))
             return
         for client in sorted(cohort.keys() - invited.keys()):
-            self._left(client, "its host was away when it was selected")
+            self._left(client, "the client's host was disconnected when the client was selected")
         in_store, terms = run.services.in_store, current.session.terms
         certified = await earlier_certificates(in_store, terms, invited)
         step = coordinator.invite(header, invited, root, certified=certified)
@@ -147,7 +148,8 @@ class MaskedRounds(MaskedRules, UpdatePath):
         """Check the form of a header. Raises LayoutError."""
         if header.encoding != MASKED or not header.delta or header.compressed or header.members:
             raise LayoutError(
-                "this run wants masked updates; the update announced is in another form"
+                "this run needs masked updates, but the announced update has another form; "
+                "update the host's software"
             )
 
     async def check_file(self, update: ReceivedUpdate) -> None:
@@ -187,7 +189,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
         if unmasking is None:
             return None
         if unmasking.survivors != tuple(uploads):
-            why = "no secure sum: clients left it after they had uploaded"
+            why = "no secure sum: clients left the sum after they had uploaded"
             run.post(rounds.SumFailed(*current.key[1:], why, tuple(current.troubles.items())))
             return None
         adapting, state = self._adapting, run.models.states.strategy
@@ -220,19 +222,20 @@ class MaskedRounds(MaskedRules, UpdatePath):
         if head.failed:
             run.say(
                 f"round {run.machine.round}: the training of {head.failed} of {head.clients} "
-                "clients failed; masks hide which, and the reasons are in the logs of their hosts",
+                "clients failed; masks hide which clients, so see the logs of the hosts for the "
+                "reasons",
                 warning=True,
             )
         if head.clipped:
             run.say(
-                f"round {run.machine.round}: {head.clipped} changes of single parameters were cut "
-                f"off at ±{unmasking.header.lanes[0].clip:g}; raise masking.clip if that goes on",
+                f"round {run.machine.round}: {head.clipped} parameter changes were clipped to "
+                f"±{unmasking.header.lanes[0].clip:g}; raise masking.clip if this warning repeats",
                 warning=True,
             )
         if unmasking.suspects:
             run.say(
-                f"round {run.machine.round}: wrong shares did no harm; suspects: "
-                f"{', '.join(unmasking.suspects)}",
+                f"round {run.machine.round}: some shares were wrong, but the sum is correct; "
+                f"clients that may have sent the wrong shares: {', '.join(unmasking.suspects)}",
                 warning=True,
             )
 
@@ -244,8 +247,9 @@ class MaskedRounds(MaskedRules, UpdatePath):
         if cap > 1 and 2 * head.weight > cap * trained and not self._warned:
             self._warned = True
             self._run.say(
-                f"clients count with {head.weight / trained:.0f} samples on average, and none "
-                f"with more than masking.weight_cap = {cap}; raise it",
+                f"the mean weight of clients is {head.weight / trained:.0f} samples, so "
+                f"masking.weight_cap = {cap} probably limits some of these weights; raise "
+                "masking.weight_cap",
                 warning=True,
             )
 
@@ -264,7 +268,9 @@ class MaskedRounds(MaskedRules, UpdatePath):
 
     def _require(self) -> _Sum:
         if self._sum is None or self._sum.key != self._run.key:
-            raise RoundClosedError("the attempt has no secure sum any more; drop the update")
+            raise RoundClosedError(
+                "this attempt at the round has no secure sum any more; drop the update"
+            )
         return self._sum
 
     # Its session ------------------------------------------------------------------------------
@@ -357,7 +363,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
         current.troubles[client] = why
         if run.machine.cohort.waits_for(client):
             run.services.attendance.retire([run.instruction_id(client)], abandon=True)
-            run.post(rounds.ClientFailed(client, f"no part of the secure sum: {why}"[:500]))
+            run.post(rounds.ClientFailed(client, f"excluded from the secure sum: {why}"[:500]))
 
     async def _drive(
         self, current: _Sum, root: FederationRoot, session_ends: _Ending
@@ -392,7 +398,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
             ended()
         if session.unmasking is not None:
             return session.unmasking
-        silent = dict.fromkeys(record.missing, "it did not answer in time")
+        silent = dict.fromkeys(record.missing, "no answer in time")
         convicted = convictions(record)
         troubles = silent | current.session.troubles | current.troubles | convicted
         await run.selecting.left_out.add_and_store(convicted)
@@ -415,7 +421,7 @@ def _lose_revoked(session: MaskedSession, root: FederationRoot, members: Members
     for client, key in sorted(members.revoked):
         record = root.members.records.get(client)
         if record is not None and record.public_key == key:
-            session.troubles[client] = "its member key was revoked"
+            session.troubles[client] = "member key was revoked"
             session.lose(client)
 
 
