@@ -9,18 +9,22 @@ import pytest
 import pytest_asyncio
 from support.federation import Federation, crash_federation, until
 
-from potluck.common.records.privacy_loss import RUN_BUDGET_SPENT
+from potluck.common.records.privacy_loss import ALL_RUNS_BUDGET_SPENT, RUN_BUDGET_SPENT
 from potluck.privacy.coordinator.round_ledger import RoundLedger, spent_by_client
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
 NOISE = ("privacy.unit=client", "privacy.noise=coordinator", "privacy.clip=0.5")
+LIMIT_OF_ALL_RUNS = 1000.0
+"""Allows all runs of this module but the last."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
-    async with crash_federation(tmp_path_factory.mktemp("noised")) as federation:
+    settings = {"epsilon_over_runs": LIMIT_OF_ALL_RUNS}
+    folder = tmp_path_factory.mktemp("noised")
+    async with crash_federation(folder, coordinator=settings) as federation:
         yield federation
 
 
@@ -110,3 +114,17 @@ async def test_repeated_round_excludes_clients_at_their_privacy_limit(
     assert used == Counter([*first.clients, *again.clients])
     loss = spent_by_client(federation.state, run_id, 1e-5)
     assert max(loss.values()) <= 4.0
+
+
+async def test_new_run_excludes_clients_at_the_limit_over_all_runs(federation: Federation) -> None:
+    much = (*NOISE, "privacy.noise_multiplier=0.03", "rounds=1", "clients_per_round=6")
+    first = await federation.start_run(*much)
+    await federation.finished(first)
+    assert 500 < max(spent_by_client(federation.state, first, 1e-5).values()) < LIMIT_OF_ALL_RUNS
+    await federation.kill_coordinator()
+    await federation.restart_coordinator()
+    second = await federation.start_run(*much, "name=renamed")
+    status = await federation.ended(second)
+    assert status.state == operator_pb2.RUN_STATE_FAILED
+    assert f"{ALL_RUNS_BUDGET_SPENT} (ε ≤ 1000" in status.reason
+    assert not RoundLedger(federation.state, second).rounds()

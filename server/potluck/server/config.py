@@ -188,6 +188,13 @@ class CoordinatorConfig(Settings):
         "reloaded when it changes, and sent to hosts; `potluck pki publish` sends a\n"
         "newer one.",
     )
+    epsilon_over_runs: float | None = Field(
+        default=None,
+        gt=0,
+        description="Maximum ε of a client over all runs in which the coordinator adds the noise\n"
+        '(noise = "coordinator"), at the δ of the newest run. A client at the limit is\n'
+        "excluded from further ones. Unset: each run has only its own limit.",
+    )
     independent_root: bool = Field(
         default=False,
         description="True if the coordinator's operator does not hold the federation root. Only\n"

@@ -16,12 +16,17 @@ import numpy as np
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.interruptible import in_thread
-from potluck.common.records.privacy_loss import RUN_BUDGET_SPENT
+from potluck.common.records.privacy_loss import ALL_RUNS_BUDGET_SPENT, RUN_BUDGET_SPENT
 from potluck.common.run_file.run_settings import PrivateUpdates
 from potluck.common.run_file.runfile import RunFile
 from potluck.privacy.accounting import GaussianSteps
 from potluck.privacy.coordinator.noised_sum import NoisedSum, opened_noised_sum, system_normals
-from potluck.privacy.coordinator.round_ledger import NoisedRound, RoundLedger, divergences
+from potluck.privacy.coordinator.round_ledger import (
+    CoordinatorLedger,
+    NoisedRound,
+    RoundLedger,
+    divergences,
+)
 from potluck.privacy.rdp_filter import epsilon_spent, solved_noise
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.rounds import events as rounds
@@ -70,6 +75,7 @@ class NoisedRounds(OpenRounds):
         super().__init__(run)
         self._settings = private_updates(run.plan.run_file)
         self._ledger = RoundLedger(run.services.state_directory, run.id)
+        self._all_runs = CoordinatorLedger(run.services.state_directory)
         self._turn = asyncio.Lock()
 
     @classmethod
@@ -87,7 +93,7 @@ class NoisedRounds(OpenRounds):
         """Charge the clients, and make the round's model from the noisy sum of their updates."""
         run, settings = self._run, self._settings
         async with self._turn:
-            spent = await asyncio.to_thread(self._spent, [each.client for each in updates])
+            spent = await asyncio.to_thread(self._charge, [each.client for each in updates])
             kept = [each for each in updates if each.client not in spent]
             if spent:
                 await run.selecting.left_out.add_and_store(spent)
@@ -96,7 +102,6 @@ class NoisedRounds(OpenRounds):
                 run.post(rounds.SumFailed(*run.key[1:], why, tuple(spent.items())))
                 return None
             clients = [each.client for each in kept]
-            await asyncio.to_thread(self._charge, clients)
         model, state, total = await in_thread(
             run.models.work.next_model_by_sum,
             run.machine.round,
@@ -132,33 +137,57 @@ class NoisedRounds(OpenRounds):
     def _noise(self) -> float:
         return noise_of(self._settings, self._run.plan.run_file.rounds)
 
-    def _charge(self, clients: Sequence[str]) -> None:
+    def _charge(self, clients: Sequence[str]) -> Mapping[str, str]:
+        """Charge the clients that stay within their limits, if they suffice for a round.
+
+        Returns the other clients, with the reasons.
+        """
         _, number, attempt = self._run.key
-        self._ledger.charge(
-            NoisedRound(
-                round=number,
-                attempt=attempt,
-                noise_multiplier=self._noise,
-                clip=self._clip,
-                clients=tuple(clients),
-                at=datetime.now(UTC),
-            )
-        )
+        with self._all_runs.locked():
+            spent = self._spent(clients)
+            kept = tuple(client for client in clients if client not in spent)
+            if len(kept) >= self._run.machine.cohort.needed:
+                self._ledger.charge(
+                    NoisedRound(
+                        round=number,
+                        attempt=attempt,
+                        noise_multiplier=self._noise,
+                        clip=self._clip,
+                        clients=kept,
+                        at=datetime.now(UTC),
+                    )
+                )
+        return spent
 
     def _spent(self, clients: Sequence[str]) -> Mapping[str, str]:
-        """Return the clients for which one more sum would exceed the limit, with the reasons."""
-        limit, delta = self._settings.epsilon, self._settings.delta
-        if limit is None:
-            return {}
+        """Return the clients for which one more sum would exceed a limit, with the reasons."""
+        in_run = self._settings.epsilon
+        in_all = self._run.services.epsilon_over_runs
         found: dict[str, str] = {}
         for client in clients:
-            events = self._ledger.events_of(client)
-            if not admits(events, GaussianSteps(noise_multiplier=self._noise), limit, delta):
-                found[client] = (
-                    f"{RUN_BUDGET_SPENT} (ε ≤ {limit:g}, {sum(events.values())} charged); give a "
-                    "new run a larger privacy.epsilon or privacy.trainings"
-                )
+            if in_run is not None:
+                count = self._beyond(self._ledger.events_of(client), in_run)
+                if count is not None:
+                    found[client] = (
+                        f"{RUN_BUDGET_SPENT} (ε ≤ {in_run:g}, {count} charged); give a new run a "
+                        "larger privacy.epsilon or privacy.trainings"
+                    )
+                    continue
+            if in_all is not None:
+                count = self._beyond(self._all_runs.events_of(client), in_all)
+                if count is not None:
+                    found[client] = (
+                        f"{ALL_RUNS_BUDGET_SPENT} (ε ≤ {in_all:g}, {count} charged); raise "
+                        "epsilon_over_runs of the coordinator, or give the run more noise"
+                    )
         return found
+
+    def _beyond(self, events: Mapping[GaussianSteps, int], limit: float) -> int | None:
+        """Return the number of events if one more sum would exceed the limit, else None."""
+        event = GaussianSteps(noise_multiplier=self._noise)
+        if admits(events, event, limit, self._settings.delta):
+            return None
+        return sum(events.values())
 
 
 def private_updates(run_file: RunFile) -> PrivateUpdates:

@@ -1,4 +1,4 @@
-"""The coordinator's ledger of a run: which clients are in which sums with noise, kept for ever.
+"""The coordinator's ledgers: which clients are in which sums with noise, kept for ever.
 
 Each run has one file of JSON lines in the state directory's `privacy`: the run's name, then one sum
 per line. A line is on disk, synced, before the noise of its sum is drawn. A coordinator that is
@@ -10,10 +10,12 @@ pre-training has a separate file, and counts as part of the run.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -87,11 +89,18 @@ class RoundLedger:
 
     def events_of(self, client: str) -> Mapping[GaussianSteps, int]:
         """Return the number of charges of a client, by event. Raises StorageError."""
-        self._read()
-        found = Counter(self._charged.get(client, {}))
+        found = Counter(self.own_events_of(client))
         if self._pretraining is not None:
             found.update(self._pretraining.events_of(client))
         return found
+
+    def own_events_of(self, client: str) -> Mapping[GaussianSteps, int]:
+        """Return the number of charges of a client, by event, without those of the pre-training.
+
+        Raises StorageError.
+        """
+        self._read()
+        return self._charged.get(client, {})
 
     def clients(self) -> list[str]:
         """Return the clients that were charged, sorted. Raises StorageError."""
@@ -140,6 +149,50 @@ class RoundLedger:
             "run would forget what its clients have spent",
             path=self._path,
         )
+
+
+class CoordinatorLedger:
+    """All ledgers of a coordinator together, of running, ended and deleted runs. Blocks."""
+
+    def __init__(self, state_directory: Path) -> None:
+        self._state = state_directory
+        self._read: dict[str, tuple[int, RoundLedger]] = {}  # size of the file when it was read
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs of this coordinator from charging while the block runs.
+
+        Raises StorageError if the lock can't be taken.
+        """
+        folder = self._state / FOLDER
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY)
+        except OSError as error:
+            raise StorageError(
+                f"can't lock the folder of privacy ledgers {folder}: {error.strerror}", path=folder
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def events_of(self, client: str) -> Mapping[GaussianSteps, int]:
+        """Return the number of charges of a client in all runs, by event. Raises StorageError."""
+        found = Counter[GaussianSteps]()
+        for path in sorted((self._state / FOLDER).glob("*.jsonl")):
+            found.update(self._ledger(path).own_events_of(client))
+        return found
+
+    def _ledger(self, path: Path) -> RoundLedger:
+        """Return the ledger in a file, read again if another run has charged since."""
+        size = path.stat().st_size
+        known = self._read.get(path.stem)
+        if known is None or known[0] != size:
+            known = size, RoundLedger(self._state, path.stem)
+            self._read[path.stem] = known
+        return known[1]
 
 
 def divergences(events: Mapping[GaussianSteps, int]) -> tuple[float, ...]:

@@ -25,6 +25,8 @@ class RunServices:
     files: ModelFiles
     state_directory: Path
     """Folder of the coordinator's state, which backups contain."""
+    epsilon_over_runs: float | None
+    """See `CoordinatorConfig.epsilon_over_runs`."""
     in_store: InStore
     tidy: Callable[[int], Awaitable[None]]
     """Delete model files that are not needed after the commit of the round with the given

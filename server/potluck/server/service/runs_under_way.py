@@ -105,6 +105,7 @@ class RunsUnderWay:
             attendance=self._attendance,
             files=self._files,
             state_directory=self._config.state_directory,
+            epsilon_over_runs=self._config.epsilon_over_runs,
             in_store=self._in_store,
             tidy=partial(self._tidying.after_commit, run_id, plan.run_file.kept_models),
             note_commit=self._note_commit,

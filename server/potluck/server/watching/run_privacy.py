@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from potluck.common.errors import PluginError
 from potluck.common.records.privacy_loss import (
     ACCOUNT,
+    ALL_RUNS_BUDGET_SPENT,
     BUDGET_SPENT,
     NEAR_LIMIT,
     NO_ANSWER,
@@ -25,7 +26,7 @@ from potluck.server.rounds.pretraining import pretraining_id
 from potluck.server.store import Store
 from potluck.server.store.store_thread import InStore
 
-_SPENT = (BUDGET_SPENT, NO_ANSWER, RUN_BUDGET_SPENT)
+_SPENT = (BUDGET_SPENT, NO_ANSWER, RUN_BUDGET_SPENT, ALL_RUNS_BUDGET_SPENT)
 
 
 class RunPrivacy:

@@ -11,7 +11,12 @@ from potluck.common.errors import StorageError
 from potluck.common.run_file.run_settings import PrivateUpdates
 from potluck.privacy.accounting import GaussianSteps, rdp_of
 from potluck.privacy.coordinator.noised_rounds import admits, noise_of
-from potluck.privacy.coordinator.round_ledger import NoisedRound, RoundLedger, spent_by_client
+from potluck.privacy.coordinator.round_ledger import (
+    CoordinatorLedger,
+    NoisedRound,
+    RoundLedger,
+    spent_by_client,
+)
 from potluck.privacy.rdp_filter import epsilon_spent
 
 AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -38,6 +43,27 @@ def test_round_ledger_keeps_its_charges_after_a_restart(tmp_path: Path) -> None:
         assert found.events_of("b") == {EVENT: 2}
         assert found.events_of("nowhere") == {}
     assert ledger_file(tmp_path).stat().st_mode & 0o077 == 0
+
+
+def test_ledgers_of_all_runs_are_added_with_later_charges(tmp_path: Path) -> None:
+    together = CoordinatorLedger(tmp_path)
+    assert together.events_of("a") == {}
+    first, second = RoundLedger(tmp_path, "r"), RoundLedger(tmp_path, "s")
+    RoundLedger(tmp_path, "pre-r").charge(sum_of(1, "a"))
+    first.charge(sum_of(1, "a", "b"))
+    second.charge(sum_of(1, "a"))
+    assert together.events_of("a") == {EVENT: 3}
+    with together.locked():
+        second.charge(sum_of(2, "a", "b"))
+    assert together.events_of("a") == {EVENT: 4}
+    assert together.events_of("b") == {EVENT: 2}
+
+
+def test_damaged_ledger_of_another_run_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    RoundLedger(tmp_path, "r").charge(sum_of(1, "a"))
+    ledger_file(tmp_path).write_text("{}\n")
+    with pytest.raises(StorageError, match="not a valid privacy ledger"):
+        CoordinatorLedger(tmp_path).events_of("a")
 
 
 def test_spent_epsilon_of_a_client_covers_the_sums_it_took_part_in(tmp_path: Path) -> None:
