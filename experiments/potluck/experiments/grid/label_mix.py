@@ -65,9 +65,8 @@ class LabelMixes:
         if cell.task_text not in self._known:
             task = cell.task()
             true = task
-            if isinstance(
-                task, LabelNoise
-            ):  # count true labels: the split does not depend on the noise
+            # Count true labels: the split of the samples does not depend on the label noise.
+            if isinstance(task, LabelNoise):
                 true = replace(task, label_noise=0.0)
             clients = [ClientId(f"client-{number}") for number in range(cell.clients)]
             parts = [true.client_data(client, self._data).train for client in clients]
