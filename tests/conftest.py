@@ -13,7 +13,8 @@ from support.side_by_side import ordered, unit_of
 
 import potluck.common.errors  # noqa: F401  # before grpc, which reads its settings once: as programs do
 
-# Milliseconds say how busy the machine is; `timeout` in pyproject.toml ends what hangs.
+# No deadline for an example: its time depends on how busy the machine is. `timeout` in
+# pyproject.toml ends tests that hang.
 hypothesis.settings.register_profile("potluck", deadline=None)
 hypothesis.settings.load_profile("potluck")
 
@@ -27,14 +28,15 @@ _NOT_FOR_TESTS = (
 for _name in _NOT_FOR_TESTS:
     os.environ.pop(_name, None)
 
-# Prometheus, object stores and more are asked on this machine, which a proxy is not for.
+# Tests send requests to Prometheus, object stores and more on this machine: use no proxy for it.
 _HERE = ("localhost", "127.0.0.1", "::1")
 for _name in ("no_proxy", "NO_PROXY"):
     os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), *_HERE]))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--rewrite` accepts what is compared with kept files."""
+    """Add the option `--rewrite`: tests that compare results with stored files write the files
+    again."""
     parser.addoption(
         "--rewrite",
         action="store_true",
@@ -42,9 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(trylast=True)  # once `-m` and `-k` have chosen
+@pytest.hookimpl(trylast=True)  # after `-m` and `-k` have selected tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes longest first."""
+    """Move the tests that take longest to the front."""
     places = {test: place for place, test in enumerate(ordered([each.nodeid for each in items]))}
     items.sort(key=lambda item: places[item.nodeid])
 
@@ -69,7 +71,7 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs more GPUs than there are: `@pytest.mark.gpu`, or `gpu(count=2)`."""
+    """Skip a test that needs more GPUs than there are: `@pytest.mark.gpu`, or `gpu(count=2)`."""
     wanted = max((mark.kwargs.get("count", 1) for mark in item.iter_markers("gpu")), default=0)
     if wanted and wanted > _gpus():
         pytest.skip(f"GPUs that torch can use (CUDA): {wanted} wanted, {_gpus()} here")

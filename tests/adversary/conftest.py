@@ -20,7 +20,7 @@ CLIENTS = 6
 
 @dataclass
 class Scene:
-    """The federation, and the liar between its hosts and its coordinator."""
+    """A federation, and the lying proxy between its hosts and its coordinator."""
 
     federation: SumFederation
     liar: LyingCoordinator
@@ -35,7 +35,7 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
 async def attacked(
     members: Members, folder: Path, /, *, data: Path | None = None, **hosts: Any
 ) -> AsyncIterator[Scene]:
-    """A federation that a liar stands in.
+    """Run a federation whose hosts connect to a lying coordinator.
 
     data: folder of the operator's files at the coordinator. hosts: changes of its hosts'
     configuration.

@@ -1,8 +1,8 @@
 """A coordinator that lies: a proxy on the wire between hosts and a real coordinator.
 
-It holds the coordinator's certificate, so hosts take it for the coordinator. Each host's calls go
-on to the real one with that host's own certificate. In between a script sees every message as
-protobuf, and may rewrite, drop, duplicate, delay or forge it.
+It holds the coordinator's certificate, so hosts take it for the coordinator. Each host's calls are
+forwarded to the real coordinator with that host's own certificate. In between, a script receives
+every message as protobuf, and may rewrite, drop, duplicate, delay or forge it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Script:
     """
 
     def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
-        """A message of the coordinator's on a host's control stream."""
+        """Change a message of the coordinator on a host's control stream."""
         return [message]
 
     def from_host(self, host: str, message: rpc.AttendRequest) -> Iterable[rpc.AttendRequest]:
-        """A message of a host's on its control stream."""
+        """Change a message of a host on its control stream."""
         return [message]
 
     def model(
@@ -52,7 +52,7 @@ class Script:
     def upload(
         self, host: str, frame: rpc.SubmitUpdateRequest
     ) -> Iterable[rpc.SubmitUpdateRequest]:
-        """A frame of a host's update."""
+        """Change a frame of a host's update."""
         return [frame]
 
     def loses(self, host: str, frames: Sequence[rpc.SubmitUpdateRequest]) -> bool:
@@ -62,7 +62,7 @@ class Script:
 
 @dataclass
 class _Attending:
-    """One host's control stream: what is to go to either side."""
+    """One host's control stream, with the messages that wait to be sent to either side."""
 
     to_host: asyncio.Queue[rpc.AttendResponse | BaseException | None] = field(
         default_factory=asyncio.Queue
@@ -75,8 +75,8 @@ class _Attending:
 class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """Serves hosts under the coordinator's name. `script` may be changed at any time.
 
-    said: by host, the messages of its control stream, as it sent them. files: models of our own
-    making, by their digest.
+    said: by host, the messages of its control stream, as it sent them. files: models that the test
+    has made, by their digest.
     """
 
     def __init__(self, hosts: Mapping[str, TlsFiles], upstream: int, script: Script) -> None:
@@ -91,7 +91,7 @@ class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._attending: dict[str, _Attending] = {}
 
     def tell(self, host: str, instruction: rpc.Instruction) -> None:
-        """Send a host an instruction of our own making, after the coordinator's welcome."""
+        """Send a host an instruction that the test has made, after the coordinator's welcome."""
         streams = self._attending[host]
         ours = rpc.AttendResponse(instruction=instruction)
         (streams.to_host.put_nowait if streams.welcomed else streams.early.append)(ours)
@@ -103,7 +103,7 @@ class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Attend(
         self, request_iterator: Any, context: Any
     ) -> AsyncIterator[rpc.AttendResponse]:
-        """Both directions of a control stream."""
+        """Forward both directions of a control stream."""
         host = _host_of(context)
         streams = self._attending[host] = _Attending()
         upward = asyncio.create_task(self._read_host(host, request_iterator, streams))
@@ -170,7 +170,7 @@ class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         return await self._unary(context, self._stub(host).SubmitUpdate(frames()))
 
     async def LocateUpload(self, request: Any, context: Any) -> Any:
-        """How much of an update is there."""
+        """Forward a host's question how much of its update has arrived."""
         return await self._unary(context, self._stub(_host_of(context)).LocateUpload(request))
 
     async def _unary(self, context: Any, call: Any) -> Any:
@@ -198,7 +198,7 @@ class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
 async def lying_coordinator(
     certificate: TlsFiles, hosts: Mapping[str, TlsFiles], upstream: int, script: Script
 ) -> AsyncIterator[LyingCoordinator]:
-    """A proxy that serves on a port of its own. certificate: the coordinator's."""
+    """Run a proxy on its own port. certificate: the coordinator's."""
     proxy = LyingCoordinator(hosts, upstream, script)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(proxy, server)
@@ -212,7 +212,7 @@ async def lying_coordinator(
 
 
 def _frames(blake3: str, content: bytes, offset: int) -> list[transfer_pb2.ModelFrame]:
-    """A small file from an offset on, as frames."""
+    """Return a small file, from an offset on, as frames."""
     header = transfer_pb2.FileHeader(
         version=FRAMING_VERSION, blake3=blake3, size=len(content), offset=offset
     )
@@ -229,7 +229,7 @@ def _host_of(context: Any) -> str:
 
 
 async def _refuse(context: Any, error: BaseException) -> None:
-    """Answer as the real coordinator did, with the details that say why."""
+    """Answer with the error of the real coordinator, including its details."""
     assert isinstance(error, grpc.aio.AioRpcError)
     context.set_trailing_metadata(tuple(error.trailing_metadata() or ()))
     await context.abort(error.code(), error.details() or "")

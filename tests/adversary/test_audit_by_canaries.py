@@ -41,7 +41,8 @@ CLIENT = "client-0"
 CLAIMED = 2.0
 """The ε that the run asks for, and that the client's owner allows."""
 DELTA = 1e-10
-"""Small, since the bound on the error below adds up to 2mδ."""
+"""δ of the noise; small, since the audit's bound on an error contains the term 2mδ for m
+canaries."""
 ERROR = 1e-6
 """Probability with which a lower bound of the audit may exceed the true ε."""
 
@@ -119,7 +120,7 @@ def test_epsilon_bound_of_randomised_response_is_close_to_its_epsilon() -> None:
 
 
 def canaries() -> Examples:
-    """Noise as images, with random labels: their gradients have nearly nothing in common."""
+    """Return images of noise with random labels: their gradients are nearly orthogonal."""
     generator = torch.Generator().manual_seed(1)
     return Examples(
         inputs=torch.randn(CANARIES, 8, 8, generator=generator),
@@ -168,7 +169,8 @@ def scores(
 def audited(state: Path, loop: Callable[[GrantedTraining], GrantedTraining]) -> tuple[float, float]:
     """Train in `ROUNDS` rounds from one model and audit. Return (claimed ε, lower bound of ε).
 
-    loop: changes what the training gets of what the ledger was charged for."""
+    loop: changes the terms that the training gets, after the ledger was charged for the original
+    terms."""
     task = Digits(clients=2)
     others, inserted = task.client_data(ClientId(CLIENT), None).train, canaries()
     torch.manual_seed(0)
@@ -180,7 +182,7 @@ def audited(state: Path, loop: Callable[[GrantedTraining], GrantedTraining]) -> 
         inputs=torch.cat([others.inputs, inserted.inputs[included]]),
         labels=torch.cat([others.labels, inserted.labels[included]]),
     )
-    # The number of records is public, and would tell how many canaries there are. So the owner
+    # The number of records is public, and would disclose how many canaries there are. So the owner
     # discloses it as a power of two, which is the same for nearly all outcomes of the coins.
     policy = DisclosurePolicy(weighting="bucketed", training_epsilon=CLAIMED, training_delta=DELTA)
     guard = HostGuard(state, policy, federation="demo", coordinator="127.0.0.1:7443")

@@ -1,4 +1,4 @@
-"""Data that leaves a host besides a masked round's sum."""
+"""Data that leave a host in addition to its part of a masked round's sum."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TELLING = ("training_seconds", "training_loss", "training_samples")
 
 
 def told_by_metrics(scene: Scene) -> set[str]:
-    """The series about training that hosts' metrics have numbers for."""
+    """Return the metrics about trainings for which hosts report numbers."""
     return {
         sample.name
         for instruments in scene.federation.members.instruments.values()
@@ -33,7 +33,7 @@ def told_by_metrics(scene: Scene) -> set[str]:
 
 
 def told_progress(scene: Scene) -> set[float]:
-    """The shares of their training that hosts said were done."""
+    """Return the shares of their trainings that hosts reported as done."""
     return {
         progress.fraction
         for _, message in scene.liar.said
@@ -49,7 +49,7 @@ async def test_masked_round_reveals_no_loss_speed_or_progress_of_a_client(scene:
 
 
 async def test_open_round_shows_loss_speed_and_progress_of_clients(scene: Scene) -> None:
-    """This shows that the test above looks at the correct metrics."""
+    """Without masks, the values that the test of masked rounds searches for are disclosed."""
     row = await scene.federation.finished(ROUND)
     assert row.state is RunState.FINISHED, row.reason
     assert told_by_metrics(scene)
@@ -78,4 +78,5 @@ async def test_masked_rounds_are_recorded_only_in_the_sum_ledger(scene: Scene) -
     for client in scene.federation.members.names:
         folder = scene.federation.folder / client.replace("client", "host") / "outgoing"
         assert not list(OutgoingLog(folder).entries(client))
-        await until(partial(scene.federation.has_released, client))  # in its own time
+        # Each client records its release later.
+        await until(partial(scene.federation.has_released, client))

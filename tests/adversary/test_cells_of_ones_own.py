@@ -29,13 +29,14 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
 
 
 def cells(members: Members, least: int) -> list[tuple[str, ...]]:
-    """The cells of a policy's least number of hosts."""
+    """Return the cells that clients draw for a policy's minimum number of hosts."""
     hosts = {name: host_of(name) for name in members.names}
     return cells_of_members(hosts, members.tls.name, data_epoch=1, least_hosts=least)
 
 
 def test_cells_of_freely_chosen_sizes_would_isolate_a_host() -> None:
-    """If clients drew cells by the header: cuts after 7 and after 8 of 35 hosts isolate a host."""
+    """If the header set the size of cells, cells of 7 and of 8 among 35 hosts would isolate a
+    host."""
     hosts = {f"client-{number}": f"host-{number}" for number in range(MANY)}
     cuts = set()
     for least in range(5, MANY + 1):
@@ -58,7 +59,7 @@ async def test_header_does_not_change_the_cells_of_clients(
             assert outcome.total is None
             assert set(outcome.record.refusals.values()) == {Rule.SET}
             assert "clients outside this client's cell" in outcome.explain()
-        # It may ask for more of the cell's hosts than clients do, and then for no other sum.
+        # The coordinator may require more hosts of a cell than clients do; the cell stays the same.
         for cell in cells(members, 5):
             outcome = await scene.federation.sum(cell, kind=SumKind.CELLS, least_hosts=7)
             assert outcome.total is not None, outcome.explain()

@@ -1,4 +1,4 @@
-"""Requests for certificates, exchanged or made to get more than the person who signs sees."""
+"""Certificate requests that are exchanged, or ask for more than the person who signs them sees."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_request_replaced_after_its_fingerprint_was_shown_is_not_signed(
         return True
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("typer.confirm", exchange)  # the moment in which a person compares
+        patch.setattr("typer.confirm", exchange)  # exchange it while a person compares
         signed = CliRunner().invoke(app, asks)
     assert signed.exit_code == 0, signed.output
     assert shown in signed.output

@@ -78,7 +78,7 @@ def settings(**changes: Any) -> Edit:
 
 
 def still(work: rpc.Train) -> None:
-    """Steps of no length, and the weight of one sample."""
+    """Give the training steps of almost no length, and the weight of one sample."""
     settings(learning_rate=1e-30)(work)
     work.weighting = rpc.WEIGHTING_EQUAL
 

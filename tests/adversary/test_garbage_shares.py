@@ -71,7 +71,7 @@ class Malicious(Script):
 
 
 class Garbage(Malicious):
-    """Seals garbage for some."""
+    """Seals garbage in place of shares for some clients."""
 
     def __init__(self, scene: Scene, client: str, victims: Iterable[str]) -> None:
         super().__init__(scene, client)
@@ -124,7 +124,7 @@ async def records(scene: Scene) -> list[SessionRecord]:
 
 
 def said(scene: Scene, kind: MessageType) -> set[str]:
-    """The hosts that have sent a message of a kind."""
+    """Return the hosts that have sent a message of a kind."""
     return {
         host
         for host, message in scene.liar.said

@@ -8,7 +8,7 @@ from potluck.rpc.v1 import transfer_pb2
 
 
 def summed(update_id: str, client: str) -> rpc.Instruction:
-    """An instruction to train for a sum of the relay's hosts."""
+    """Return an instruction to train for a sum of the relay's hosts."""
     work = rpc.Train(encoding=transfer_pb2.ENCODING_SUM)
     instruction = rpc.Instruction(id=update_id, client_id=client, run_id="run", train=work)
     instruction.time_left.FromSeconds(60)

@@ -34,11 +34,11 @@ from potluck.server.store.records import MemberState
 
 VICTIM = "client-0"
 HUGE = 1e19
-"""Its square times 10 is beyond float32."""
+"""A weight whose square, times 10, exceeds the largest float32."""
 
 
 def masked(count: int = CLIENTS, **changes: str) -> str:
-    """A masked run of one round over the first model that is named."""
+    """Return the run file of one masked round, which starts from the model `start.safetensors`."""
     given = {"initial_model": '"start.safetensors"', "training": "{epochs = 1}"} | changes
     return "\n".join(
         [
@@ -61,12 +61,13 @@ def weights() -> dict[str, NDArray[Any]]:
 
 
 def samples() -> NDArray[np.float32]:
-    """All samples that a client or the coordinator can have."""
+    """Return all samples that a client or the coordinator can have."""
     return images_and_digits()[0].reshape(-1, 64)
 
 
 def overflowing_on(record: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-    """A model whose logits are infinite for one record, and which trains well on all others."""
+    """Return a model whose logits are infinite for one record, and which trains well on all
+    others."""
     others = samples()[(samples() != record).any(axis=1)]
     towards = record - others.mean(axis=0)
     below, at = float((others @ towards).max()), float(record @ towards)
@@ -88,7 +89,7 @@ def of_clients() -> dict[str, NDArray[np.float32]]:
 
 
 def record_of(client: str) -> NDArray[np.float32]:
-    """A record of a client that a plane separates from all others."""
+    """Return a record of a client that a plane separates from all other records."""
     mean = samples().mean(axis=0)
     mine = of_clients()[client]
     apart = [row for row in mine if ((samples() - row) @ (row - mean)).max() < 1e-4]
@@ -222,7 +223,7 @@ async def test_models_one_ulp_apart_are_summed_over_two_sets_only_if_the_owner_a
 async def test_model_of_a_library_that_downloads_weights_is_refused(
     scene: Scene, tmp_path: Path
 ) -> None:
-    """The file would be unpickled on the host, at a coordinator's word."""
+    """Otherwise, the host would unpickle a file because a coordinator asked for it."""
     name = "torchvision.models:resnet18"
     task = rpc.Plugin(
         name="digits",
@@ -244,7 +245,7 @@ async def test_model_of_a_library_that_downloads_weights_is_refused(
 def offered(
     scene: Scene, path: Path, model: Mapping[str, NDArray[Any]]
 ) -> transfer_pb2.ModelReference:
-    """Write a model of our own making, and let hosts download it."""
+    """Write a model that the test has made, and offer it to hosts for download."""
     write_tensors(path, dict(model))
     content = path.read_bytes()
     scene.liar.files[digest_of(content)] = content

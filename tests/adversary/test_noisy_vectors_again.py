@@ -47,9 +47,10 @@ Draw = Callable[[int], NDArray[np.int64]]
 
 
 class BrokenConnection(Script):
-    """Keeps what the victim uploads. Every second connection breaks at its end.
+    """Records the victim's uploads. Every second connection breaks at the end of its upload.
 
-    lost, arrived: bytes of the file, by their offset. updates: ids.
+    lost, arrived: bytes of the file in broken and in complete uploads, by their offset. updates:
+    ids of the uploaded updates.
     """
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ async def scene(members: Members, tmp_path: Path) -> AsyncIterator[Scene]:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[NDArray[np.int64]]:
-    """The victim's noise, one array per charge."""
+    """Record the victim's noise: one array for each charge of its ledger."""
     honest, found = HostGuard.hide_update, list[NDArray[np.int64]]()
     charge = ClientNoise.charge
 

@@ -58,7 +58,7 @@ training = {{epochs = 20, batch_size = 4}}
 
 
 class Headers(Script):
-    """Keeps what hosts report with their updates."""
+    """Records the headers with which hosts announce their updates."""
 
     def __init__(self) -> None:
         self.reports: dict[str, transfer_pb2.TrainingReport] = {}
@@ -74,7 +74,7 @@ class Headers(Script):
 async def test_values_sent_with_updates_are_independent_of_the_sample_count(
     members: Members, tmp_path: Path
 ) -> None:
-    """Steps, seconds, the normaliser, progress: none of it follows the number of samples."""
+    """Steps, seconds, the normaliser and progress do not depend on the number of samples."""
     async with attacked(members, tmp_path, disclosure=SAMPLES_UNTOLD) as scene:
         scene.liar.script = headers = Headers()
         row = await scene.federation.finished(UNEVEN)

@@ -42,13 +42,13 @@ MEMBERSHIP = "membership"
 
 @pytest.fixture
 def own(tmp_path: Path) -> Members:
-    """Members of this test alone: it changes them."""
+    """Return members for one test alone, since the test changes them."""
     return Members.make(tmp_path / "members", CLIENTS)
 
 
 @pytest_asyncio.fixture
 async def dependent(own: Members, tmp_path: Path) -> AsyncIterator[Scene]:
-    """Hosts that get their membership from the coordinator alone."""
+    """Run a federation whose hosts get their membership from the coordinator only."""
     shutil.copytree(own.root / "members", tmp_path / "keys")
     async with attacked(own, tmp_path, members=None, member_key=tmp_path / "keys") as scene:
         await arrived(scene)
@@ -56,7 +56,7 @@ async def dependent(own: Members, tmp_path: Path) -> AsyncIterator[Scene]:
 
 
 class OtherHeaders(Script):
-    """Invitations to some hosts name another membership than the coordinator's."""
+    """Changes invitations to some hosts so that they name another membership."""
 
     def __init__(self, members: MembersOfEpoch, hosts: Callable[[str], bool]) -> None:
         self._members = members
@@ -78,7 +78,7 @@ class OtherHeaders(Script):
 
 
 class HeldBack(Script):
-    """Some hosts don't get newer memberships."""
+    """Withholds newer memberships from some hosts."""
 
     def __init__(self, hosts: Callable[[str], bool]) -> None:
         self._hosts = hosts
@@ -107,14 +107,14 @@ def in_force(members: Members) -> MembersOfEpoch:
 
 
 async def send(scene: Scene, *, reaches: Callable[[str], bool] = everybody) -> None:
-    """The operator sends the newest members.json to the coordinator."""
+    """Send the newest members.json to the coordinator, as its operator does."""
     async with scene.federation.operator() as operator:
         await operator.install_membership(published(scene))
     await arrived(scene, reaches)
 
 
 async def arrived(scene: Scene, reaches: Callable[[str], bool] = everybody) -> None:
-    """These hosts have the newest members.json."""
+    """Wait until these hosts have the newest members.json."""
     hosts = [f"host-{number}" for number in range(CLIENTS) if reaches(f"host-{number}")]
     await until(lambda: all((scene.federation.folder / each / KEPT).exists() for each in hosts))
     await until(lambda: all(kept(scene, each) == published(scene) for each in hosts))
@@ -212,7 +212,8 @@ async def test_a_revoked_member_in_a_roster_is_refused(dependent: Scene) -> None
 
 
 def ten_years(members: Members) -> bytes:
-    """The next epoch, with a record of ten years in it, signed by the root itself."""
+    """Return the next epoch, with a record that is valid for ten years, signed by the root
+    itself."""
     document = read_membership(members.root / "members.json")
     first, *others = document.members
     long = first.model_copy(update={"not_after": first.not_before + timedelta(days=3650)})
@@ -230,7 +231,7 @@ def ten_years(members: Members) -> bytes:
 
 
 def foreign(members: Members) -> bytes:
-    """The next epoch, signed by the coordinator's own root."""
+    """Return the next epoch, signed by the coordinator's own root."""
     document = read_membership(members.root / "members.json")
     create_root(members.folder / "mine", members.tls.name)
     root = load_private_key(members.folder / "mine" / "root.key")
@@ -243,7 +244,7 @@ def unsigned(members: Members) -> bytes:
 
 
 def changed(members: Members) -> bytes:
-    """The root's own document, with a host's name changed."""
+    """Return the root's own document, with a host's name changed."""
     return (members.root / "members.json").read_bytes().replace(b'"host-0"', b'"host-x"')
 
 
@@ -282,7 +283,8 @@ async def test_membership_not_signed_by_the_root_is_refused_by_all_hosts(
 
 
 async def test_coordinator_can_withhold_a_newer_membership(dependent: Scene) -> None:
-    """Out of scope: hosts that know the coordinator alone. The operator's own file prevents it."""
+    """Out of scope: hosts with the membership from the coordinator only. A file from the operator
+    would prevent this."""
     federation = dependent.federation
     before = in_force(federation.members)
     revoke_members(federation.members.root, ["client-5"])
@@ -303,4 +305,4 @@ async def test_coordinator_can_withhold_a_newer_membership(dependent: Scene) -> 
         for envelope in message.answer.secure.envelopes
         if envelope.type == int(MessageType.ADVERT)
     }
-    assert adverts == {f"host-{number}" for number in range(5)}  # they go along with the old one
+    assert adverts == {f"host-{number}" for number in range(5)}  # they use the old one

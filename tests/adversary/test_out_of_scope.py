@@ -92,7 +92,7 @@ class TwoViews:
                 shares[self.people[name].number] = sharing.from_bytes(each.share)
 
     def unmasked(self, name: str) -> NDArray[Any] | None:
-        """A client's own vector, from what was shown; None where that is too little."""
+        """Return a client's own vector, from the shares shown; None if they are too few."""
         seed, key = (self._secret(name, kind) for kind in (Secret.SEED, Secret.MASK_KEY))
         if seed is None or key is None:
             return None
@@ -132,7 +132,7 @@ def test_assumed_number_of_colluders_unmasks_no_client(colluders: str) -> None:
 
 def test_coordinator_with_the_federation_root_unmasks_a_client_among_fake_members() -> None:
     """The coordinator knows the inputs of its fake members, so the sum reveals the real one."""
-    run: Run = Federation(clients=6).run().finish()  # b to f are of its making
+    run: Run = Federation(clients=6).run().finish()  # b to f are fake members
     assert run.is_exact()
     made_up = run.true_sum("bcdef")[COUNTS.name]
     found = run.total()[COUNTS.name] - made_up

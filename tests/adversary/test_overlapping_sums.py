@@ -48,7 +48,7 @@ async def released(scene: Scene, *clients: str) -> None:
 
 
 def told(scene: Scene, client: str) -> list[str]:
-    """The rules that a client has named to the coordinator, with its reasons."""
+    """Return the rules that a client has named in refusals, with its reasons."""
     envelopes = [
         decode(Envelope, each.SerializeToString(deterministic=True))
         for host, message in scene.liar.said
@@ -89,7 +89,7 @@ async def test_client_in_a_total_refuses_a_cell_and_vice_versa(
 
 
 class Silenced(Script):
-    """One client hears nothing any more once its vector is there: others complete the sum."""
+    """Sends one client no message after its upload, so that the others complete the sum."""
 
     def __init__(self, victim: str) -> None:
         self._host = host_of(victim)
@@ -104,7 +104,7 @@ class Silenced(Script):
 
 
 async def silenced(scene: Scene, victim: str, clients: list[str]) -> SumOutcome:
-    """A sum that a client is in, which was not asked for its shares."""
+    """Return a sum that includes a client that received no request for its shares."""
     scene.liar.script = Silenced(victim)
     outcome = await scene.federation.sum(clients, stage_seconds=6.0)
     scene.liar.script = Script()
@@ -134,7 +134,7 @@ async def test_cut_off_client_joins_the_same_sum_after_receiving_the_certificate
 
 
 class TwoSets(Script):
-    """Half of the clients are shown another set than the others."""
+    """Sends half of the clients another set of survivors than the other half."""
 
     def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
         step = message.instruction.secure

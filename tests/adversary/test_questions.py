@@ -28,7 +28,7 @@ from potluck.server.store import RunState
 VICTIM = "client-0"
 CLASSES = 10
 CERTAIN = 40.0
-"""The loss of a sample that is not of the class which a model always names."""
+"""Loss of a sample whose class is not the one that the model always predicts."""
 TASK = rpc.Plugin(name="digits", options_json=json.dumps({"clients": CLIENTS, "held_out": 0.2}))
 ALLOWED = {"questions": ["loss", "gradient-norm"], "held_out_counts": True}
 RUN = f"""
@@ -40,7 +40,8 @@ training = {{steps = 1}}
 
 
 class Answers(Script):
-    """Keeps the answers to our own instructions; the real coordinator never sees them."""
+    """Keeps the answers to the test's own instructions; the real coordinator does not receive
+    them."""
 
     def __init__(self, wanted: int) -> None:
         self.found: dict[str, rpc.Answer] = {}
@@ -59,14 +60,14 @@ class Answers(Script):
         return []
 
     async def all(self) -> list[rpc.Answer]:
-        """All of them, in the order of their ids."""
+        """Return all answers, in the order of their ids."""
         async with asyncio.timeout(60):
             await self._complete.wait()
         return [self.found[each] for each in sorted(self.found)]
 
 
 def naming(scene: Scene, number: int, folder: Path) -> transfer_pb2.ModelReference:
-    """A model that names one class, whatever it sees."""
+    """Offer a model that predicts the same class for every sample."""
     weights = {name: torch.zeros_like(each) for name, each in Digits().model().state_dict().items()}
     *_, bias = weights.values()
     bias[number] = CERTAIN
@@ -86,7 +87,7 @@ def instruction(name: str, **work: rpc.Question | rpc.Evaluate) -> rpc.Instructi
 
 
 async def asked_for(scene: Scene, folder: Path, kind: str) -> list[rpc.Answer]:
-    """The victim's answers to ten questions, one for each class."""
+    """Return the victim's answers to ten questions: one model is sent for each class."""
     scene.liar.script = answers = Answers(CLASSES)
     for number in range(CLASSES):
         model = naming(scene, number, folder)
@@ -110,7 +111,7 @@ def sent(scene: Scene, kind: Outgoing) -> list[Mapping[str, Any]]:
 
 
 def labels(*, held_out: bool = False) -> list[int]:
-    """The victim's true label counts."""
+    """Return the victim's true label counts."""
     data = Digits(clients=CLIENTS, held_out=0.2).client_data(VICTIM, None)  # type: ignore[arg-type]
     examples = data.held_out if held_out else data.train
     assert examples is not None
@@ -132,7 +133,7 @@ async def test_questions_that_would_reveal_a_label_histogram_are_refused_by_defa
 async def test_client_that_allows_loss_questions_reveals_its_label_histogram(
     members: Members, tmp_path: Path
 ) -> None:
-    """This shows why the test above matters; the threat model describes the attack."""
+    """The attack works if an owner allows such questions, as the threat model states."""
     async with attacked(members, tmp_path, disclosure=ALLOWED) as scene:
         answers = await asked_for(scene, tmp_path, "loss")
         logged = sent(scene, Outgoing.ANSWER)
@@ -147,8 +148,9 @@ async def test_client_that_allows_loss_questions_reveals_its_label_histogram(
 async def test_client_that_allows_gradient_norms_reveals_its_label_histogram(
     members: Members, tmp_path: Path
 ) -> None:
-    """Only the last bias has a gradient, which is the class named less the shares s of the classes:
-    ‖e − s‖² = 1 − 2 s_c + ‖s‖², and these add up to 8 + 10 ‖s‖²."""
+    """Only the last bias has a gradient: e − s, where e is the one-hot of the predicted class c and
+    s the shares of the classes. ‖e − s‖² = 1 − 2 s_c + ‖s‖², which sums to 8 + 10 ‖s‖² over all
+    c."""
     async with attacked(members, tmp_path, disclosure=ALLOWED) as scene:
         answers = await asked_for(scene, tmp_path, "gradient-norm")
     squares = np.array([each.scalars.values["gradient-norm"] for each in answers]) ** 2

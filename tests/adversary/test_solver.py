@@ -76,7 +76,8 @@ Set = frozenset[str]
 
 
 def echelon(rows: Iterable[Row], columns: Sequence[Any], prime: int | None) -> dict[Any, Row]:
-    """Rows by their first column, in echelon form: modulo a prime, or in fractions for None."""
+    """Return rows in echelon form, by their first column: modulo a prime, or in fractions for
+    None."""
     place = {column: index for index, column in enumerate(columns)}
     pivots: dict[Any, Row] = {}
     for row in rows:
@@ -150,7 +151,7 @@ MEMBERSHIPS = (
 class World:
     """Clients with their ledgers, and all that a coordinator and its colluders have seen.
 
-    limits: of the owners' policies, on runs and rounds.
+    limits: the owners' limits on runs and rounds.
     """
 
     clients: int
@@ -215,7 +216,7 @@ class World:
             self.live[name].clear()
 
     def follow(self, plan: Plan) -> None:
-        """One session, as far as clients go along."""
+        """Play one session, as far as the clients take part."""
         self.forget(plan.restarted)
         self.members = max(self.members, plan.members)
         attack = Attack(self, plan)
@@ -225,7 +226,8 @@ class World:
         self.attacks.append(attack)
 
     def found(self, prime: int | None = PRIME) -> list[Set]:
-        """Groups of the honest that are too small, and that a combination of sums is about."""
+        """Return the groups of honest clients that are too small, and whose sum a combination
+        reveals."""
         masks = sorted({seed for _, seeds in self.vectors for seed in seeds} - self.known)
         inputs = sorted({c for row, _ in self.vectors for c in row if isinstance(c, tuple)})
         rows = [{c: v for c, v in row.items() if c not in self.known} for row, _ in self.vectors]
@@ -380,7 +382,7 @@ class Attack:
         self._know(name, Secret.MASK_KEY, state.keys.mask_key.private_bytes_raw())
 
     def _see(self, name: str, masks: Mapping[str, Sequence[Any]]) -> None:
-        """A masked vector: the input of a client, and its masks on one lane."""
+        """Record a masked vector: the input of a client, and its masks on one lane."""
         if name in self.world.colluding:
             return
         plan, place = self.plan, self.world.names.index(name)
@@ -417,7 +419,7 @@ class Attack:
                 self.shares[each.owner, each.secret][number] = sharing.from_bytes(each.share)
 
     def _learn(self) -> None:
-        """Rebuild what there are shares enough of."""
+        """Rebuild every secret of which there are enough shares."""
         enough = self.header.threshold
         rebuilt = 0
         for (owner, kind), shares in list(self.shares.items()):
@@ -451,7 +453,7 @@ def played(plans: Sequence[Plan], clients: int, colluders: int, **limits: int) -
 def check(world: World) -> None:
     groups = world.found()
     if groups:
-        groups = world.found(prime=None)  # in fractions: no accident of the prime
+        groups = world.found(prime=None)  # in fractions, without a prime
     assert groups == []
 
 
@@ -462,9 +464,10 @@ def but(names: str, *of: str) -> Set:
 ELEVEN = "abcdefghijk"
 SEVEN = "abcdefg"
 OVERLAPPING = [Plan(away=but("abcde", ELEVEN)), Plan(away=but("fghij", ELEVEN)), Plan()]
-"""Totals over two halves and over all but one more: that one's counts."""
+"""Sums over two halves and over all clients. One client is in neither half, so the sums reveal its
+counts."""
 TWICE = [Plan(update=1, away=frozenset("f")), Plan(update=1)]
-"""The same training with one client more."""
+"""Two sums of the same training; the second one includes one more client."""
 UNASKED = [
     Plan(update=1, unasked=frozenset("a"), dead=frozenset("c")),
     Plan(update=1, dead=frozenset("d")),
@@ -521,7 +524,8 @@ SECOND_RUNS = {
     "one sample trained on otherwise": Plan(update=1, run=2, settings=3),
     "a bound on the weight of one client": Plan(update=1, run=2, weight_bound=700),
 }
-"""After a run with all clients, no settings of its own and a bound above all weights."""
+"""Second runs by their difference from the first run, which has all clients, default settings and a
+weight bound above all weights."""
 
 
 @pytest.mark.parametrize("second", SECOND_RUNS.values(), ids=SECOND_RUNS.keys())

@@ -61,13 +61,13 @@ async def trained(
 
 @pytest_asyncio.fixture
 async def many_runs(members: Members, tmp_path: Path) -> AsyncIterator[Scene]:
-    """A federation whose owners allow several runs over the same data."""
+    """Run a federation whose owners allow several runs over the same data."""
     async with attacked(members, tmp_path, disclosure={"masked_runs": 9}) as scene:
         yield scene
 
 
 class Spaced(Script):
-    """Settings come with blanks that mean nothing."""
+    """Adds blanks without meaning to the JSON of the settings."""
 
     def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
         if message.instruction.WhichOneof("work") == "train":

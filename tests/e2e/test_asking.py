@@ -89,7 +89,7 @@ async def test_coordinator_killed_while_its_selector_asks_gives_the_same_model(
     assert await federation.history(run_id) == unlike_only_in_time(
         undisturbed, await federation.history(run_id)
     )
-    # What was answered before the kill is not asked again.
+    # Questions that clients had answered before the kill are not asked again.
     first = [seen for seen in observed(federation) if seen["round"] == 1][-1]
     for row in range(CLIENTS):
         asked = sum(row in rows for seen in observed(federation) for rows in seen["asked"])

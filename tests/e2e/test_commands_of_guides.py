@@ -50,11 +50,11 @@ ELSEWHERE = {
     "potluck traces": "tests/unit/experiments/traces/test_traces.py",
     "ray start": "tests/e2e/test_experiment_on_ray.py",
 }
-"""Beginnings of commands that this module does not run, and the file that does the same."""
+"""Beginnings of commands that this module does not run, each with the file that tests it."""
 
 
 def commands() -> list[str]:
-    """Every command of the guides and of the pages on deployment, without its comment."""
+    """Return all commands of the guides and of the pages on deployment, without their comments."""
     found = []
     for block in blocks("sh", "console", "bash"):
         if block.page.parent.name not in ("guides", "deploy"):
@@ -107,7 +107,7 @@ async def typed(folder: Path, command: str, names: Mapping[str, str], answer: st
 
 @pytest_asyncio.fixture
 async def files(tmp_path: Path) -> AsyncIterator[DemoFiles]:
-    """A federation of processes with two finished runs: best-kept and layer-kept."""
+    """Run a federation of processes, and finish two runs in it: best-kept and layer-kept."""
     options = DemoOptions(
         task="digits", selector="uniform", strategy="fedavg", clients=4, hosts=1, count=4,
         rounds=2, seed=1, device="cpu",
@@ -168,7 +168,7 @@ async def test_guide_commands_on_files_succeed(tmp_path: Path) -> None:
     await typed(tmp_path, "potluck pki init pki --federation demo", {})
     requests_first = sorted(OF_FILES, key=lambda command: command.startswith("potluck pki sign"))
     for command in requests_first:
-        # The request is made on the other machine, in a folder of the same name.
+        # On the page, another machine makes the request, in a folder of the same name.
         names = {"enroll pki": "enroll there", "lab-a.csr": "there/lab-a.csr"}
         await typed(tmp_path, command, names, answer="y\n")
     for file in ("relay.toml", "federation.toml", "operator.toml", "selection.png", "pki/gate.pem"):

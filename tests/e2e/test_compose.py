@@ -188,7 +188,7 @@ def built(*targets: str) -> Iterator[None]:
     require_engine(BASE_IMAGES[0])
     names = [f"potluck/{target}:{TAG}" for target in targets]
     for target, name in zip(targets, names, strict=True):
-        # The host's network: an engine's default bridge is not everywhere to be had.
+        # Use the host's network: some Docker engines have no default bridge.
         output(
             "docker", "build", "--network", "host", "--target", target, "-t", name,
             "-f", "deploy/assets/images/Dockerfile", "--build-arg", "TORCH_INDEX=",
@@ -214,7 +214,7 @@ def images(relay_image: None) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2400)  # the first test that needs the images waits for all of them
+@pytest.mark.timeout(2400)  # the first test that needs the images also builds them
 @pytest.mark.parametrize("target", ["relay", "coordinator", "client", "operator"])
 def test_image_reports_its_version_and_is_labelled_with_it(images: None, target: str) -> None:
     name = f"potluck/{target}:{TAG}"
@@ -243,7 +243,8 @@ def test_image_built_without_a_version_reports_a_digest_of_its_sources() -> None
 
 @contextlib.contextmanager
 def project_files() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Files changed for the test: Prometheus is published and scrapes fast, rounds take seconds."""
+    """Yield the compose project's files, changed for the test: Prometheus's port is published, it
+    scrapes often, and rounds take seconds."""
     with tempfile.TemporaryDirectory(prefix="potluck-compose-") as name:
         folder = Path(name)
         shipped = yaml.safe_load((ROOT / "deploy/assets/prometheus/prometheus.yml").read_text())
@@ -261,7 +262,7 @@ def project_files() -> Iterator[tuple[Path, dict[str, Any]]]:
             }
         }
         for path in (folder, *folder.rglob("*")):
-            path.chmod(0o755 if path.is_dir() else 0o644)  # for Prometheus's own user
+            path.chmod(0o755 if path.is_dir() else 0o644)  # readable for Prometheus's own user
         yield folder, override
 
 
@@ -385,7 +386,8 @@ authority = "/pki/relay/authority.pem"
 
 
 def relay_folder() -> tuple[Path, TlsFiles]:
-    """A folder as docs/deploy/relays.md describes it, and the certificate of a host."""
+    """Return a relay's folder as docs/deploy/relays.md describes it, and a host's certificate
+    files."""
     folder = Path(tempfile.mkdtemp(prefix="potluck-relay-"))
     pki.create_authority(folder / "pki", "demo")
     clients = ["client-0:3"]
@@ -393,7 +395,7 @@ def relay_folder() -> tuple[Path, TlsFiles]:
     host = pki.issue(folder / "pki", Role.HOST, "lab-a", clients=clients)
     (folder / "relay.toml").write_text(RELAY)
     for path in (folder, *folder.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)  # it runs as another user
+        path.chmod(0o755 if path.is_dir() else 0o644)  # readable for the relay's own user
     tls = TlsFiles(certificate=host.certificate, key=host.key, authority=host.authority)
     return folder, tls
 
@@ -429,7 +431,7 @@ async def until_relayed(address: str, tls: TlsFiles) -> None:
             coordinator_pb2_grpc.CoordinatorServiceStub(connection)
         )
         while "127.0.0.1:9" not in said:
-            await asyncio.sleep(0.2)  # its container may still be starting
+            await asyncio.sleep(0.2)  # the container may still be starting
             try:
                 await stub.LocateUpload(request)
             except grpc.aio.AioRpcError as error:

@@ -34,7 +34,7 @@ ADAM: tuple[list[str], list[str]] = (
     ['training.optimizer="adam"', "training.learning_rate=0.001"],
 )
 OPTIONS = {
-    # Its equal weights are for strategies that take weights from a selector.
+    # Its default, equal weights, needs a strategy that takes weights from the selector.
     "clustered-sampling": ['selector.weights="samples"'],
     "dc-exhaustive": ["selector.added=1"],
     "delta": ['selector.weights="samples"'],
@@ -91,8 +91,8 @@ async def test_selector_trains_with_every_strategy_and_two_objectives(
     federation: Federation, selector: str
 ) -> None:
     models = set()
-    # Those that move some tensors by themselves want a model that has such tensors, and those
-    # whose clients train parts one that has them.
+    # Leave out strategies that need a special model: one with tensors that the strategy changes
+    # itself (`one_way`), or one with parts that clients train (`parts`).
     made = {name: create(Strategy, name, {}) for name in built_in(STRATEGIES)}
     strategies = [n for n, each in made.items() if not each.one_way and not each.parts]
     plain, other = two_of(built_in(OBJECTIVES))
@@ -118,7 +118,8 @@ async def test_selector_trains_with_every_strategy_and_two_objectives(
             assert spared <= SPARED.get(selector, 0), (strategy, objective)
             included = states.count(operator_pb2.MEMBER_STATE_INCLUDED)
             assert included + spared == cohort, (strategy, objective)
-    # Median and trimmed mean of three are the same, and a few others may be by their nature.
+    # With three updates, median and trimmed mean are equal. A few other combinations may also give
+    # equal models.
     assert len(models) >= len(combinations) * 2 // 3, "strategies or objectives make no difference"
 
 
@@ -168,7 +169,8 @@ async def own_models(federation: Federation, selector: str, *assignments: str) -
 async def test_terms_of_an_objective_are_added(federation: Federation) -> None:
     """A table is a list of one term, and a single term is added to cross-entropy."""
     both = '[{name = "noise-robust"}, {name = "fedprox", mu = 0.5}]'
-    several = ('selector.name="uniform"', "training.steps=3")  # one does not move away
+    # More than one step: in the first, the proximal term is 0.
+    several = ('selector.name="uniform"', "training.steps=3")
     models = {
         objective: await federation.finished(
             await federation.start_run(*several, f"objective={objective}")
@@ -185,7 +187,8 @@ async def test_terms_of_an_objective_are_added(federation: Federation) -> None:
     assert single == listed
     assert term == spelled_out
     assert len({composed, single, term}) == 3
-    for strategy in ('{name="fedavg"}', '{name="fednova"}', ADAPTIVE):  # FLASH with others
+    # FLASH, combined with other strategies.
+    for strategy in ('{name="fedavg"}', '{name="fednova"}', ADAPTIVE):
         names = ('selector.name="flash"', f"strategy={strategy}", f"objective={both}")
         await federation.finished(await federation.start_run(*names, *ADAM[strategy == ADAPTIVE]))
 

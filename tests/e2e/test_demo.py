@@ -121,7 +121,7 @@ async def test_a_demo_interrupted_while_it_trains_leaves_no_process(
 async def test_killed_demo_leaves_no_process(tmp_path: Path) -> None:
     process = await start(tmp_path, "--rounds", "1000")
     await until_said(process, "round 1/")
-    assert len(await processes_of(tmp_path)) == 4  # coordinator, two hosts, and what forked them
+    assert len(await processes_of(tmp_path)) == 4  # coordinator, two hosts, and the fork server
     process.kill()
     await process.wait()
     await until_no_process_of(tmp_path)

@@ -181,11 +181,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         try:
             yield lab
         finally:
-            clean(first)  # before the folder goes that its containers show
+            clean(first)  # before the folder that its containers mount is removed
 
 
 def clean(engine: docker.DockerClient) -> None:
-    """Remove what a failed test left on the engine."""
+    """Remove everything that a failed test left on the engine."""
     label = f"potluck.federation={FEDERATION}"
     for container in engine.containers.list(all=True, filters={"label": label}):
         container.remove(force=True)
@@ -195,7 +195,8 @@ def clean(engine: docker.DockerClient) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Killing(Deployment):
-    """A deployment that kills the second machine's engine as its first container is made."""
+    """A deployment that kills the second machine's engine when the first container is created
+    there."""
 
     second: SecondEngine | None = None
 
@@ -214,9 +215,9 @@ async def train(lab: Lab) -> list[int]:
     async with connect(lab.operator()) as operator, asyncio.timeout(400):
         attending = 0
         while attending < 4:
-            with contextlib.suppress(UnreachableError):  # it may still be starting
+            with contextlib.suppress(UnreachableError):  # the coordinator may still be starting
                 attending = sum(client.attending for client in await operator.list_clients())
-            await asyncio.sleep(0.1)  # other processes give no signal
+            await asyncio.sleep(0.1)  # poll: other processes send no signal
         through = {each.host_id: each.relay for each in await operator.list_clients()}
         assert through == {
             **dict.fromkeys(("host-1-a", "host-1-b"), ""),
@@ -240,7 +241,7 @@ def test_deploy_creates_changes_and_removes_a_federation_on_two_machines(lab: La
     assert lab.containers() == {}
     assert not (lab.folder / "pki").exists()
 
-    # An engine that dies during `up` is reported, and does not keep the others from working.
+    # An engine that dies during `up` is reported; the other engines continue.
     inventory = load_inventory(lab.file)
     deployment = Killing.prepared(inventory, inventory.machines, issue=True)
     assert isinstance(deployment, Killing)
@@ -250,11 +251,11 @@ def test_deploy_creates_changes_and_removes_a_federation_on_two_machines(lab: La
     assert list(failed) == ["gpu-2"]
     assert isinstance(failed["gpu-2"], PotluckError)
     assert "no Docker engine answers" in failed["gpu-2"].message
-    said = lab.potluck("up", fails=True)  # it is still dead
+    said = lab.potluck("up", fails=True)  # the engine is still dead
     assert "gpu-1: done" in said
     assert "1 of 2 machines failed: gpu-2" in said
 
-    # The next `up` does the rest, and nothing twice.
+    # The next `up` takes the remaining steps, and repeats none.
     lab.second.start()
     said = lab.potluck("up")
     assert "gpu-1: nothing to do" in said
@@ -334,7 +335,7 @@ def check_changes(lab: Lab) -> None:
 def check_broken_images(lab: Lab) -> None:
     """Check that the roll-out stops at the first host and restores its container."""
     before = lab.containers()
-    lab.change(0, cpus=1.5)  # of the second machine, which the roll-out does not come to
+    lab.change(0, cpus=1.5)  # a host of the second machine, which the roll-out does not reach
     image = IMAGES[1]
     script = "#!/bin/sh\necho 'no such option: --frobnicate'\nexit 3\n"
     make_broken_image(lab.first, image, script)
@@ -351,7 +352,7 @@ def check_broken_images(lab: Lab) -> None:
     assert '"potluck-client": executable file not found' in said
     check_same(lab, before)
 
-    # One that runs and does not connect.
+    # A container that runs and does not connect.
     make_broken_image(lab.first, image, "#!/bin/sh\necho 'thinking'\nexec sleep 1000\n")
     lab.set(connect_seconds=5)
     said = lab.potluck("up", fails=True)
@@ -430,7 +431,7 @@ def check_down(lab: Lab) -> None:
         assert [volume.name for volume in engine.volumes.list()] == ["somebody-elses"]
         assert [each.id for each in engine.containers.list(all=True)] == [foreign.id]
         tags = {tag for image in engine.images.list() for tag in image.tags}
-        assert tags == {IMAGES[1]}  # put there by `up`, but somebody uses it now
+        assert tags == {IMAGES[1]}  # `up` put it there, but a foreign container uses it now
         assert lab.potluck("down", "--yes") == ""
         assert lab.potluck("plan").count("create") == 6
         foreign.remove()

@@ -114,10 +114,10 @@ async def test_slurm_jobs_finish_a_run_despite_a_requeue(tmp_path: Path) -> None
             await federation.finished(run_id)
             assert [each.round for each in await federation.history(run_id)] == [1, 2, 3]
             log = (shared / "demo" / "node-0" / "log").read_text()
-            assert log.count('"attending"') == 2  # it came back
-            assert '"signal": "SIGTERM"' in log  # it was not just killed
+            assert log.count('"attending"') == 2  # it reconnected after the requeue
+            assert '"signal": "SIGTERM"' in log  # Slurm ended it with SIGTERM first
 
-            # A job that ends stops the roll-out: the machine after it keeps its own.
+            # A job that ends stops the roll-out: the next machine keeps its old job.
             break_setup(federation.files.folder / "federation.toml")
             said = " ".join(potluck("up", fails=True).split())
             assert "of node-0 failed: it ended" in said

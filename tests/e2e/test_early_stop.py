@@ -84,7 +84,7 @@ async def test_run_stops_early_when_the_metric_stops_improving(undisturbed: End)
     assert 1 <= best.round <= last
     assert best.model_blake3 == undisturbed.models[best.round - 1]
     assert best.coverage == undisturbed.coverage[best.round - 1]
-    assert best.coverage.samples > 0  # the coordinator's own
+    assert best.coverage.samples > 0  # samples of the coordinator
 
 
 @pytest.mark.parametrize("moment", ["before-commit_round", "after-commit_round"])
@@ -92,8 +92,8 @@ async def test_run_stops_early_when_the_metric_stops_improving(undisturbed: End)
 async def test_coordinator_killed_around_a_commit_stops_in_the_same_round(
     federation: Federation, undisturbed: End, moment: str, back: int
 ) -> None:
-    """Kill around the last commit, after which only the run's end is missing, and around the one
-    before."""
+    """Kill around the last commit, after which only the run's end is missing, and around the commit
+    before the last."""
     federation.points.note_boundaries()
     federation.points.kill(f"{moment}-{len(undisturbed.models) - back}")
     run_id = await federation.start_run()
@@ -133,7 +133,7 @@ async def test_best_model_is_kept_downloaded_and_deleted_with_its_run(
         assert file.metadata()["potluck.best_of"] == "loss"
     await federation.operator.delete_run(run_id)
     assert not set(other.models) & kept(federation)
-    assert undisturbed.best.model_blake3 in kept(federation)  # of the runs before
+    assert undisturbed.best.model_blake3 in kept(federation)  # models of earlier runs stay
 
 
 async def test_requesting_the_best_model_of_a_run_without_metric_is_an_error(

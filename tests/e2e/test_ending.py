@@ -53,10 +53,10 @@ async def ended_by(process: LocalProcess, number: signal.Signals) -> int:
 @pytest.mark.parametrize(
     ("point", "number", "code"),
     [
-        ("select", signal.SIGTERM, 0),  # a thread is held up
+        ("select", signal.SIGTERM, 0),  # the plug-in blocks a thread
         ("weigh", signal.SIGINT, 130),
         ("evaluate", signal.SIGTERM, 0),
-        ("observe", signal.SIGTERM, 0),  # the event loop is
+        ("observe", signal.SIGTERM, 0),  # the plug-in blocks the event loop
     ],
 )
 async def test_coordinator_ends_on_a_signal_during_a_plugin_call(
@@ -79,7 +79,7 @@ async def test_coordinator_ends_on_sigterm_while_its_database_is_locked(
     await until(lambda: federation.points.reached("select"))
     [path] = federation.state.glob("potluck.sqlite3")
     with locked(path):
-        federation.points.release()  # the cohort is to be stored now
+        federation.points.release()  # the coordinator now tries to store the cohort
         assert await ended_by(federation.coordinator, signal.SIGTERM) == 0
     await federation.restart_coordinator()
     assert await federation.finished(run_id) == undisturbed

@@ -81,7 +81,7 @@ async def test_scikit_learn_example_trains_on_hosts_without_torch(
     [environment], [install] = map(example.blocks, ("environment", "install-host"))
     await example.done(environment)
     link_libraries(example.folder / "host", without=("torch", "potluck"))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")  # what is linked is all there is
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # pip may install only what is linked
     monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "false")
     await example.done("unset PYTHONPATH\n" + install.replace("../..", str(ROOT)))
     there = "import importlib.util, potluck.client; print(importlib.util.find_spec('torch'))"

@@ -110,7 +110,7 @@ async def test_missing_cluster_resources_are_refused_at_the_start(
 
 async def under_way_after(count: int, run: subprocess.Popen[bytes], file: Path) -> None:
     """Wait until `count` cells are finished; the experiment must still be running."""
-    output = str(run.args[4])  # type: ignore[index]  # a list, as it was given
+    output = str(run.args[4])  # type: ignore[index]  # arguments are a list
     await until(lambda: run.poll() is not None or finished(file, output) >= count)
     assert run.poll() is None, said(file, output)
 
@@ -141,4 +141,4 @@ async def test_killed_node_gives_the_same_tables(file: Path, cluster: RayCluster
     assert tables(file, "killed") == tables(file, "here")
     await until(cluster.is_idle)
     kept = {path.name for path in (cluster.folder / "files").iterdir()} - {"lock"}
-    assert len(kept) == 1  # the data set alone, once
+    assert len(kept) == 1  # only the data set, once

@@ -82,9 +82,8 @@ def required_by(name: str, found: set[str]) -> set[str]:
 
 
 def share_torch(folder: Path) -> set[str]:
-    """Link torch and what it requires from here: pip finds it installed, and fetches no more of it.
-
-    The names of the modules that are there in consequence.
+    """Link torch and its requirements from this environment, so that pip need not download them.
+    Return the names of the modules that are then importable.
     """
     here = Path(sysconfig.get_path("purelib"))
     shared = set[str]()
@@ -96,7 +95,7 @@ def share_torch(folder: Path) -> set[str]:
 
 
 class Machine:
-    """An environment in which the wheel is installed with one extra, and nothing else of ours."""
+    """An environment with Potluck's wheel and one extra, and no other part of this project."""
 
     def __init__(self, folder: Path, wheel: Path, extra: str) -> None:
         self.folder = folder
@@ -120,7 +119,8 @@ class Machine:
         return (self.modules / module).exists()
 
     def command(self, *arguments: str) -> list[str]:
-        """One of the programs, or python, isolated from this tree and the caller's settings."""
+        """Return the command line of a program, or of python, isolated from this tree and from the
+        caller's settings."""
         program, *rest = arguments
         return ["env", "-i", f"HOME={self.folder}", str(self.programs / program), *rest]
 
@@ -207,7 +207,8 @@ def test_coordinator_host_and_operator_extras_together_run_a_federation(
     )
     assert coordinator.here == {"scipy"}
     assert host.here == set()
-    assert operator.here == {"docker", "matplotlib", "PIL", "safetensors"}  # matplotlib has PIL
+    # Matplotlib requires PIL.
+    assert operator.here == {"docker", "matplotlib", "PIL", "safetensors"}
     folder = tmp_path / "federation"
     folder.mkdir()
     for pki in (
@@ -246,7 +247,7 @@ def test_coordinator_host_and_operator_extras_together_run_a_federation(
 
 def test_experiments_extra_runs_and_reports_an_experiment(tmp_path: Path, wheel: Path) -> None:
     machine = Machine(tmp_path, wheel, "experiments")
-    assert machine.here == set(OF_EXTRAS) - {"docker", "jinja2", "sklearn"}  # jinja2 is torch's
+    assert machine.here == set(OF_EXTRAS) - {"docker", "jinja2", "sklearn"}  # torch requires jinja2
     (tmp_path / "miniature.toml").write_text(EXPERIMENT)
     listed = machine.done(
         tmp_path, "potluck", "experiment", "miniature.toml", "--quick", "--dry-run"

@@ -61,11 +61,11 @@ async def same_run(
 @pytest.mark.parametrize(
     "point",
     [
-        "select",  # the available are stored, the cohort is not
+        "select",  # available clients are stored, the cohort is not
         "weigh",  # all updates are spooled
-        "apply",  # they are reduced, the model is not on disk
+        "apply",  # updates are reduced, the model is not on disk
         "evaluate",  # the model is on disk
-        "observe",  # it is evaluated, and about to be committed
+        "observe",  # the model is evaluated, and about to be committed
     ],
 )
 async def test_coordinator_killed_between_phases_gives_the_same_run(
@@ -129,7 +129,7 @@ async def test_hosts_that_reconnect_before_their_run_resumes_wait_for_it(
     federation.points.hold("init")
     federation.points.release(*held)
     await federation.restart_coordinator()
-    await federation.until_attending()  # by now they have something to deliver
+    await federation.until_attending()  # by now hosts have updates to deliver
     await until(lambda: federation.points.reached("init"))
     federation.points.release()
     await same_run(federation, run_id, undisturbed)
@@ -141,7 +141,7 @@ async def test_resumed_run_gives_the_same_run_as_an_uninterrupted_one(
     federation.points.hold("select", *(f"train-client-{number}" for number in range(6)))
     run_id = await federation.start_run()
     await until(lambda: federation.points.reached("select"))
-    federation.points.release("select")  # and it gets no further than to train
+    federation.points.release("select")  # it continues until the trainings
     stopped = await federation.operator.stop_run(run_id)
     federation.points.release()
     assert stopped.state == operator_pb2.RUN_STATE_STOPPED

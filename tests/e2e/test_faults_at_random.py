@@ -34,7 +34,7 @@ async def federation(tmp_path: Path) -> AsyncIterator[Federation]:
         hosts=2,
         count=3,
         rounds=100_000,
-        assignments=["round.grace_seconds=120"],  # killed hosts are back in time
+        assignments=["round.grace_seconds=120"],  # killed hosts reconnect in time
     ) as federation:
         yield federation
 
@@ -48,7 +48,7 @@ def same(
 
 
 async def killed(federation: Federation, victims: list[int]) -> None:
-    """Kill all of them at once and restart them."""
+    """Kill all victims at once and restart them."""
     kills = [
         federation.kill_coordinator() if victim == COORDINATOR else federation.kill_host(victim)
         for victim in victims
@@ -69,7 +69,7 @@ async def test_random_kills_lose_no_round_and_count_no_update_twice(federation: 
     history: list[operator_pb2.CommittedRound] = []
     kills = 0
     while kills < KILLS:
-        await asyncio.sleep(generator.uniform(0.0, MOST_SECONDS))  # the moment is what is tested
+        await asyncio.sleep(generator.uniform(0.0, MOST_SECONDS))  # kill at a random moment
         try:
             known = await federation.history(run_id)
         except UnreachableError:
@@ -81,7 +81,7 @@ async def test_random_kills_lose_no_round_and_count_no_update_twice(federation: 
         history = await federation.history(run_id)
         assert same(known, history)
         print(f"{kills} kills, {len(history)} rounds", flush=True)
-        if generator.random() < 0.3:  # now and then the next kill hits those that are starting
+        if generator.random() < 0.3:  # otherwise, the next kill may hit hosts that are starting
             await federation.until_attending()
     await federation.until_committed(run_id, len(history) + 1)
     await federation.operator.stop_run(run_id)
@@ -89,13 +89,13 @@ async def test_random_kills_lose_no_round_and_count_no_update_twice(federation: 
     print(f"{kills} kills, {len(history)} rounds")
     assert {member.state for entry in history for member in entry.members} == {INCLUDED}
 
-    # Every round is what it would have been: each update is in its model, once.
+    # Every model equals that of an undisturbed run, so each update is in its model exactly once.
     undisturbed = await federation.start_run(f"rounds={len(history)}")
     await federation.finished(undisturbed)
     expected = await federation.history(undisturbed)
     assert [e.model_blake3 for e in history] == [e.model_blake3 for e in expected]
 
-    await federation.coordinator.stop()  # not killed: its lock must be gone when this returns
+    await federation.coordinator.stop()  # stop it: its lock must be released
     with Store.open(f"sqlite:///{federation.state / 'potluck.sqlite3'}") as store:
         stored = store.rounds(run_id)
     assert [row.model_blake3 for row in stored] == [entry.model_blake3 for entry in history]

@@ -62,7 +62,7 @@ async def test_coordinator_killed_at_the_last_commit_finishes_the_run_without_ho
     for number in range(2):
         await federation.kill_host(number)
     await federation.restart_coordinator()
-    await ended_well(federation, run_id, digest)  # needs no host
+    await ended_well(federation, run_id, digest)  # this needs no host
     await federation.start_hosts()
 
 

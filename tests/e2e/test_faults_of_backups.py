@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
     folder = tmp_path_factory.mktemp("backups")
-    # The coordinator is away for several commands, on a machine that may be busy.
+    # The coordinator is stopped while several commands run, on a machine that may be busy.
     patience = ["round.grace_seconds=80"]
     async with crash_federation(
         folder, rounds=6, assignments=patience, witnessed=SERVER_COMMAND
@@ -78,7 +78,7 @@ async def test_documented_commands_restore_a_run_after_a_crash(
     assert "in use by another coordinator" in output
     await shared.kill_coordinator()
     database = shared.state / "potluck.sqlite3"
-    assert database.with_name(f"{database.name}-wal").exists()  # the crash has left it
+    assert database.with_name(f"{database.name}-wal").exists()  # the crash left the log behind
     code, output = await typed(shared, restore)
     assert code == 0, output
     assert not database.with_name(f"{database.name}-wal").exists()
@@ -148,7 +148,7 @@ async def test_interrupted_restore_is_an_error_with_a_remedy_and_can_be_repeated
     shared.points.release()
     await shared.until_committed(run_id, 2)
     await shared.kill_coordinator()
-    # As a kill leaves it between the removal of the log and the exchange of the database.
+    # The state after a kill between the removal of the log and the replacement of the database.
     (shared.state / "restoring").write_text(str(tmp_path / "b"))
     (shared.state / "potluck.sqlite3-wal").unlink(missing_ok=True)
     remedy = f"repeat it with `potluck-server restore {tmp_path / 'b'}`"
@@ -192,7 +192,7 @@ async def test_run_finishes_after_a_restore_killed_at_any_write(
             assert code == 0, output
             assert contents(shared.state) == restored, point
         if contents(shared.state) in finished:
-            continue  # nothing else can come of the same files
+            continue  # equal files give the same result
         finished.append(contents(shared.state))
         await shared.restart_coordinator()
         assert await shared.finished(run_id) == undisturbed, point
@@ -200,7 +200,8 @@ async def test_run_finishes_after_a_restore_killed_at_any_write(
         check_files(shared)
         await shared.kill_coordinator()
     assert {"after-delete-state.sqlite3-wal-1", "after-rename-state.sqlite3-1"} < {*interrupted}
-    assert len(interrupted) < len(points)  # others left the old state, or were as good as over
+    # After other kills, the old or the restored state was complete.
+    assert len(interrupted) < len(points)
     assert len(finished) > 1
     await shared.restart_coordinator()
     assert await shared.finished(run_id) == undisturbed
@@ -221,7 +222,8 @@ async def test_killed_backup_does_not_affect_the_run_and_can_be_repeated(
         assert code == 1
         assert f"{backup} is not a complete backup" in output
     backup = tmp_path / "0" / "backup"
-    await killed_command(shared, points[-1], "backup", backup)  # under its name: it is whole
+    # It has its final name, so it is complete.
+    await killed_command(shared, points[-1], "backup", backup)
     shared.points.clear()
     assert await shared.finished(run_id) == undisturbed
     await until(lambda: not left_over(shared), "models are deleted again")

@@ -86,7 +86,7 @@ async def test_coordinator_killed_while_it_stops_a_run_gives_the_same_run(
 
 @contextlib.contextmanager
 def end_cannot_be_stored(federation: Federation) -> Iterator[None]:
-    """Make the database refuse to mark attempts as abandoned, as if the database were down."""
+    """Make the database refuse to mark attempts as abandoned, as if it could not be reached."""
     trigger = (
         "CREATE TRIGGER stays BEFORE UPDATE ON attempts WHEN NEW.state = 'abandoned' "
         "BEGIN SELECT RAISE(ABORT, 'not now'); END"
@@ -159,7 +159,7 @@ async def test_restart_of_the_database_server_gives_the_same_run(tmp_path: Path)
             run_id = await in_round_two(federation)
             server.stop()
             federation.points.release()
-            await until(lambda: len(federation.spooled()) != 3)  # the next can't be recorded
+            await until(lambda: len(federation.spooled()) != 3)  # the attempt's end can't be stored
             await federation.kill_coordinator()
             server.start()
             await federation.restart_coordinator()

@@ -78,7 +78,7 @@ async def undisturbed(shared: Shared) -> str:
 @pytest.mark.parametrize(
     "point",
     [
-        "select",  # the available are stored, the cohort is not
+        "select",  # available clients are stored, the cohort is not
         "weigh",  # all updates are spooled
         "observe",  # the round is about to be committed
     ],
@@ -127,7 +127,7 @@ async def test_update_received_before_the_deadline_counts_if_it_is_stored_later(
         for line in federation.files.log("coordinator").read_text().splitlines()
         if run_id in line and "selected" in line
     ]
-    assert len(chosen) == len(history)  # none was chosen again
+    assert len(chosen) == len(history)  # no cohort was selected twice
 
 
 async def test_coordinator_can_be_stopped_while_it_waits_for_its_database(

@@ -64,9 +64,9 @@ async def test_host_killed_during_a_transfer_gives_the_same_run(federation: Fede
 
     for under_way in (downloading, uploading):
         caught = False
-        while not caught:  # a file may be there before a busy machine lets us look
-            # What a host holds, it would not fetch again; what it writes over, it does not go on
-            # with.
+        while not caught:  # on a busy machine, the transfer may end before the test looks
+            # A host does not fetch a model that it has, and does not resume a download into a spare
+            # file: delete both.
             for folder in ("models", "models.spare"):
                 for path in federation.files.folder.glob(f"host-*/{folder}/*"):
                     path.unlink()
@@ -120,7 +120,7 @@ async def test_host_that_stays_disconnected_is_lost_and_can_rejoin_later(
     federation.points.hold("select")
     await federation.kill_host(2)
     federation.points.release("train-client-2")
-    await federation.until_committed(run_id, 1)  # the round did not wait for it
+    await federation.until_committed(run_id, 1)  # the round did not wait for client-2
     await until(lambda: federation.points.reached("select"))
     await federation.processes.start_host(2)
     await federation.until_attending()

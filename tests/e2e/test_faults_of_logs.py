@@ -25,7 +25,8 @@ from potluck.rpc.v1 import operator_pb2
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROUNDS = 4
 FIRST_PAGE = 32 + 24 + 100
-"""A place in the page of a log's first frame, behind the headers of both."""
+"""Offset in bytes of a place in the page of a log's first frame, after the headers of log and
+frame."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -59,8 +60,8 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def reader(federation: Federation) -> Iterator[None]:
-    """Run a program that reads the database: while it reads, commits stay in the log. It is killed
-    at the end, since the last process that closes the database empties the log."""
+    """Run a program that reads the database while the block runs, so that commits stay in the log.
+    The program is killed, since the last process that closes the database empties the log."""
     command = [sys.executable, "-c", READ, str(federation.state / "potluck.sqlite3")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -108,7 +109,8 @@ async def test_rounds_lost_to_a_flipped_bit_are_reported(
     assert f"ends with round {status.committed_rounds}" in status.reason
     assert f"`potluck resume {run_id}`" in status.reason
     assert status.reason in shared.files.log("coordinator").read_text()
-    # It is said until somebody decides; a backup would find its models.
+    # The loss is reported until the operator decides; the models stay, so a backup of the database
+    # could use them.
     await shared.kill_coordinator()
     await shared.restart_coordinator()
     assert (await shared.status(run_id)).reason == status.reason
@@ -132,7 +134,7 @@ async def test_flipped_bit_loses_at_most_the_last_round_if_no_files_are_deleted(
     await shared.until_committed(run_id, 4)
     await shared.kill_coordinator()
     log = write_ahead_log(shared)
-    if log.stat().st_size > FIRST_PAGE:  # else all of it is in the database
+    if log.stat().st_size > FIRST_PAGE:  # else all commits are in the database
         flip_a_bit(log, FIRST_PAGE)
     await shared.restart_coordinator()
     status = await shared.status(run_id)
@@ -148,7 +150,7 @@ async def test_run_lost_from_the_database_is_reported_and_rebuilt(
     with reader(shared):
         size = write_ahead_log(shared).stat().st_size
         run_id = await shared.start_run()
-        await shared.until_committed(run_id, 2)  # the first is noted by then, a line later
+        await shared.until_committed(run_id, 2)  # the journal then lists round 1
         await shared.kill_coordinator()
     flip_a_bit(write_ahead_log(shared), size + 24 + 100)
     await shared.restart_coordinator()
@@ -253,7 +255,7 @@ async def test_older_backup_of_the_database_alone_is_reported(
     status = await shared.status(run_id)
     assert status.state == operator_pb2.RUN_STATE_FAILED
     assert "an older backup was restored" in status.reason
-    await shared.operator.resume_run(run_id)  # its models are gone by now
+    await shared.operator.resume_run(run_id)  # the run's models are deleted
     status = await shared.ended(run_id)
     assert status.state == operator_pb2.RUN_STATE_FAILED
     assert ".safetensors is missing, and the run can't continue after round" in status.reason

@@ -77,7 +77,7 @@ async def test_host_killed_before_its_masked_upload_is_lost(federation: Federati
     before = uploads(federation, 2)
     federation.points.hold("train-client-2")
     run_id = await federation.start_run("seed=8")
-    await until(lambda: uploads(federation, 2) > before)  # its masks are in the others' updates
+    await until(lambda: uploads(federation, 2) > before)  # the other updates contain its masks
     await federation.kill_host(2)
     federation.points.release()
     await federation.finished(run_id)

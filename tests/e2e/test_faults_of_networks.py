@@ -33,7 +33,7 @@ LOST = operator_pb2.MEMBER_STATE_LOST
 NOTICED_SECONDS = 15.0
 CUT_SECONDS = 5.0
 REMOTE = {1: Direction.UP, 2: Direction.DOWN, 3: Direction.BOTH}
-"""Hosts by number, and what happens to them."""
+"""Direction in which packets are lost, by number of the host."""
 
 
 class Scene:
@@ -71,7 +71,8 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scen
 
 
 async def listen_everywhere(federation: Federation, addresses: list[str]) -> None:
-    """Make the coordinator listen, with a valid certificate, at all ends of the cables."""
+    """Make the coordinator listen at this machine's end of each cable, with a certificate for these
+    addresses."""
     files = federation.files
     names = [LOOPBACK, *addresses]
     pki.issue(files.folder / "pki", Role.COORDINATOR, "coordinator", hosts=names, force=True)
@@ -113,7 +114,7 @@ async def test_short_network_cut_gives_the_same_run(scene: Scene) -> None:
     run_id = await at_work(scene)
     scene.cut()
     federation.points.release()
-    await asyncio.sleep(CUT_SECONDS)  # the cut's length is what is tested
+    await asyncio.sleep(CUT_SECONDS)  # the duration of the cut is under test
     scene.heal()
     assert await federation.finished(run_id) == undisturbed
 

@@ -51,7 +51,7 @@ async def included(federation: Federation, run_id: str) -> Counter[str]:
     "point",
     [
         "weigh",  # the sum is charged, its noise is not drawn
-        "apply",  # it is drawn, the model is not on disk
+        "apply",  # noise is drawn, the model is not on disk
         "evaluate",  # the model is on disk
         "observe",  # the round is about to be committed
     ],
@@ -84,7 +84,7 @@ async def test_resumed_run_excludes_clients_at_their_privacy_limit(federation: F
     assert await federation.coordinator.ended() == 137
     [first] = RoundLedger(federation.state, run_id).rounds()
     await federation.restart_coordinator()
-    # Two of six clients are left, and a round needs two of a cohort of four.
+    # Two of six clients still have budget, and the quorum is two of a cohort of four.
     await federation.until_committed(run_id, 1)
     [again] = [e for e in RoundLedger(federation.state, run_id).rounds() if e != first]
     assert not set(first.clients) & set(again.clients)
@@ -104,11 +104,12 @@ async def test_repeated_round_excludes_clients_at_their_privacy_limit(
     await until(lambda: federation.points.reached("observe"))
     federation.points.kill("weigh")
     federation.points.release()
-    assert await federation.coordinator.ended() == 137  # in round 2
+    assert await federation.coordinator.ended() == 137  # killed in round 2
     await federation.restart_coordinator()
     await federation.finished(run_id)
     first, second, again = RoundLedger(federation.state, run_id).rounds()
-    spent = set(first.clients) & set(second.clients)  # two of four at least, since six are there
+    # At least two: two cohorts of four among six clients.
+    spent = set(first.clients) & set(second.clients)
     assert set(again.clients) == set(second.clients) - spent
     used = await included(federation, run_id)
     assert used == Counter([*first.clients, *again.clients])

@@ -83,7 +83,7 @@ async def test_run_waits_for_all_hosts_killed_during_a_round(
         await federation.kill_host(number)
     federation.points.release()
     await until_waiting(federation, run_id, words)
-    await asyncio.sleep(2.5)  # longer than a run waits at its start is what is tested
+    await asyncio.sleep(2.5)  # longer than a run waits at its start
     status = await federation.status(run_id)
     assert status.state == operator_pb2.RUN_STATE_RUNNING
     assert status.waiting.what.startswith(words.partition(";")[0])

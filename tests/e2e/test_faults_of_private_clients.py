@@ -72,7 +72,7 @@ async def killed(federation: Federation) -> int:
     [
         ("before-rename-privacy.jsonl-1", 0),
         ("after-rename-privacy.jsonl-1", 1),
-        ("after-rename-updates.json-1", 1),  # the vector with noise is on disk
+        ("after-rename-updates.json-1", 1),  # the noisy vector is on disk
     ],
 )
 async def test_host_killed_around_its_charge_never_records_less_than_it_spent(

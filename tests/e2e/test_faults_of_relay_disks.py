@@ -25,7 +25,7 @@ TRAININGS = [f"train-client-{number}" for number in range(4)]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
-    """A federation whose models have two megabytes."""
+    """Run a federation whose models have two megabytes."""
     async with crash_federation(
         tmp_path_factory.mktemp("relay-disks"),
         clients=4,
@@ -95,12 +95,12 @@ async def test_full_relay_disk_is_named_and_the_run_finishes_once_space_is_free(
             filler = filled(relay, leave_bytes=MEGABYTE)
             federation.points.hold(*TRAININGS)
             federation.points.release("select", "weigh")
-            count = await until_named(federation, relay, 0)  # no room for the model
+            count = await until_named(federation, relay, 0)  # the disk has no space for the model
             filler.unlink()
             await until(lambda: both_train(federation), "both hosts train")
             filler = filled(relay, leave_bytes=MEGABYTE)
             federation.points.release()
-            await until_named(federation, relay, count)  # nor for an update
+            await until_named(federation, relay, count)  # and none for an update
             assert (await federation.status(run_id)).state == operator_pb2.RUN_STATE_RUNNING
             filler.unlink()
             assert await federation.finished(run_id) == undisturbed
@@ -118,7 +118,7 @@ def mended(disk: mounts.FailingDisk) -> bool:
 
 
 def filled(relay: Relay, *, leave_bytes: int) -> Path:
-    """A file that fills the disk, on which no file waits to be written over."""
+    """Delete the relay's spare files, then fill its disk; return the file that fills it."""
     for spare in relay.state.glob("files.spare/*"):
         spare.unlink()
     return mounts.fill(relay.state, leave_bytes=leave_bytes)

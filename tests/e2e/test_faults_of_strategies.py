@@ -61,7 +61,7 @@ CONCATENATING = [
 
 
 def several(strategy: str, **options: Any) -> list[str]:
-    """A strategy with one model per client, trained on the coordinator."""
+    """Return settings of a strategy with one model per client, trained on the coordinator."""
     return [
         *named(strategy, clients=6, batch_size=8, **options),
         'model.name="ensemble"',
@@ -75,10 +75,10 @@ async def killed_twice(federation: Federation, strategy: list[str]) -> str:
     federation.points.hold("observe")
     run_id = await federation.start_run(*strategy)
     await until(lambda: federation.points.reached("observe"))
-    federation.points.kill("select")  # of round 2: clients may not know yet how round 1 ended
+    federation.points.kill("select")  # in round 2; clients may not know yet how round 1 ended
     federation.points.release()
     assert await federation.coordinator.ended() == 137
-    federation.points.kill("observe")  # round 2 is reduced
+    federation.points.kill("observe")  # after the reduction of round 2
     await federation.restart_coordinator()
     assert await federation.coordinator.ended() == 137
     await federation.restart_coordinator()
@@ -138,7 +138,7 @@ async def test_killed_training_on_the_coordinator_restarts_and_gives_the_same_mo
     federation: Federation, point: str, strategy: list[str], another: list[str]
 ) -> None:
     wanted = await federation.finished(await federation.start_run(*strategy))
-    federation.points.kill(point)  # the process that trains, once
+    federation.points.kill(point)  # kill the process that trains, once
     run_id = await federation.start_run(*strategy)
     await federation.until_committed(run_id, 1)
     assert not federation.points.spare(point), "it was not killed"

@@ -75,7 +75,8 @@ def test_tutorial_commands_train_a_model_with_four_hospitals(tmp_path: Path) -> 
         for text in commands("setup"):
             typed(tmp_path, text)
         for file in tmp_path.glob("*.toml"):
-            file.write_text(file.read_text().replace(PORT, str(port)))  # it may be taken
+            # The page's port may be in use.
+            file.write_text(file.read_text().replace(PORT, str(port)))
         with in_terminals(tmp_path, [*commands("coordinator"), *hosts]):
             typed(tmp_path, "until potluck clients; do :; done")
             said = typed(tmp_path, clients_and_run)

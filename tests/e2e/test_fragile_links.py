@@ -46,9 +46,9 @@ async def test_run_finishes_over_connections_reset_before_each_megabyte(tmp_path
         history = await federation.history(run_id)
         states = {member.state for entry in history for member in entry.members}
         assert states == {operator_pb2.MEMBER_STATE_INCLUDED}
-        moved = 2 * 2 * 4 * MODEL_PARAMETERS  # two clients, down and up
+        moved = 2 * 2 * 4 * MODEL_PARAMETERS  # for two clients, down and up
         assert moved / CARRIES < link.resets < 10 * moved / CARRIES
-        models = 2 * 4 * MODEL_PARAMETERS  # what broke off on its way is not counted
+        models = 2 * 4 * MODEL_PARAMETERS  # broken transfers don't count
         assert models <= sum(entry.bytes_down for entry in history) < 1.01 * models
         print(f"{link.resets} resets")
 
@@ -76,19 +76,19 @@ async def test_connection_resets_are_logged_at_info_and_give_the_same_model(tmp_
         federation.points.hold("train-client-0")
         run_id = await federation.start_run(large)
         await until(lambda: federation.points.reached("train-client-0"))
-        for _ in range(5):  # while both hosts wait for instructions, or train
+        for _ in range(5):  # both hosts wait for instructions, or train
             before = log.read_text().count(_ATTENDS)
             link.reset_all()
             await until(partial(_attended_twice_since, log, before))
-        link.carries = CARRIES  # of the connections from now on
+        link.carries = CARRIES  # for connections made after this
         link.reset_all()
         federation.points.release()
         assert await federation.finished(run_id) == undisturbed
-        assert link.resets > 10  # eight megabytes went up, and as many down
+        assert link.resets > 10  # 8 MB were sent in each direction
         found = [json.loads(line) for line in log.read_text().splitlines()]
         broken = [line["level"] for line in found if line["event"] == _RESET]
         print(f"{link.resets} resets, {len(broken)} lines")
-        assert {*broken} <= {"info"}  # whether gRPC has something to say depends on the moment
+        assert {*broken} <= {"info"}  # gRPC logs some of the resets
         assert not [line for line in found if line["level"] == "error" or "exception" in line]
 
 
@@ -112,7 +112,7 @@ async def test_connection_reset_during_a_download_is_logged_at_info_without_trac
         set_values(path, {"coordinator": f"127.0.0.1:{link.port}"})
         request = rpc.CoordinatorServiceFetchModelRequest(blake3=digest)
         attempts = 0
-        while _RESET not in log.read_text():  # gRPC logs most of these resets, not all
+        while _RESET not in log.read_text():  # gRPC does not log every reset
             attempts += 1
             assert attempts < 100
             async with RawHost.of(path, name=str(attempts)) as host:

@@ -40,7 +40,7 @@ async def bytes_up(federation: Federation, *assignments: str) -> int:
 @pytest.mark.slow
 async def test_any_grouping_of_clients_on_hosts_gives_the_same_model(tmp_path: Path) -> None:
     found = []
-    for hosts in (1, 4):  # a sum of six; two of two and two of one
+    for hosts in (1, 4):  # one sum of six; or two of two and two of one
         folder = tmp_path / str(hosts)
         folder.mkdir()
         async with crash_federation(
@@ -66,21 +66,21 @@ async def test_processes_killed_between_host_sums_give_the_same_model(tmp_path: 
         run_id = await federation.start_run(*run)
         await until(lambda: points.reached(last), "the last training of a host")
         await until(lambda: len(federation.spooled()) == 1, "the other host's sum")
-        await federation.kill_host(0)  # it keeps the updates of its other clients
+        await federation.kill_host(0)  # it has the updates of its other clients on disk
         await federation.kill_coordinator()
         points.release()
         await federation.restart_coordinator()
         await federation.processes.start_host(0)
         assert await federation.finished(run_id) == undisturbed
-        # With over-selection a round has all members of the sums that made it.
+        # With over-selection, a round includes all members of the sums that completed it.
         run_id = await federation.start_run(*run, "clients_per_round=4", "round.over_selection=2")
         await federation.finished(run_id)
         for committed in await federation.history(run_id):
             included = [m for m in committed.members if m.state == INCLUDED]
-            assert len(included) == 6  # a sum of three is too few, and two are here whole
+            assert len(included) == 6  # one sum of three does not suffice; two have six members
 
 
 async def clients_of(federation: Federation, host: str) -> list[str]:
-    """The clients of a host, in the order of their names."""
+    """Return the clients of a host, in the order of their names."""
     clients = await federation.operator.list_clients()
     return sorted(each.client_id for each in clients if each.host_id == host)

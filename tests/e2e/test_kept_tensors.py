@@ -55,7 +55,8 @@ def kept(federation: Federation, run_id: str) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for path in federation.files.folder.glob("host-*/kept/*.json"):
         record = json.loads(path.read_text())
-        last = record["pending"] or record["committed"]  # the host may not know yet that it counts
+        # The host may not know yet that it was included.
+        last = record["pending"] or record["committed"]
         if record["run_id"] == run_id and last:
             name = hashlib.sha256(last.encode()).hexdigest()[:40]
             for file in path.parent.glob(f"{name}.*.safetensors"):
@@ -90,7 +91,7 @@ async def test_kills_change_neither_the_model_nor_the_tensors_kept_by_clients(
     [first, *_] = history[0].members
     host, client = int(first.host_id.rpartition("-")[2]), first.client_id
     federation.points.kill(f"train-{client}")
-    federation.points.kill("observe")  # round 1 is reduced and evaluated, and not committed
+    federation.points.kill("observe")  # round 1 is evaluated, and not committed
     run_id = await federation.start_run(*strategy)
     assert await federation.processes.hosts[host].ended() == 137
     await federation.processes.start_host(host)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 ROUNDS, COUNT = 3, 4
 WHOLE_MODEL = 90_000_000
-"""Bytes of the tensors of all-MiniLM-L6-v2; there are a few more."""
+"""Size in bytes of the tensors of all-MiniLM-L6-v2, rounded down."""
 
 
 def measured(said: str, label: str, unit: str) -> list[float]:
@@ -31,7 +31,7 @@ def measured(said: str, label: str, unit: str) -> list[float]:
 
 @dataclass
 class Relay:
-    """Passes connections on, and counts the bytes of both directions."""
+    """Forwards connections, and counts the bytes of both directions."""
 
     port: int
     count: int = 0
@@ -56,7 +56,7 @@ class Relay:
 
 @contextlib.asynccontextmanager
 async def relay_to(port: int) -> AsyncIterator[tuple[Relay, int]]:
-    """A relay to the coordinator, and the port that it listens at."""
+    """Run a relay to the coordinator; yield it and the port on which it listens."""
     relay = Relay(port)
     server = await asyncio.start_server(relay.pass_on, "127.0.0.1", 0)
     async with server:

@@ -122,7 +122,7 @@ async def test_simulated_late_updates_survive_a_kill(
 
 
 async def told(federation: Federation, run_id: str) -> list[object]:
-    """Return the stored rounds of a run without their digests and traffic."""
+    """Return the stored rounds of a run, without the fields for digests and traffic."""
     return [
         (row.members, row.seconds, [(each.client_id, each.round, each.weight) for each in row.late])
         for row in await rounds_of(federation, run_id)

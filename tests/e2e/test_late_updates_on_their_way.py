@@ -33,7 +33,8 @@ async def hosts_anew(federation: Federation) -> None:
     """Restart the hosts with their current configuration."""
     for host in list(federation.processes.hosts.values()):
         await host.stop()
-    for path in federation.files.folder.glob("host-*/models/*"):  # what it holds, it does not fetch
+    # Hosts would not fetch these models.
+    for path in federation.files.folder.glob("host-*/models/*"):
         path.unlink()
     await federation.start_hosts()
     await federation.until_attending()
@@ -61,7 +62,7 @@ async def through_a_relay(federation: Federation, straight: str) -> None:
 
         async def kill_relay() -> None:
             await relay.kill()
-            await relay.start()  # it has never seen the instructions of those that are late
+            await relay.start()  # the new process has not seen the late clients' instructions
             await until(lambda: relay.events().count("host attends") == 3, "hosts attend")
 
         assert await joined(federation, kill_relay) == straight
@@ -80,7 +81,7 @@ async def through_a_store(federation: Federation, straight: str, folder: Path) -
 
         async def kill_store() -> None:
             server.kill()
-            await server.start()  # it has forgotten all that it had
+            await server.start()  # its objects are lost
 
         assert await joined(federation, kill_store) == straight
         assert len(server.requests("PUT", "updates")) >= 4 + 2 + 4 + 6

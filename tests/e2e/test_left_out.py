@@ -36,7 +36,8 @@ ALL_NEEDED = (
     "round.attempts=1",
     "expected_clients=6",
 )
-"""The run fails at once unless attempts that fail for good don't count."""
+"""Settings with which the run fails at once if an attempt counts that failed because of a permanent
+error."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -36,7 +36,7 @@ def options() -> DemoOptions:
         device="cpu",
         assignments=[
             "training.epochs=8",
-            "training.learning_rate_decay=0.8",  # so that the last rounds hardly differ
+            "training.learning_rate_decay=0.8",  # the last rounds then hardly differ
             "round.grace_seconds=1",
         ],
         root=True,
@@ -93,7 +93,7 @@ async def test_hosts_exchange_keys_for_several_clients_while_one_trains(
         assert [member.state for member in only.members] == [INCLUDED] * 12
         found = await federation.operator.audit_disclosures(run_id)
         [summed] = [each for part in found for each in part.sums]
-        # Of five hosts one is assumed to collude, which has three clients.
+        # One of five hosts is assumed to collude; it has three clients.
         assert (len(summed.hosts), len(set(summed.hosts.values())), summed.quorum) == (12, 5, 8)
         await check_completed_cohort(federation)
 

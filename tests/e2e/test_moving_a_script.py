@@ -65,7 +65,8 @@ def changed_lines(diff: str) -> int:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the scripts as the diffs leave them, and with the page's pyproject.toml."""
+    """Return a folder with the scripts after the page's diffs, and with the page's
+    pyproject.toml."""
     folder = tmp_path_factory.mktemp("scripts")
     scripts, diffs = blocks("python"), blocks("diff")
     assert set(scripts) == set(diffs) == set(SCRIPTS)
@@ -150,4 +151,4 @@ async def test_moved_scripts_train_in_a_federation(
                 for member in entry.members
             )
         again = await federation.finished(await federation.start_run(*settings))
-        assert again == digest  # of the last, whose transforms are random
+        assert again == digest  # of the last script, which has random transforms

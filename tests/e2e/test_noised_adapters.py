@@ -59,7 +59,7 @@ async def test_coordinator_adds_noise_to_the_sum_of_adapters(
                 arrays = [np.array(file.arrays[name]).reshape(-1) for name in (A, B)]
                 models.append(np.concatenate(arrays))
         history = await federation.history(run_id)
-    # The mean of the clipped updates is at most 0.5 long, and the noise about 7.
+    # The mean of the clipped updates has a norm of at most 0.5; the noise has a norm of about 7.
     deviation = MULTIPLIER * CLIP / CLIENTS
     assert np.std(models[1] - models[0]) == pytest.approx(deviation, rel=0.3)
     assert all(entry.privacy.largest > 0 for entry in history)

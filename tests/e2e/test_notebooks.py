@@ -189,7 +189,7 @@ async def test_interrupted_cell_shows_a_short_error_and_stops_its_run(
     assert len(shown.splitlines()) < 10
 
     before = len(await processes_of(tmp_path))
-    await kernel.run("1 / 0")  # or the last error would hold the federation, as anywhere in Python
+    await kernel.run("1 / 0")  # else the last error's traceback would keep the federation alive
     again = START + "del committed\nimport gc\ngc.collect()"
     assert "Error" not in texts(await kernel.run(again))
     async with asyncio.timeout(PATIENCE_SECONDS):

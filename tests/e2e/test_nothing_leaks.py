@@ -56,7 +56,7 @@ def plugins_installed() -> Iterator[None]:
         os.environ.update(before)
 
 
-# Numbers that say where and when a process runs; any of them may be equal to a secret by chance.
+# Times, ports and process ids: each may be equal to a secret by chance.
 _OF_THE_MACHINE = re.compile(
     r'"timestamp": "[^"]*"'
     r"|\b127\.0\.0\.1:\d+"
@@ -99,7 +99,8 @@ class Secrets:
             return True
         known = np.abs(np.array(self.numbers))
         for shown in re.findall(r"\d+\.\d{5,}", line):
-            # As exact as what is shown, up to a float32: a time of many digits is soon near some.
+            # Compare with the precision of the shown number, at most that of a float32. Otherwise,
+            # a time with many digits would match some secret by chance.
             rounding = 0.5 * 10.0 ** -len(shown.partition(".")[2])
             within = np.minimum(1e-6 * known, np.maximum(rounding, 2e-7 * known))
             if (np.abs(float(shown) - known) <= within).any():

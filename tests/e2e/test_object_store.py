@@ -110,7 +110,7 @@ async def test_object_store_killed_during_training_gives_the_same_models(
     )
     described = await federation.operator.describe_coordinator()
     assert "failed" in described.object_store_trouble
-    await server.start()  # it has forgotten all that it had
+    await server.start()  # its objects are lost
     await same_models(federation, run_id, straight)
     assert f"{straight[0]}.safetensors" in server.names("models"), "it is uploaded again"
     described = await federation.operator.describe_coordinator()
@@ -124,7 +124,7 @@ async def test_object_store_that_sends_wrong_models_is_reported_until_it_recover
     federation.points.hold("weigh")
     run_id = await federation.start_run()
     await until(lambda: federation.points.reached("weigh"))
-    server.lie()  # from here on the second round's model is wrong, and so are its updates
+    server.lie()  # it now changes the model and the updates of round 2
     federation.points.release()
     await until(
         lambda: any(

@@ -132,7 +132,7 @@ async def fits(page: Page) -> bool:
 
 
 async def dots(plot: Locator) -> list[tuple[str, str]]:
-    """The colours inside and around each point that a plot draws, in order."""
+    """Return the fill and stroke colours of each point in a plot, in order."""
     found: list[tuple[str, str]] = await plot.locator("circle").evaluate_all(
         "all => all.map((dot) => [dot.getAttribute('fill'), dot.getAttribute('stroke')])"
     )
@@ -211,7 +211,7 @@ async def test_stop_and_resume_buttons_ask_for_confirmation(
     async with opened_tab(browser, server.address) as tab:
         await tab.page.get_by_role("link", name="tea").click()
         await expect(tab.page.get_by_role("region", name="Round 3")).to_be_visible()
-        assert service.watched == 1  # both tabs look at one watch
+        assert service.watched == 1  # both tabs share one watch
 
 
 async def test_stopped_run_can_be_resumed_and_started_again(
@@ -286,7 +286,8 @@ async def test_form_starts_a_run_and_shows_errors_at_its_fields(
         await page.go_back()
         await page.get_by_role("button", name="Every setting, explained").click()
         await expect(file).to_have_value(re.compile("# Number of rounds to commit."))
-        refused = [each for each in tab.complaints if "400" not in each]  # the browser's own lines
+        # The browser logs status 400.
+        refused = [each for each in tab.complaints if "400" not in each]
         assert refused == []
 
 
@@ -346,7 +347,8 @@ async def test_connection_errors_are_shown_and_disappear_when_fixed(
         alert = tab.page.locator("#connection-trouble")
         await expect(alert).to_contain_text("The coordinator does not answer")
         await expect(alert).to_contain_text(f"can't reach the coordinator at {config.coordinator}")
-        await expect(tab.page.get_by_role("link", name="tea")).to_be_visible()  # as known before
+        # From the earlier answer.
+        await expect(tab.page.get_by_role("link", name="tea")).to_be_visible()
 
         long_ago = datetime.now(UTC) - timedelta(days=30)
         old = tls_files(
@@ -383,7 +385,7 @@ async def test_plots_show_values_under_the_mouse_and_rounds_can_be_searched(
     async with opened_tab(browser, server.address) as tab:
         page = tab.page
         await page.keyboard.press("Tab")
-        await page.keyboard.press("Enter")  # the link that skips to the content
+        await page.keyboard.press("Enter")  # follow the link that skips to the content
         await expect(page.locator("#content")).to_be_focused()
         await tab.go(RUN_PATH)
         live = page.get_by_role("region", name="Round 3")
@@ -396,10 +398,11 @@ async def test_plots_show_values_under_the_mouse_and_rounds_can_be_searched(
         behind = "20 of 50 clients, 800 samples, partial"
         curve = page.get_by_role("img", name=f"accuracy from 55.0 % ({behind}) to 80.0 % in round")
         paper = await page.evaluate("getComputedStyle(document.body).getPropertyValue('--card')")
-        assert [fill for fill, _ in await dots(curve)] == [paper] * 2  # of both lines, round 1
+        # Points of both lines in round 1.
+        assert [fill for fill, _ in await dots(curve)] == [paper] * 2
         await curve.focus()
         await page.keyboard.press("End")
-        full = (await dots(curve))[2:]  # of both lines, round 2
+        full = (await dots(curve))[2:]  # points of both lines in round 2
         assert [fill for fill, _ in full] == [stroke for _, stroke in full] != [paper] * 2
         await curve.hover(position={"x": 60, "y": 60})
         measures = page.get_by_role("region", name="Metrics")
@@ -417,7 +420,7 @@ async def test_plots_show_values_under_the_mouse_and_rounds_can_be_searched(
         await expect(dialog.get_by_role("row")).to_have_count(51)
         await dialog.get_by_label("Find a client or a reason").fill("client-49")
         await expect(dialog.get_by_role("row")).to_have_count(2)
-        await page.mouse.click(5, 5)  # beside it
+        await page.mouse.click(5, 5)  # outside the dialog
         await expect(dialog).to_have_count(0)
         mix = page.get_by_role("region", name="Labels of the cohorts")
         await mix.get_by_role("img", name="Label mix of 2 cohorts").hover(

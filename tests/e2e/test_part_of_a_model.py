@@ -21,7 +21,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PARAMETERS = 100_000
 CANARY = np.float32(0.123456789)
-"""The value of the whole base: a row of them is found in whatever holds the base."""
+"""Value of every element of the base: a search for a row of such values finds all data with the
+base."""
 ODD = 2
 """The host with another base."""
 PART = ('model.trainable=["classifier.*"]', 'model.base="base.safetensors"')

@@ -123,7 +123,8 @@ async def test_every_dashboard_panel_has_data_for_a_demo(tmp_path: Path) -> None
         config = hurried_config(tmp_path, scrape_configs(folder / "prometheus.yml"))
         async with prometheus_running(tmp_path, config) as prometheus:
             await prometheus.until("potluck_run_committed_rounds >= 5")
-            await prometheus.until('sum(up{job="potluck-host"}) == 3')  # rounds need no scrape
+            # Rounds may precede the first scrape.
+            await prometheus.until('sum(up{job="potluck-host"}) == 3')
             assert await prometheus.targets_up() == {"potluck-coordinator": 1, "potluck-host": 3}
             flags = OperatorFlags(config=folder / "operator.toml")
             async with connect(load_operator_config(flags)) as client:
@@ -135,7 +136,7 @@ async def test_every_dashboard_panel_has_data_for_a_demo(tmp_path: Path) -> None
                     ],
                     source="test",
                 )
-                await client.start_run(run_file)  # shows triplets and spreads
+                await client.start_run(run_file)  # this run has triplets and spreads
                 await check_shown(prometheus, excused=NO_DATA_HERE)
         await check_doctor(folder)
 
@@ -152,7 +153,7 @@ async def check_doctor(folder: Path) -> None:
     assert not [each for each in found.values() if each["verdict"] == "error"], found
     assert found["clock"]["verdict"] == found["its version"]["verdict"] == "ok"
     assert found["hosts"]["found"].startswith("3 hosts connected with 9 clients; ")
-    assert found["metrics"]["verdict"] == "warning"  # the host itself listens there
+    assert found["metrics"]["verdict"] == "warning"  # the running host uses that port
 
 
 # Alerts -------------------------------------------------------------------------------------------
@@ -179,7 +180,7 @@ class Scene:
         """Wait until a round's training has made no progress for a while."""
         events, quiet = self.operator.watch_run(run_id, newest_rounds=1), 0
         async with asyncio.timeout(PATIENCE_SECONDS), contextlib.aclosing(events):
-            async for event in events:  # progress is told where nothing else is
+            async for event in events:  # without other events, progress is still sent
                 training = event.HasField("progress") and event.progress.phase == "train"
                 quiet = quiet + 1 if training else 0
                 if quiet == 4:
@@ -318,9 +319,10 @@ async def hosts_that_go(federation: Scene) -> set[str]:
     run_id = await federation.start_run()
     await watcher.until("potluck_run_committed_rounds >= 2")
     quiet = {"PotluckHostDown", "PotluckHostsLost", "PotluckNoRoundCommitted"}
-    await watcher.until_resolved(*quiet, "PotluckQuorumMissed")  # hosts may have come slowly
+    await watcher.until_resolved(*quiet, "PotluckQuorumMissed")  # hosts may have connected slowly
     victims = [processes.hosts[number] for number in (0, 1)]
-    for host in victims:  # killed between two rounds they would be waited for, and none missed
+    # Freeze them: hosts killed between two rounds would only delay the next round.
+    for host in victims:
         os.killpg(host.group, signal.SIGSTOP)
     await federation.until_held_up(run_id)
     for host in victims:
@@ -370,7 +372,7 @@ async def calls_that_are_refused(federation: Scene) -> set[str]:
             with pytest.raises(grpc.aio.AioRpcError, match="this service is for a host") as refusal:
                 await stub.LocateUpload(coordinator_pb2.LocateUploadRequest())
             assert isinstance(from_rpc_error(refusal.value), IdentityError)
-            await asyncio.sleep(0.5)  # an increase is only seen between two scrapes
+            await asyncio.sleep(0.5)  # Prometheus sees an increase only between two scrapes
     await watcher.until_firing("PotluckRefusals")
     [summary] = await watcher.summaries("PotluckRefusals")
     assert "with IDENTITY_REFUSED, the newest of operator operator." in summary
@@ -404,7 +406,7 @@ async def uploads_that_break(federation: Scene) -> set[str]:
         for _ in range(8):
             refusal = await host.submit([announced])
             assert refusal == (grpc.StatusCode.ABORTED, "TRANSFER_TRUNCATED")
-            await asyncio.sleep(0.5)  # an increase is only seen between two scrapes
+            await asyncio.sleep(0.5)  # Prometheus sees an increase only between two scrapes
         await watcher.until_firing("PotluckUploadsMakeNoProgress")
         await federation.operator.stop_run(run_id)
     await processes.start_host(1)
@@ -433,7 +435,7 @@ async def a_full_disk(federation: Scene, small: Path) -> set[str]:
     await watcher.until('potluck:disk_free:ratio{instance="host-1"} > 0.5')
     filler = mounts.fill(small, leave_bytes=2 << 20)
     await watcher.until_firing("PotluckDiskNearlyFull", instance="host-1")
-    filler.unlink()  # of the others, whose disk is this machine's, the alert may be right
+    filler.unlink()  # check host-1 only: the alert may be right about this machine's own disk
     await watcher.until_resolved("PotluckDiskNearlyFull", instance="host-1")
     await kill(processes.hosts[1])
     return {"PotluckDiskNearlyFull"}

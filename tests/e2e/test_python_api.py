@@ -198,7 +198,7 @@ def test_run_can_be_repeated_and_deleted(finished: Run, federation: Federation) 
     assert models <= models_in(federation)
     again.delete()
     assert again.id not in federation.runs.index
-    assert models <= models_in(federation)  # the first run has the same
+    assert models <= models_in(federation)  # the first run has the same models
     other = federation.run(run_file=finished.run_file, seed=6, rounds=1).wait()
     [only] = {each.model for each in other.history}
     assert only in models_in(federation)

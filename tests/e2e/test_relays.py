@@ -44,7 +44,8 @@ async def moved(federation: Federation, relays: dict[str, Relay]) -> None:
     """Restart the hosts and wait until they are connected through the relays."""
     for host in list(federation.processes.hosts.values()):
         await host.stop()
-    for path in federation.files.folder.glob("host-*/models/*"):  # what it holds, it does not fetch
+    # Hosts would not fetch these models.
+    for path in federation.files.folder.glob("host-*/models/*"):
         path.unlink()
     await federation.start_hosts()
 
@@ -74,7 +75,7 @@ async def test_two_relays_killed_once_each_give_the_same_model(
         assert a.metric("potluck_relay_deliveries_total", outcome="delivered") == 8
         await until(lambda: not a.held())
 
-        # While a host has updates on their way, and while they are whole but not delivered.
+        # Kill relay a while it receives updates, and relay b while it holds complete ones.
         def on_its_way() -> bool:
             return any(a.state.glob("updates/*"))
 
@@ -83,7 +84,7 @@ async def test_two_relays_killed_once_each_give_the_same_model(
 
         for relay, under_way in ((a, on_its_way), (b, held)):
             caught = False
-            while not caught:  # it may be over before a busy machine lets us look
+            while not caught:  # on a busy machine, it may be over before the test looks
                 run_id = await federation.start_run(*LARGE)
                 while not under_way() and (await federation.status(run_id)).state not in OVER:
                     pass
@@ -112,7 +113,8 @@ async def test_relays_that_sum_host_updates_give_the_same_model(
         )
         assert went < 0.6 * came, "two hosts' sums are one"
 
-        # While it holds a host's sum and waits for the other's; and the coordinator.
+        # Kill relay a while it holds one host's sum and waits for the other's, and kill the
+        # coordinator.
         federation.points.hold("train-client-2")
         run_id = await federation.start_run(*SUMS)
         await until(lambda: any(a.held()), "a sum held by sum-a")
@@ -131,8 +133,9 @@ async def test_relays_that_sum_host_updates_give_the_same_model(
 async def test_masked_rounds_work_through_a_relay_and_count_the_hosts_behind_it(
     tmp_path: Path,
 ) -> None:
-    """Half of the hosts are behind it. Clients count hosts by what the federation root has signed,
-    and a relay holds no keys, so the sum is over six hosts as it would be without one."""
+    """Half of the hosts are behind the relay. Clients count hosts by the records that the
+    federation root has signed, and a relay has no member keys. So the sum is over six hosts, as
+    without a relay."""
     options = DemoOptions(
         task="digits",
         selector="uniform",

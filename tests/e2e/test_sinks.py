@@ -37,13 +37,13 @@ def delivered(federation: Federation, sink: str, run_id: str) -> bool:
 
 
 def numbers_in(path: Path) -> list[int]:
-    """The rounds in a file of CSV, in order."""
+    """Return the round numbers in a CSV file, in order."""
     with path.open() as file:
         return [int(row["round"]) for row in csv.DictReader(file)]
 
 
 def steps_in_mlflow(folder: Path) -> dict[str, list[int]]:
-    """Return the steps that MLflow has of its only run, by metric."""
+    """Return the steps that MLflow has stored for its only run, by metric."""
     with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database:
         [(status,)] = database.execute("SELECT status FROM runs")
         assert status == "FINISHED"

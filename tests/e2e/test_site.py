@@ -43,7 +43,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
-    """The pages of the site, built without network access."""
+    """Return the pages of the site, built without network access."""
     folder = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), NOWHERE)

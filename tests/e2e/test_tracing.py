@@ -32,7 +32,7 @@ async def run_that_waits_for_one(federation: Federation) -> tuple[str, int]:
     await until(lambda: points.reached("train-client-0"))
     spool = federation.state / "spool" / run_id
     await until(lambda: len(list(spool.glob("2.*/*.safetensors"))) >= 3)
-    await federation.status(run_id)  # so the coordinator has turned to other things
+    await federation.status(run_id)  # when it answers, it has handled the updates
     released = time.time_ns()
     points.release()
     await federation.finished(run_id)
@@ -64,14 +64,15 @@ async def test_round_is_one_trace_across_coordinator_and_hosts(tmp_path: Path) -
             history = await federation.history(run_id)
             private, released = await run_that_waits_for_one(federation)
             await until(lambda: complete(collector.spans, run_id, private), "all spans")
-        received = collector.spans  # all of them: who ends sends what is left
+        received = collector.spans  # complete: processes send remaining spans when they end
     hidden = [each for each in received if each.attributes.get("potluck.run") == private]
     [traced] = named(hidden, COORDINATOR, "round")
     hidden += [each for each in received if each.trace == traced.trace and each not in hidden]
     assert named(hidden, HOST, "train") == []
     alike = named(hidden, COORDINATOR, "client")
     assert len(alike) == 6
-    # All end with the phase, though three of them had been done with before.
+    # All spans end with the phase, although three clients had finished before: their durations stay
+    # hidden.
     assert traced.attributes["potluck.round"] == 2
     assert min(each.end for each in alike) > released
     spans = [each for each in received if each not in hidden]
