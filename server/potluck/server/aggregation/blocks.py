@@ -38,7 +38,7 @@ def for_each_block(
 ) -> None:
     """Split [0, size) into blocks, and process each block once, in several threads.
 
-    Each thread calls `combiner()` once. It calls the returned function with (begin, end) of each of
+    Each thread calls `combiner()` once, and then the returned function with (begin, end) of each of
     its blocks.
     """
     # `next` of a range's iterator is atomic: no block is processed twice.

@@ -68,7 +68,7 @@ _EVALUATION_DATA = "the coordinator's evaluation data"
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedRound:
-    """The open updates of a round, in client order, and the model from which their training
+    """The opened updates of a round, in client order, and the model from which their training
     started.
 
     buffers: names of the floating-point tensors that are not parameters.

@@ -32,7 +32,8 @@ from potluck.server.strategy import Combine
 
 
 class PartialUpdate(EncodedUpdate):
-    """An update that omits some tensors. These are read with the values of the round's model."""
+    """An update that omits some tensors. The omitted tensors are read with the values of the
+    round's model."""
 
     def __init__(
         self,
@@ -174,7 +175,7 @@ class UpdateFiles:
             check_auxiliary_numbers(file)
 
     def open(self, path: Path, *, compressed: bool) -> TensorFile:
-        """Open an update's file. Raises LayoutError if the file has other tensors."""
+        """Open an update's file. Raises LayoutError if its tensors are not those of an update."""
         if compressed:
             packed, path = path, path.with_suffix(".plain")
             if not path.exists():

@@ -45,8 +45,8 @@ class LabelSums:
         self.cell_counts: dict[str, Counts] | None = None
 
     async def find(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
-        """Find or compute the wanted sums over these clients. Raises RunError if they fail and the
-        run can't continue without them."""
+        """Find or compute the sums that the run needs over these clients. Raises RunError if they
+        fail and the run can't continue without them."""
 
 
 class SumCollector(Protocol):

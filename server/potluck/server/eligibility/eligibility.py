@@ -96,8 +96,8 @@ class Eligibility:
         return under_cap(rows, counts, cap=cap, count=count, hosts=hosts, least_hosts=least)
 
     async def in_label_sums(self, rows: Rows, present: Callable[[str], bool]) -> Rows:
-        """Find or compute the secure sums of label counts. Return the rows of clients in a summed
-        cell.
+        """Find or compute the secure sums of label counts. Return the rows of clients whose group
+        (cell) has a sum.
 
         Returns all rows if label counts are not summed by cell, or if clients without a profile may
         be selected too.

@@ -92,9 +92,9 @@ def train_instruction(
 ) -> coordinator_pb2.Instruction:
     """Return the instruction for a client to train.
 
-    member: the work that the selector set for the client. companions: ids of the instructions of
-    all clients that may be trained together, this client's included. speed: divisor of the
-    simulated duration.
+    member: quotas, weight, passes and omitted tensors that the selector set for the client.
+    companions: ids of the instructions of all clients that may be trained together, this client's
+    included. speed: divisor of the simulated duration.
     """
     train = _train(plan, round_number, client, model)
     train.pace /= speed
@@ -228,8 +228,8 @@ def evaluate_instruction(
 def _train(
     plan: RunPlan, round_number: int, client: str, model: transfer_pb2.ModelReference
 ) -> coordinator_pb2.Train:
-    """Return the message for a client's training, without the work that the selector set for it,
-    and without auxiliary files."""
+    """Return the message for a client's training, without the settings that the selector made for
+    this client, and without auxiliary files."""
     run_file = plan.run_file
     up, masked = run_file.transport.up, run_file.secure_aggregation
     summed = run_file.host_sums.enabled

@@ -20,7 +20,7 @@ from potluck.server.rounds.waiting import QuorumStatus, Waiting
 from potluck.server.store.records import MemberState
 
 # Presence -----------------------------------------------------------------------------------------
-# No clock.
+# Has no clock: callers pass the time.
 
 
 class Presence:
@@ -189,7 +189,8 @@ class ClientPool:
     def first_roster(self, now: float) -> tuple[str, ...]:
         """Return all connected clients once they are enough to start the run; empty before."""
         attending = self.presence.attending
-        if not self.rules.expected_clients:  # with a fixed number, excluded clients count too
+        # a run that waits for a fixed number of clients also counts excluded ones
+        if not self.rules.expected_clients:
             attending = attending - self.left_out.troubles.keys()
         wanted = self.rules.expected_clients or self.rules.clients_per_round
         quorum = self._quorum(attending, wanted)

@@ -83,7 +83,7 @@ class RoundCohort:
     def wanted(self) -> int:
         """The number of updates that the round waits for.
 
-        This is at most `count`, unless the selector chose more clients than requested.
+        This is at most `clients_per_round`, unless the selector chose more clients than requested.
         """
         rules, chosen = self._rules, len(self.members)
         spared = sum(member.state is MemberState.SPARED for member in self.members.values())

@@ -233,6 +233,7 @@ def check_objective(table: PluginTable, *, source: str) -> None:
 
 
 def check_installed(group: str, name: str) -> None:
-    """Raise PluginError, listing what is installed, unless `name` is."""
+    """Raise PluginError, listing the installed plug-ins, unless the plug-in `name` of this group is
+    installed."""
     if name not in plugins.installed(group):
         raise plugins.not_installed(group, name)

@@ -96,7 +96,7 @@ class Trait(Enum):
     KEPT_TENSORS = auto()
     """Clients keep some tensors of the model and never send them."""
     OWN_MODELS = auto()
-    """Each client also trains its own model, close to the run's."""
+    """Each client also trains its own model, close to the run's model."""
     OBJECTIVE = auto()
     """The run file names a loss for the built-in training loop."""
     COUNTED_STEPS = auto()
@@ -220,7 +220,8 @@ class RunParts:
         }
 
     def _exact_profiles(self) -> str:
-        """Return the setting by which clients disclose profiles or sums without noise."""
+        """Return the setting by which clients disclose profiles or sums without noise; empty if
+        there is none."""
         profiles, selector = self.run_file.profiles, self.selector
         needs = selector.needs_profiles or self.strategy.needs_profiles
         if not (needs or selector.wants_label_totals):
@@ -368,8 +369,8 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         "fedavgm, fedadam, fednova, …), or unmasked updates",
         Trait.OWN_TENSORS: f"{_MASKED_STRATEGY}masked updates have all tensors of the model, and "
         "{strategy} changes some on the coordinator; choose another strategy, or unmasked updates",
-        # The coordinator names, for each client, the training whose state the client uses. A
-        # malicious coordinator would learn a single update from two sums.
+        # The coordinator names, for each client, the training whose state the client uses. So a
+        # malicious coordinator could learn a single update from two sums.
         Trait.KEPT_CORRECTION: f"strategy {{strategy}}{_KEPT_FOR_MASKS}",
         Trait.KEPT_TENSORS: f"`keep` of [model]{_KEPT_FOR_MASKS}",
         Trait.REPORTS: f"{_MASKED_SELECTOR}needs numbers that each client reports with its update "

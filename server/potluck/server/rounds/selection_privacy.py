@@ -73,7 +73,8 @@ def verdict_on(selector: Selector, name: str, protection: Protection) -> Selecti
 
 
 def _cause(refusal: str, name: str) -> str:
-    """Return the cause of a refusal in a few words, without its names and its remedy."""
+    """Return the cause in a refusal's error message in a few words, without the selector's name and
+    the remedy."""
     cause, _, _ = refusal.partition(": ")[2].partition(";")
     return cause.removeprefix(f"{name} ").partition(", ")[0]
 

@@ -13,7 +13,8 @@ RULES: Final = "selection-rules"
 
 
 def check_verifiable(run_file: RunFile, *, source: str) -> None:
-    """Raise ConfigurationError if the run's selections can't be verified as it requests."""
+    """Raise ConfigurationError if the run's selections can't be verified as the run file
+    requests."""
     if not run_file.selection.verifiable:
         return
     if not plugins.is_present(plugins.INTEGRATIONS, RULES):

@@ -52,7 +52,7 @@ class TraceClock:
         self.passed += seconds
 
     def seconds(self, training: float) -> float:
-        """Return the simulated seconds of a round: the wait until it began, and its training."""
+        """Return the simulated seconds of a round: the wait until it began plus `training`."""
         return self.begun - self.passed + training
 
     def speed(self, client: str) -> float:

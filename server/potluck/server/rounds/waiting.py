@@ -50,7 +50,8 @@ class QuorumStatus:
         return self.clients >= self.clients_needed and self.hosts >= self.hosts_needed
 
     def counted(self, verb: str) -> str:
-        """Return a text with the current and the needed numbers of clients and hosts."""
+        """Return a text with the current and the needed numbers of clients and hosts. verb: follows
+        "clients" in the text, such as "attend"."""
         least = "at least " if self.at_least else ""
         not_counted = f" (not counting {self.excluded} in quarantine or without a profile)" * (
             self.excluded > 0
@@ -79,7 +80,7 @@ def attempt_pause(failures: int) -> float:
 
 
 # Attempts -----------------------------------------------------------------------------------------
-# No clock.
+# Has no clock: returns pauses in seconds.
 
 
 class AttemptCount:

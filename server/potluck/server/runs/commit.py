@@ -338,7 +338,7 @@ class PostCommitTasks:
     async def settled(self) -> None:
         """Wait until the work is done. Raises the error with which the work failed."""
         if self._task is not None:
-            await asyncio.shield(self._task)  # it continues if the caller is cancelled
+            await asyncio.shield(self._task)  # the work continues if the caller is cancelled
 
     def stop(self) -> None:
         """Cancel the work, because this coordinator no longer drives the run."""

@@ -110,7 +110,8 @@ class RunDriver:
         return set() if self._over or self._loop is None else self._loop.files_in_use()
 
     def count_down(self, blake3: str, sent: int) -> None:
-        """Count bytes of a model file that were sent to a host."""
+        """Add to the count of bytes of model files that were sent to hosts. blake3: digest of the
+        file."""
         if self._run is not None:
             self._run.updates.bytes_down += sent
             encoding = self._run.models.current.encoding_of(blake3)

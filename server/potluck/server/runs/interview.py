@@ -53,8 +53,8 @@ async def choose(
     """Run the selector, with its questions; return its choice and the answers of clients.
 
     If a cohort has too many clients with the same tag, the selector is called again with fewer
-    available clients. The answers are those of the last call in which the selector asked. A cohort
-    that is on too few hosts for its update path is completed.
+    available clients. The answers are those of the last call in which the selector asked clients. A
+    cohort that is on too few hosts for masked or summed updates is completed.
 
     Raises RunError if the selector fails or its choice is invalid; ReplayError if, after a restart,
     its question differs from the stored one.
@@ -105,7 +105,8 @@ class _Steps:
     step: int = 0
 
     def next(self) -> Exchange | None:
-        """Count the next question. Return its stored exchange; None if none is stored."""
+        """Count the next question. Return its stored exchange (question and answers); None if none
+        is stored."""
         self.step += 1
         return self.stored[self.step - 1] if self.step <= len(self.stored) else None
 

@@ -55,7 +55,8 @@ def read_states(
     selector_scalars: Mapping[str, Any],
     strategy_scalars: Mapping[str, Any],
 ) -> States:
-    """Return the states that `write_states` wrote."""
+    """Return the states: the arrays that `write_states` wrote, and these scalars from the
+    database."""
     arrays: dict[str, dict[str, NDArray[Any]]] = {"selector": {}, "strategy": {}}
     if blake3 is not None:
         files.verify(blake3)
@@ -159,8 +160,8 @@ class Models:
         self.result = RoundModel(model=self.current, strategy_state=self.states.strategy)
 
     def commit(self, states: States) -> None:
-        """Make the result the model that clients train from. states: the states stored with this
-        result."""
+        """Use the current result as the model that clients train from. states: the states stored
+        with this result."""
         self._before, self.current, self.states = self.current, self.result.model, states
 
     async def last_step(self) -> float | None:

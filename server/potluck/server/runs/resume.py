@@ -210,7 +210,8 @@ async def _first_model(
     if _pretrains(run_id, plan, needs_model=profiling.needs_model):
         record.say("pre-training a model" + (" for triplets" if profiling.needs_model else ""))
         pretrained = await services.pretrain(model.blake3)
-        if pretrained != model.blake3:  # the pre-training run has the first model
+        # this run does not use the first model; the pre-training run keeps its file
+        if pretrained != model.blake3:
             services.files.let_go(model.digests)
         if pretrained is None:
             return None
@@ -335,7 +336,7 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
 
 
 def _state_now(member: MemberRow, *, whole: bool) -> MemberState:
-    """Return a member's stored state. If a crash damaged its update, the update is awaited
-    again."""
+    """Return a member's stored state. If a crash damaged its update, the update is awaited again.
+    whole: True if the update's file is intact."""
     received = member.state is MemberState.RECEIVED
     return MemberState.SELECTED if received and not whole else member.state

@@ -152,13 +152,12 @@ class Run:
         self.attempt = replace(self.attempt, cohort=cohort, answers=answers, companions=together)
 
     def speed(self, client: str) -> float:
-        """Return a client's speed in the current attempt, relative to 1; 1 if clients follow no
-        trace."""
+        """Return a client's relative speed in the current attempt; 1 if clients follow no trace."""
         return 1.0 if self.trace_clock is None else self.trace_clock.speed(client)
 
     def arrival(self, client: str, seconds: float) -> float:
-        """Return the seconds until a client's update arrives: `seconds`, or infinity if, by the
-        trace, the client becomes unavailable before."""
+        """Return the seconds until a client's update arrives: `seconds`, or infinity if the client
+        becomes unavailable before, according to the trace."""
         clock = self.trace_clock
         return seconds if clock is None else clock.arrival(client, seconds)
 

@@ -27,7 +27,7 @@ from potluck.server.store.records import AttemptKey, AttemptRow, MemberWork, Pro
 async def admit(run: Run, clients: tuple[str, ...]) -> None:
     """Add clients to the roster, in this order, and record it in the store."""
     await run.selecting.admit(clients)
-    if len(clients) == len(run.roster):  # the first clients
+    if len(clients) == len(run.roster):  # these are the run's first clients
         await set_state(run, RunState.RUNNING)
         run.models.start_selector(run.selecting.population())
 
@@ -170,7 +170,7 @@ async def _context(run: Run, action: rounds.Select, key: AttemptKey) -> Selectio
 
 
 async def _check_resumable(run: Run, rows: Rows) -> None:
-    """Raise ReplayError if the available clients differ from those at the first question."""
+    """Raise ReplayError if the available clients differ from those before a restart."""
     run_id = run.id
     attempt: AttemptRow | None = await run.services.in_store(
         lambda store: store.current_attempt(run_id)

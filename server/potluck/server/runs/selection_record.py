@@ -45,7 +45,7 @@ class SelectionRecord:
 
 
 def record_of(run: Run) -> SelectionRecord:
-    """Return the record of a run's selections."""
+    """Return the object that makes a run's commitments to its selections."""
     if not run.plan.run_file.selection.verifiable:
         return SelectionRecord()
     found: SelectionRecord = plugins.integration(RECORD)(run)

@@ -19,7 +19,8 @@ from potluck.server.watching.run_spans import RunSpans
 
 @dataclass(kw_only=True)
 class RunServices:
-    """The coordinator's parts for each run: hosts, files, store, trust, metrics, callbacks."""
+    """Parts of the coordinator that every run uses: hosts, files, store, trust, metrics,
+    callbacks."""
 
     attendance: Attendance
     files: ModelFiles

@@ -179,8 +179,8 @@ class UpdateInbox:
 
     @contextlib.contextmanager
     def spooling(self, header: transfer_pb2.UpdateHeader) -> Iterator[None]:
-        """End the run if the disk can't store the update, because sending it again would not
-        help."""
+        """While the block runs, end the run if the disk can't store the update, because sending the
+        update again would not help."""
         folder = self._run.updates.spool.folder
         try:
             try:
@@ -245,7 +245,8 @@ class UpdateInbox:
             self._being_recorded.difference_update(updates)
         awaited = [self.expects(each.client, update_id) for update_id, each in updates.items()]
         if not any(awaited):
-            await self._accepted_late(updates)  # the round no longer waits for this client
+            # it is late: the round no longer waits for this client
+            await self._accepted_late(updates)
             return
         if not all(awaited):
             self._require(

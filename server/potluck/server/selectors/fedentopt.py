@@ -129,7 +129,8 @@ class Buffer:
 
 
 class _Pool:
-    """The clients with label counts: which can be chosen next, and the sum over the chosen ones.
+    """The clients with label counts: tracks which can be chosen next, and the summed counts of the
+    chosen ones.
 
     closed: number added to each client's score: 0 if the client can be chosen, else −∞.
     """

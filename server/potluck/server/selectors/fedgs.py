@@ -96,7 +96,7 @@ class FedGS(Selector):
 
 
 def overdue(selections: Rows, size: int, available: int) -> Floats:
-    """Return z of each client: larger if the client was selected more often.
+    """Return z of each client, as `FedGS` defines it: larger if the client was selected more often.
 
     selections: K, earlier selections. size: clients of the cohort. available: number of available
     clients.
@@ -108,8 +108,8 @@ def overdue(selections: Rows, size: int, available: int) -> Floats:
 def farthest(distances: Floats, often: Floats, size: int) -> Rows:
     """Return `size` positions with a large mean distance and a small sum of `often`.
 
-    distances: n × n, 0 on the diagonal, between the n ≥ size positions. The first of equal
-    positions is preferred.
+    distances: n × n, 0 on the diagonal, between the n ≥ size positions. often: n, each position's
+    z. The first of equal positions is preferred.
     """
     pair = 2 / (size * (size - 1)) if size > 1 else 0.0
     inside = np.zeros(len(often), dtype=bool)

@@ -51,8 +51,8 @@ class Scoring:
     clip: float
 
     def scores(self, utilities: Floats, rounds: Floats, *, round_number: int) -> Floats:
-        """Return (min(U, clip) − min) / range + √(0.1 ln R / L), ≥ 0. rounds: L ≥ 1, the round in
-        which each client was last seen."""
+        """Return (min(U, clip) − min) / range + √(0.1 ln R / L), ≥ 0. utilities: U. rounds: L ≥ 1,
+        the round in which each client was last seen. round_number: R."""
         return self.exploited(utilities) + staleness(rounds, round_number)
 
     def exploited(self, utilities: Floats) -> Floats:
@@ -76,7 +76,7 @@ class Scoring:
 
 def staleness(rounds: Floats, round_number: int) -> Floats:
     """Return √(0.1 ln R / L): older knowledge is less certain. rounds: L ≥ 1, the round in which
-    each client was last seen."""
+    each client was last seen. round_number: R."""
     bonus: Floats = np.sqrt(0.1 * math.log(round_number) / rounds)
     return bonus
 

@@ -70,7 +70,7 @@ class Disclosures:
 
     sums: secure sums that include clients of the run, from any run, oldest first. profiles:
     profiles of the run's clients. independent: True if the coordinator's operator does not hold the
-    federation root.
+    federation root's key.
     """
 
     sums: tuple[SumRecord, ...]

@@ -55,8 +55,8 @@ class _Named(References, Rounds, Runs):
 
 @dataclass(frozen=True, kw_only=True)
 class _Needed:
-    """Model files to copy. named: digests that rows reference. last: by run, digests of the files
-    that the run needs to continue."""
+    """Model files to copy. named: digests that rows reference. last: for each run, digests of the
+    files that it needs to continue."""
 
     named: set[str]
     last: dict[str, set[str]]
@@ -128,7 +128,7 @@ def _copy_database(url: str, target: Path) -> tuple[str, _Needed]:
         _copy_sqlite(Path(parsed.database or "").resolve(), target / SQLITE)
         return SQLITE, _needed(f"sqlite:///{target / SQLITE}")
     dump(url, target / DUMP)
-    return DUMP, _needed(url)  # also includes newer files, which is harmless
+    return DUMP, _needed(url)  # rows newer than the dump may name more files, which is harmless
 
 
 def _copy_sqlite(source: Path, target: Path) -> None:
@@ -139,7 +139,8 @@ def _copy_sqlite(source: Path, target: Path) -> None:
             contextlib.closing(sqlite3.connect(target)) as made,
         ):
             original.backup(made)
-            # The copy must stay a single file, without a log file, even while it is read.
+            # With this mode, the copy stays a single file, without a log file, even while it is
+            # read.
             made.execute("PRAGMA journal_mode = DELETE")
             [damage] = made.execute("PRAGMA integrity_check(1)").fetchone()
     except sqlite3.Error as error:

@@ -72,7 +72,8 @@ def _job(name: str, table: dict[str, Any], database: str, state_directory: Path)
     if not isinstance(plugin, str):
         raise ConfigurationError(f"{where}: {PLUGIN} is {plugin!r}; it must be a text", sink=name)
     number = isinstance(silence, (int, float)) and not isinstance(silence, bool)
-    if not number or not 0 < silence < math.inf:  # JSON has neither inf nor nan
+    # the process gets JSON, which has neither inf nor nan
+    if not number or not 0 < silence < math.inf:
         raise ConfigurationError(
             f"{where}: {SILENCE} is {silence!r}; it must be a number above 0", sink=name
         )

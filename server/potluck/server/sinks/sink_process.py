@@ -138,7 +138,7 @@ def main() -> int:
         reader = RecordReader(job.database)  # before chdir: the database's path may be relative
         os.chdir(job.folder)
         with (job.folder / "lock").open("w") as lock:
-            # The sink process of a killed coordinator may still be writing.
+            # Wait for the sink process of a killed coordinator, which may still be writing.
             fcntl.flock(lock, fcntl.LOCK_EX)
             _feed(job, reader, told, answer)
     except PotluckError as error:

@@ -175,9 +175,9 @@ class Attempts(Part):
         """Store the client id, host id and reason of each member, in order, before any member gets
         an instruction.
 
-        works: work that the selector set for each client. provenance: versions that each client's
-        host reported. Raises StorageError if the attempt already has a cohort, or if this cohort is
-        empty or names a client twice.
+        works: for each client, the settings that the selector made for its work. provenance:
+        versions that each client's host reported. Raises StorageError if the attempt already has a
+        cohort, or if this cohort is empty or names a client twice.
         """
         clients = {client_id for client_id, _, _ in cohort}
         if len(clients) != len(cohort) or not cohort:
@@ -306,7 +306,7 @@ class Attempts(Part):
 
 def last_commit(connection: Connection, run_id: str) -> tuple[int, str | None]:
     """Return the last committed round and the digest of its model. Before the first commit, return
-    (0, initial model), or (0, None) without a model."""
+    0 and the digest of the initial model, or (0, None) without a model."""
     rounds, runs = schema.rounds, schema.runs
     row = connection.execute(
         select(rounds.c.round, rounds.c.model_blake3)

@@ -147,7 +147,7 @@ class RunRow(NewRun):
 class UpdateRow(UpdateReport):
     """An update in the spool, with its report.
 
-    size: bytes of the spooled file. seconds: time from instruction to update, or simulated seconds.
+    size: bytes of the spooled file. seconds: seconds from instruction to update, real or simulated.
     """
 
     blake3: str
@@ -401,7 +401,7 @@ class FileHolder:
 
 @dataclass(frozen=True, kw_only=True)
 class Participation:
-    """A client's part in a run's committed rounds.
+    """A client's participation in a run's committed rounds.
 
     picks: number of rounds in which the client was selected. samples: number of samples in its last
     included update; None without one. included_round, included_attempt: round and attempt of that

@@ -72,7 +72,8 @@ class FLTrust(Averaging):
         return kept, state
 
     def train(self, training: ServerTraining) -> None:
-        """Train the coordinator's update, then replace it by the clients' trusted updates."""
+        """Train the coordinator's own update; then set the network to the model moved by the
+        clients' updates, weighted by trust."""
         before = training.weights()
         parameters = {name for name, _ in training.network.named_parameters()} & before.keys()
         self._descend(training)

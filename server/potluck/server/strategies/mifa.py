@@ -45,7 +45,7 @@ class Mifa(Averaging):
     by_samples = False
 
     def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:  # noqa: ARG002
-        """Return a remark if the clients' learning rate falls."""
+        """Return a remark if the clients' learning rate falls over the rounds."""
         if training.learning_rate_in(1) == training.learning_rate_in(1_000_000):
             return ()
         remark = (

@@ -233,7 +233,7 @@ class RunObserver:
         for name, value in found.items():
             self._set(metrics.MEASURE, value, measure=name)
         for name, each in row.coverage.items():
-            if name not in found:  # requested, but no client measured it
+            if name not in found:  # requested, but not measured by any client
                 self._set(metrics.MEASURE, None, measure=name)
             for state, clients in (("asked", each.asked), ("measured", each.clients)):
                 self._set(metrics.MEASURE_CLIENTS, clients, measure=name, state=state)

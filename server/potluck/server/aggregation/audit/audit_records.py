@@ -228,7 +228,8 @@ def _seen(
                 BiasUpdates(
                     changes=row,
                     fewest=steps.fewest_samples(row) if known else None,
-                    # Clipped gradients change a bias less, and how much less is not known.
+                    # Clipped gradients change a bias less, and how much less is not known: the
+                    # bound is 0.
                     spans=np.array([0.0 if training.gradient_clip else steps.span]),
                 )
             )

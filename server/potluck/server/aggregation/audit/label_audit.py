@@ -50,7 +50,8 @@ class LocalSteps:
         return self.learning_rate / (1 - self.momentum) * (self.steps - lost)
 
     def fewest_samples(self, changes: Floats) -> Floats:
-        """Return the minimum number of samples of each class that explains how its bias rose.
+        """Return, for each class, the minimum number of samples that explains how the class's bias
+        rose.
 
         It is 0 for a class whose bias fell.
 
@@ -60,7 +61,7 @@ class LocalSteps:
         last = self.samples - (batches - 1) * self.batch_size
         passes = -(-self.steps // batches)
         length = self.learning_rate / (1 - self.momentum)
-        # A lower bound: the class's share in each batch of a pass, summed over the batches.
+        # The class's share in each batch of a pass, summed over the batches: a lower bound.
         shares = changes.clip(min=0.0) / (length * passes)
         beyond = (shares - 1).clip(min=0.0)
         fewest: Floats = shares.clip(max=1.0) * last + beyond * self.batch_size
@@ -90,8 +91,8 @@ class AuditSettings:
     significance: probability of suspecting an honest client, per audit. least_rounds: number of
     rounds without a rise after which few samples of the class are assumed. least_span: minimum
     `LocalSteps.span` of a round; rounds with a smaller span are not counted in `least_rounds`.
-    unseen_samples, unseen_share: maximum number of samples that a client may hold if its bias never
-    rose, absolute or as a share of its claim; the larger applies.
+    unseen_samples, unseen_share: maximum number of samples that a client may hold of a class whose
+    bias never rose, absolute or as a share of all samples that it claims; the larger applies.
     """
 
     significance: float = 0.01

@@ -125,7 +125,8 @@ def with_repeats(
 ) -> Selection:
     """Draw with replacement; return each drawn client once, with the weight of its update.
 
-    shares: n_k / n, above 0. chances: p_k; both sum to 1. draws: number of draws.
+    shares: n_k / n, each client's share of the samples, above 0. chances: p_k, probability of each
+    client; both sum to 1. draws: number of draws.
     """
     drawn = generator.choice(len(rows), size=draws, p=chances)
     places, times = np.unique(drawn, return_counts=True)

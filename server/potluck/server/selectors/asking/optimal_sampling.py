@@ -145,7 +145,8 @@ def optimal(importance: Floats, size: int) -> Floats:
 
 
 def approximate(importance: Floats, size: int, steps: int) -> Floats:
-    """Return p near `optimal`, from sums over clients only (the paper's Algorithm 2). Σp ≤ size.
+    """Return probabilities p close to those of `optimal`, computed from sums over clients only (the
+    paper's Algorithm 2). Σp ≤ size.
 
     steps: maximum number of times that the p below 1 are scaled up.
     """

@@ -117,7 +117,8 @@ class Refl(Selector):
 
 
 def stragglers_expected(state: State, arrays: Mapping[str, Any], late: Rows) -> int:
-    """Return the number of late clients that are expected to send an update within μ seconds."""
+    """Return the number of late clients that are expected to send an update within μ seconds, the
+    average duration of a round's slowest training."""
     clock, mean = _number(state, "clock") or 0.0, _number(state, "mean_seconds") or 0.0
     left = arrays["seconds"][late] - (clock - arrays["begun"][late])
     return int(np.count_nonzero(np.isnan(left) | (left <= mean)))

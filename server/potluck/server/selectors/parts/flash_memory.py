@@ -70,7 +70,8 @@ class Posterior:
 def exploration_width(
     round_number: int, clients: int, *, dimension: int, regularization: float, delta: float
 ) -> float:
-    """Return γ_t = √λ + √(d ln((1 + t·m) / δ)). round_number: t, from 0. clients: m."""
+    """Return the width of exploration, γ_t = √λ + √(d ln((1 + t·m) / δ)). round_number: t, from 0.
+    clients: m."""
     return math.sqrt(regularization) + math.sqrt(
         dimension * math.log((1 + round_number * clients) / delta)
     )
@@ -187,7 +188,8 @@ class Memory:
         told = np.minimum(told, LARGEST)  # keeps ratios and rewards finite
         heard = ~np.isnan(told[:, 0])
         estimated = plausible(column(answers, "seconds", clients), factor=_FACTOR)
-        estimated[estimated == 0] = np.nan  # 0: a real clock, unknown before a training
+        # 0 on a real clock: the duration is unknown before a training
+        estimated[estimated == 0] = np.nan
         seconds = np.where(np.isnan(self.seconds), estimated, self.seconds)
         rewards = self._rewards(told[:, 0], seconds, rules)
         changed = heard & (self.last_heard > 0)

@@ -75,7 +75,7 @@ def _alike(changes: Floats, weights: Floats) -> Iterator[tuple[Rows, Floats, Flo
 
 def _gradient(points: Floats, changes: Floats, weights: Floats) -> Floats:
     """Return the gradient of Σ_t w_t (½ r_tᵀ Σ⁻¹ r_t + ½ log det Σ) with respect to the points, n ×
-    d.
+    d. changes: r_t of each round t. weights: w_t.
 
     Σ is n × n and never computed: Σ⁻¹ X = X A⁻¹, where A = Xᵀ X + noise² I is d × d.
     """

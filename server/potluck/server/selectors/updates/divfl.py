@@ -120,8 +120,8 @@ def distances(vectors: Floats) -> Floats:
 def greedy(
     apart: Floats, able: Rows, count: int, generator: np.random.Generator
 ) -> tuple[Rows, list[float]]:
-    """Return up to `count` positions among `able`, and G after each choice. apart: distances, n ×
-    n.
+    """Return up to `count` positions among `able`, and the objective G of `DivFL` after each
+    choice. apart: distances, n × n.
 
     Gains are computed lazily: a client's gain can only fall when other clients are chosen, so it is
     computed again only if it is the largest.
