@@ -1,7 +1,8 @@
 """Alarms about suspicious clients and missing tags.
 
 An alarm is raised about clients that are picked too often, about clients that report more samples
-than the run's limits, and about clients that count as one site because their site's tag is missing.
+than the run's limits allow, and about clients that count as one site because their site's tag is
+missing.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class SelectionAlarms:
                 )
 
     def look_at_samples(self, disclosed: Mapping[str, int]) -> None:
-        """Raise an alarm about clients that report more samples than the run's limits. disclosed:
-        number of samples of each client in the newest round."""
+        """Raise an alarm about clients that report more samples than the run's limits allow.
+        disclosed: number of samples of each client in the newest round."""
         samples = np.array(list(disclosed.values()), dtype=np.int64)
         counts = counted(samples, self._limits)
         self.largest_weight = float(counts.max() / counts.sum()) if disclosed else None

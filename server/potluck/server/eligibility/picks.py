@@ -1,4 +1,5 @@
-"""Counts how often clients were selected, limits it, and measures how uneven it is."""
+"""Counts how often clients were selected, limits these numbers, and measures how uneven they
+are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracks a run's clients, and decides whether they suffice for a round. No clock.
+"""Tracks a run's clients, and decides whether they suffice for a round. Has no clock.
 
 A selection first waits for disconnected clients that may still reconnect, so that a host that
 restarts between two rounds does not change the cohort. Then it uses the connected clients. If these

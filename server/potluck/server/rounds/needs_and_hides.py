@@ -3,7 +3,8 @@ before a run starts.
 
 A part of a run (selector, strategy, trainer, a table of the run file) has `Trait`s: for example, it
 needs single updates, or masks them. `HIDES` lists, for each trait, the traits that it hides, each
-with the error message. A run is refused with the message of its first such pair.
+with the error message. If a run has a trait and also one that it hides, the run is refused with the
+message of the first such pair.
 """
 
 from __future__ import annotations

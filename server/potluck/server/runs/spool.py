@@ -1,4 +1,4 @@
-"""The spool: a folder of received updates until they are combined, one file per client and
+"""The spool: a folder that holds received updates until they are combined, one file per client and
 attempt.
 """
 

@@ -107,7 +107,8 @@ def greedy(training: Floats, uploads: Floats, deadline: float, count: int) -> tu
 
 
 def _grown(seconds: Floats, length: int) -> Floats:
-    """Return a copy with NaN for each client that has joined since the last round."""
+    """Return a copy of the durations, with NaN for each client that has joined since the last
+    round."""
     result = np.full(length, np.nan)
     result[: len(seconds)] = seconds
     return result

@@ -112,8 +112,8 @@ class Walk:
         return Accepted(position=position, wanted=scarcest, counted=taken)
 
     def _after(self, scarcest: int) -> int | None:
-        """Return the position, in the order of the walk, of the next client that has the class and
-        was not taken; None if no client is left.
+        """Return the position, in the order of the walk, of the next client that has samples of
+        this class and was not taken; None if no such client is left.
 
         The search is cyclic.
         """

@@ -73,7 +73,7 @@ class _Dual:
         self._ridge = ridge / scale**2
 
     def minimum(self, point: Floats) -> Floats:
-        """Return the minimum, searched from this point."""
+        """Return the point at which φ is least; the search starts at `point`."""
         weights = self.weights(point)
         value = self._value(point, weights)
         for _ in range(_STEPS):

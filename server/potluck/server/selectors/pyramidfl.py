@@ -72,7 +72,8 @@ class PyramidFL(Oort):
         return State(scalars=state.scalars, arrays={**state.arrays, _GRADIENT: unknown})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """Select Oort's cohort, and set the work of each of its clients."""
+        """Select Oort's cohort, and set the passes and the omitted tensors of each of its
+        clients."""
         chosen = super().select(state, context)
         reasons = list(chosen.reasons)
         epochs: NDArray[np.int64] | None = None

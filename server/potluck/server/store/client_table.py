@@ -1,4 +1,5 @@
-"""The tables of clients: known, in quarantine, excluded from a run; profiles and secure sums."""
+"""The tables of known clients, clients in quarantine, excluded clients, profiles and secure
+sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries which stored files the rounds of runs reference."""
+"""Finds the stored files that the rounds of runs reference."""
 
 from __future__ import annotations
 

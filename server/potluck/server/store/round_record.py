@@ -1,4 +1,4 @@
-"""Converts rows of committed rounds into the type that all programs use."""
+"""Converts rows of committed rounds into `Round`, the type that all programs use."""
 
 from __future__ import annotations
 

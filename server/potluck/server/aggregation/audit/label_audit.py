@@ -5,12 +5,12 @@ of c in the batch − the model's mean probability of c). So without samples of 
 fall. If a client's bias of c has risen, the client holds samples of c; the rise gives their minimum
 number (`LocalSteps.fewest_samples`). If its bias of c never rises, the client holds few samples of
 c, provided that its steps were long enough to change the model noticeably (`LocalSteps.span`).
-Measurements of honest clients agree (docs/research/label-audit.md). Claims outside these bounds are
-tested against the noise that the client is known to have added.
+Measurements of honest clients agree with these bounds (docs/research/label-audit.md). Claims
+outside these bounds are tested against the noise that the client is known to have added.
 
-It needs unmasked updates, so it does not work with secure aggregation. It is valid for steps of
-plain SGD, with or without momentum; `audit_records.why_not_audited` lists the settings that break
-its assumptions. The audit raises suspicion; it proves nothing.
+The audit needs unmasked updates, so it does not work with secure aggregation. It is valid for steps
+of plain SGD, with or without momentum; `audit_records.why_not_audited` lists the settings that
+break its assumptions. The audit raises suspicion; it proves nothing.
 """
 
 from __future__ import annotations

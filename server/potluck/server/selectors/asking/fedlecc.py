@@ -99,7 +99,7 @@ class FedLecc(Selector):
 
 
 def square_roots(label_counts: Floats) -> Floats:
-    """Return square roots of label distributions, n × C.
+    """Return the element-wise square roots of label distributions, n × C.
 
     The distance of two rows is √2 times their Hellinger distance. Negative counts, which noise may
     cause, are taken as 0. A row without labels gives the uniform distribution.

@@ -117,7 +117,7 @@ class OptimalSampling(Selector):
 
 
 def optimal(importance: Floats, size: int) -> Floats:
-    """Return p with Σp = size, 0 ≤ p ≤ 1, that makes Σ importance² / p least (the paper's Eq. 7).
+    """Return the p with Σp = size, 0 ≤ p ≤ 1, that makes Σ importance² / p least (paper, Eq. 7).
 
     importance: ≥ 0, finite. size: at most its length. If at most `size` values are above 0, these
     get p = 1, and the other positions share the rest of Σp equally.

@@ -155,7 +155,8 @@ def _least(values: Floats, size: int, generator: np.random.Generator) -> list[in
 
 
 def _grown(arrays: Mapping[str, NDArray[Any]], clients: int) -> dict[str, NDArray[Any]]:
-    """Return copies of the state's arrays, with rows for clients that have joined since.
+    """Return copies of the state's arrays, with rows for clients that have joined since the last
+    round.
 
     selected_in: round of the last selection, 0 if there was none. begun: clock time of that
     selection. seconds: duration of the last training.

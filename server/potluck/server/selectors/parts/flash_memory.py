@@ -26,7 +26,8 @@ from potluck.server.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class Posterior:
-    """Posterior of the coefficients. precision: d × d, V = λI + Σ x xᵀ. response: d, b = Σ r x."""
+    """Posterior of the coefficients. precision: d × d, V = λI + Σ x xᵀ over contexts x. response:
+    d, b = Σ r x with rewards r."""
 
     precision: Floats
     response: Floats
@@ -177,8 +178,8 @@ class Memory:
     # Events -----------------------------------------------------------------------------------
 
     def heard(self, answers: Answers, round_number: int, rules: Rules) -> Memory:
-        """Return the memory, updated with the answers to a question: new contexts and the due
-        rewards.
+        """Return the memory, updated with the answers to a question: new contexts, and the rewards
+        that become known.
 
         A client whose losses are not finite and ≥ 0 keeps its last losses and gets no reward.
         """

@@ -1,8 +1,8 @@
 """The entropy of a label distribution after adding each of many clients' counts to it.
 
-The entropy of L + l, with M samples in all, is ln M − (1/M) Σ x ln x over x = L_j + l_j. Scores are
-in double precision, computed in blocks that fit the cache, in several threads. A million clients
-with ten classes take about 20 ms.
+With L the sum up to now, l a client's counts and M samples in all, the entropy of L + l is ln M −
+(1/M) Σ x ln x over x = L_j + l_j. Scores are in double precision, computed in blocks that fit the
+cache, in several threads. A million clients with ten classes take about 20 ms.
 """
 
 from __future__ import annotations

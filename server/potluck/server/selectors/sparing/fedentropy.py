@@ -139,7 +139,8 @@ def _sizes(samples: Rows) -> Floats:
 
 
 def _grown(weights: Floats, length: int) -> Floats:
-    """Return a copy with a 1 for each client that has joined since the last round."""
+    """Return a copy of the weights, with a 1 for each client that has joined since the last
+    round."""
     result = np.ones(length)
     result[: len(weights)] = weights
     return result

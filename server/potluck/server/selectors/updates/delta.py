@@ -110,7 +110,8 @@ def shared(before: Floats, samples: Floats, facts: UpdateFacts, diversity: float
 
 
 def _grown(chances: Floats, clients: int) -> Floats:
-    """Return a copy, with the mean for each client that has joined since the last round."""
+    """Return a copy of the probabilities, with the mean for each client that has joined since the
+    last round."""
     joined = max(0, clients - len(chances))
     mean = float(chances.mean()) if len(chances) else 1.0
     return np.append(chances, np.full(joined, mean))

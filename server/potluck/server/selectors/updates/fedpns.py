@@ -177,8 +177,8 @@ def _per_step(facts: UpdateFacts) -> Floats:
 
 
 def _grown(arrays: Mapping[str, NDArray[Any]], clients: int) -> dict[str, NDArray[Any]]:
-    """Return the arrays, with rows for clients that have joined since the last round. These have
-    the mean probability."""
+    """Return the arrays, with rows for clients that have joined since the last round. The new rows
+    have the mean probability."""
     known = len(arrays.get("probability", ()))
     if known >= clients:
         return dict(arrays)

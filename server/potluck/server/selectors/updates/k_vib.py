@@ -66,8 +66,8 @@ class KVib(Selector):
     def init(self, population: Population) -> State:
         """Return a state without feedback.
 
-        For each row, it has its λ, relative to the mean, and its W. The scalars `sum` and `number`
-        are the sum and the number of all π² so far.
+        For each row, it has the client's λ, relative to the mean, and the client's W. The scalars
+        `sum` and `number` are the sum and the number of all π² so far.
         """
         sizes = samples_or_mean(population, np.arange(len(population)))
         return State(
@@ -185,8 +185,8 @@ def _number(state: State, name: str) -> float:
 
 
 def _grown(state: State, clients: int) -> State:
-    """Return the state with rows for clients that have joined since the last round, with the mean
-    share."""
+    """Return the state with rows for clients that have joined since the last round. The new rows
+    have the mean share of samples."""
     more = max(0, clients - len(state.arrays["feedback"]))
     arrays = {
         "shares": np.append(state.arrays["shares"], np.ones(more)),

@@ -36,7 +36,8 @@ def check_size(name: str, context: SelectionContext, limit: int = LIMIT) -> None
 
 
 def nothing(clients: int, numbers: int = 0) -> dict[str, NDArray[Any]]:
-    """Return the state before round 1. numbers: number of entries in a client's row."""
+    """Return the state before round 1, without known updates. numbers: number of entries in a
+    client's row."""
     return {
         "picks": np.zeros(clients, dtype=np.int64),
         "seen": np.zeros(0, dtype=np.int64),
