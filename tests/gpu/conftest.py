@@ -12,11 +12,11 @@ TWO_GPUS = pytest.param(("cuda:0", "cuda:1"), marks=pytest.mark.gpu(count=2))
 
 @pytest.fixture(params=["cpu", GPU])
 def device(request: pytest.FixtureRequest) -> str:
-    """A device as a host's settings name it."""
+    """Return a device, as named in a host's settings."""
     return cast(str, request.param)
 
 
 @pytest.fixture(params=[("cpu", "cpu"), TWO_GPUS])
 def devices(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """Two devices of a host."""
+    """Return two devices of a host."""
     return cast(tuple[str, str], request.param)

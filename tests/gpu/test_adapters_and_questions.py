@@ -24,7 +24,7 @@ from potluck.integrations.adapters.lightning import LightningTrainer
 
 
 def blobs(samples: int = 600) -> Examples:
-    """Two clouds of points, a class each."""
+    """Return two clouds of points, one per class."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(samples) % 2
     inputs = torch.randn(samples, 4, generator=generator) + 2.0 * labels[:, None]
@@ -59,7 +59,7 @@ def test_question_answer_on_the_device_equals_that_on_the_cpu(
 
 
 class Line(lightning.LightningModule):  # type: ignore[misc]  # its library is not read
-    """Says on which device it was trained."""
+    """A linear model that records the device on which it was trained."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ CLIENTS = [ClientId(f"client-{number}") for number in range(3)]
 
 @dataclass(frozen=True, kw_only=True)
 class Noise(Task):
-    """Images of noise, another number of them at each client."""
+    """Task with images of noise; each client has another number of images."""
 
     classes = 10
 

@@ -83,7 +83,7 @@ def test_triplet_estimate_on_the_device_equals_that_on_the_cpu(device: str) -> N
     def estimated(where: str) -> tuple[float, float, float]:
         model = model_of(task)
         weights = {name: array.copy() for name, array in state_arrays(model).items()}
-        there = data.to(torch.device(where))  # as samples that stay on a device are
+        there = data.to(torch.device(where))  # like samples that stay on a device
         terms = EstimateTerms(settings=settings, seed=1, device=torch.device(where))
         found = estimate_matrix(model, weights, there, classes=2, terms=terms)
         return triplet(found.matrix)
@@ -97,7 +97,7 @@ def test_triplet_estimate_on_the_device_equals_that_on_the_cpu(device: str) -> N
 
 
 class Drawing(Trainer):
-    """Adds what it draws from the device's own generator."""
+    """Trainer that adds random numbers from the device's own generator to the model."""
 
     measures: ClassVar = {}
 
@@ -115,7 +115,7 @@ class Drawing(Trainer):
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn(Task):
-    """A task with that trainer."""
+    """Task with the trainer `Drawing`."""
 
     def model(self) -> nn.Module:
         return nn.Linear(3, 2)
@@ -154,7 +154,7 @@ def test_custom_trainer_gets_the_device_and_seeded_generators(device: str, tmp_p
     assert trained(2) != first
 
 
-# Processes of their own: what is set there is set for the whole process
+# In separate processes: deterministic kernels are set for a whole process
 
 DETERMINISTIC = """
 import hashlib, sys, torch

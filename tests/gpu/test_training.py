@@ -51,7 +51,7 @@ def first_weights() -> Arrays:
 
 
 def updated(training: Classification, folder: Path, client: str, **settings: Any) -> Arrays:
-    """A client's update, as its file has it."""
+    """Train a client; return its update as read from its file."""
     folder.mkdir(parents=True)
     write_tensors(folder / "model", first_weights())
     lines = LocalTraining(learning_rate=0.05, batch_size=16, epochs=2, **settings)
@@ -73,7 +73,7 @@ def updated(training: Classification, folder: Path, client: str, **settings: Any
 
 
 def distance(one: Arrays, other: Arrays) -> float:
-    """How far two models are from each other, by the length of the second."""
+    """Return the distance of two models, divided by the norm of the second."""
     apart = sum(float(((one[name] - other[name]) ** 2).sum()) for name in other)
     return float(np.sqrt(apart / sum(float((array**2).sum()) for array in other.values())))
 
@@ -105,7 +105,7 @@ def test_clients_trained_in_parallel_have_the_weights_of_sequential_trainings(
     devices: tuple[str, str], tmp_path: Path
 ) -> None:
     clients = ["client-0", "client-1", "client-2", "client-3"]
-    first_weights()  # before there are threads
+    first_weights()  # compute them before threads start
 
     async def trained(folder: Path, *makes: str) -> list[Arrays]:
         worker = Worker(*(partial(on, make) for make in makes))
@@ -130,7 +130,7 @@ def test_clients_trained_in_parallel_have_the_weights_of_sequential_trainings(
 
 
 def blobs(samples: int = 48) -> Examples:
-    """Two clouds of points, a class each."""
+    """Return two clouds of points, one per class."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(samples) % 2
     inputs = torch.randn(samples, 4, generator=generator) + 2.0 * labels[:, None]
@@ -160,7 +160,7 @@ def generator_state(device: str) -> Tensor:
 def test_dropout_on_the_device_depends_on_the_seed_and_restores_the_generator(device: str) -> None:
     before = generator_state(device)
     first = trained(device, dropout=0.5)
-    torch.manual_seed(1)  # as the network's making leaves it
+    torch.manual_seed(1)  # the state after the network was created
     torch.rand(17, device=device)
     again = trained(device, dropout=0.5)
     assert distance(again, first) <= (0 if device == "cpu" else 1e-6)
@@ -219,7 +219,7 @@ class Hungry(CrossEntropy):
 
 
 def hungry(device: str) -> Hungry:
-    """Has room for 12 samples at once."""
+    """Return an objective that has memory for 12 samples at once."""
     free = 12_000 if device == "cpu" else torch.cuda.mem_get_info(device)[0]
     return Hungry(free // 12, free)
 

@@ -112,7 +112,7 @@ def evaluator(model: nn.Module, batches: Any) -> Any:
 
 
 class Squashed:
-    """Turn logits into 0 or 1 at a probability of one half, as the loop above does."""
+    """Turns logits into 0 or 1 at a probability of one half."""
 
     def __call__(self, data: dict[str, Any]) -> Any:
         data = {**data, "pred": data["pred"].sigmoid()}
@@ -133,7 +133,7 @@ def test_monai_trainer_trains_and_evaluates_on_images(kind: str) -> None:
     assert (contribution.samples, contribution.steps) == (12, 18)
     assert 0 < contribution.measures["loss"].mean < 1
     before = measured_by(trainer, model, loader(9, train=False))["dice"]
-    assert before.count == 8  # one image has no such class
+    assert before.count == 8  # one image lacks the class
     assert measured_by(trainer, after, loader(9, train=False))["dice"].mean > max(0.6, before.mean)
 
 
@@ -157,7 +157,7 @@ def test_metric_is_averaged_over_images_with_a_value() -> None:
     metric = DiceMetric(include_background=True, reduction="mean")
     generator = torch.Generator().manual_seed(4)
     ours, theirs = (torch.randint(0, 2, (5, 3, 8, 8), generator=generator) for _ in range(2))
-    theirs[0, 1] = 0  # no such class in that image
+    theirs[0, 1] = 0  # that image lacks the class
     theirs[1] = 0
     metric(ours, theirs)
     expected = metric.aggregate().item()

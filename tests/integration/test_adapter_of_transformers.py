@@ -22,7 +22,7 @@ MEASURES = {
 
 
 class Words(Dataset[dict[str, Any]]):
-    """Eight words each; the label says whether the first is one of the lower half."""
+    """Samples of eight token ids each; the label is 1 if the first id is in the lower half."""
 
     def __init__(self, count: int) -> None:
         generator = torch.Generator().manual_seed(count)

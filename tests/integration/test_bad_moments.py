@@ -55,7 +55,7 @@ async def federation(members: Members, tmp_path: Path) -> AsyncIterator[SumFeder
 
 
 class Gate:
-    """A blocking method that waits, from its `after`-th call on, until the gate is opened."""
+    """Makes a blocking method wait, from its `after`-th call on, until the gate is opened."""
 
     def __init__(self, honest: Callable[..., Any], after: int) -> None:
         self._honest = honest
@@ -171,7 +171,7 @@ async def test_stop_before_pretraining_prevents_it(
         row = await coordinator.start_run(PRETRAINING)
         await gate.is_reached()
         stopping = asyncio.create_task(coordinator.stop_run(row.run_id))
-        await coordinator.archive.run(row.run_id)  # so the call has read it too
+        await coordinator.archive.run(row.run_id)  # answered after the stop call has read the run
         gate.opened.set()
         row = await stopping
     assert row.state is RunState.STOPPED
@@ -202,7 +202,7 @@ async def test_run_can_be_resumed_as_soon_as_its_end_is_stored(federation: SumFe
         driver.post(StopRequested())
         await gate.is_reached()
         resuming = asyncio.create_task(coordinator.resume_run(row.run_id))
-        await asyncio.sleep(0)  # it asks the store next
+        await asyncio.sleep(0)  # let it reach its call of the store
         gate.opened.set()
         row = await resuming
     assert row.state is RunState.WAITING

@@ -98,7 +98,7 @@ async def test_clients_of_a_host_share_one_model_download_across_restarts(scene:
             scene.fake.instruct(train_instruction(name, model, client=f"client-{number}"))
         for name in names:
             await scene.fake.completed(name)
-    async with scene.host():  # a restarted process has it still
+    async with scene.host():  # a restarted process still has the model
         scene.fake.instruct(train_instruction("later", model, round_=2))
         await scene.fake.completed("later")
     assert scene.fake.fetches == [(model.blake3, 0)]
@@ -124,7 +124,7 @@ async def test_lost_update_is_sent_again_without_training(scene: Scene) -> None:
         first = await scene.fake.completed("a")
         await scene.fake.idle()
         scene.fake.uploads.clear()
-        scene.fake.files.clear()  # so it could not be trained again
+        scene.fake.files.clear()  # a second training would fail
         scene.fake.instruct(train_instruction("a", model))
         assert (await scene.fake.completed("a")).content == first.content
 
@@ -135,7 +135,7 @@ async def test_interrupted_download_resumes_at_its_offset(scene: Scene) -> None:
     scene.fake.cut_download_after = [1 << 18, 1 << 17]
     async with scene.host():
         scene.fake.instruct(train_instruction("a", reference(broken, len(content))))
-        answer = await scene.fake.answered("a")  # the content is not a model
+        answer = await scene.fake.answered("a")  # a failure: the content is not a model
     assert answer.failure.reason == "UPDATE_LAYOUT_MISMATCH"
     assert scene.fake.fetches == [(broken, 0), (broken, 1 << 18), (broken, (1 << 18) + (1 << 17))]
 
@@ -336,7 +336,7 @@ async def test_training_cancelled_while_its_update_is_written_leaves_no_file(
         await scene.fake.idle()
         go_on.set()
         scene.fake.instruct(evaluate_instruction("e", model))
-        await scene.fake.answered("e")  # in the same thread, so that of "a" has ended
+        await scene.fake.answered("e")  # same thread, so "a" has ended
         assert list((scene.folder / "state" / "updates").iterdir()) == []
 
 
@@ -427,7 +427,7 @@ async def test_instruction_with_a_known_id_and_another_model_is_trained(scene: S
         scene.fake.instruct(train_instruction("b", second))
         assert (await scene.fake.completed("b")).content == after.content != before.content
     scene.fake.uploads.clear()
-    async with scene.host():  # what was kept over a restart of the host is of its own work only
+    async with scene.host():  # a stored update is sent only for the same work
         scene.fake.instruct(train_instruction("b", first))
         assert (await scene.fake.completed("b")).content == before.content
 
@@ -462,7 +462,7 @@ async def test_expired_instruction_repeated_with_a_new_deadline_is_delivered(sce
         await scene.fake.until(lambda: len(scene.fake.headers) == 1)
         await scene.fake.idle()
         scene.fake.hold_uploads.set()
-        scene.fake.files.clear()  # it need not be trained again
+        scene.fake.files.clear()  # a second training would fail
         scene.fake.instruct(train_instruction("a", model))
         await scene.fake.completed("a")
 

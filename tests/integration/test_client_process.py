@@ -99,7 +99,7 @@ async def test_client_process_trains_and_stops_on_sigterm_during_training(
         process.send_signal(number)
         returned, lines = await ended(process)
     assert returned == code
-    events = [json.loads(line)["event"] for line in lines]  # nothing but log lines: no traceback
+    events = [json.loads(line)["event"] for line in lines]  # only log lines, no traceback
     assert events[0] == "starting"
     assert set(json.loads(lines[0])) - {"event", "level", "timestamp"} == {
         *("version", "coordinator", "clients", "state")
@@ -120,7 +120,7 @@ async def test_process_killed_during_an_upload_delivers_the_update_after_a_resta
         process.kill()
         await fake.until(lambda: fake.hosts == 0)
     fake.hold_uploads = None
-    fake.files.clear()  # so that it can't train again
+    fake.files.clear()  # a second training would fail
     for path in (tmp_path / "state" / "models").iterdir():
         path.unlink()
     async with host(tmp_path, federation, fake.port) as process:

@@ -85,7 +85,7 @@ async def test_host_sends_one_sum_for_its_clients_in_an_attempt(scene: Scene) ->
     assert all(each.report.samples > 0 and each.report.loss > 0 for each in header.members)
     together = lanes(scene, "abc")
     scene.fake.uploads.clear()
-    for name in NAMES:  # each as a sum of its own, from another host's folder
+    for name in NAMES:  # each in a sum of one, from its own host folder
         scene.folder = scene.folder / name
         scene.folder.mkdir()
         async with scene.host():
@@ -144,7 +144,7 @@ async def test_sum_is_sent_if_a_client_never_receives_its_instruction(
 async def test_sum_waits_for_a_slow_client_until_shortly_before_the_deadline(scene: Scene) -> None:
     async with scene.host():
         instruct(scene, "a", companions=())
-        await arrived(scene, "a")  # the others hold the model
+        await arrived(scene, "a")  # the host now has the model
         scene.fake.uploads.clear()
         instruct(scene, "b", companions=("b", "c"), seconds=9)
         scene.fake.hold_downloads = asyncio.Event()
@@ -174,10 +174,11 @@ async def test_restarted_host_sends_the_same_sum(scene: Scene) -> None:
     async with scene.host():
         instruct(scene, *NAMES)
         await scene.fake.until(lambda: scene.fake.held_uploads == 1)
-    await scene.fake.until(lambda: scene.fake.held_uploads == 0)  # it would take the cut
+    # That upload must not consume the cut.
+    await scene.fake.until(lambda: scene.fake.held_uploads == 0)
     scene.fake.hold_uploads.set()
     scene.fake.cut_upload_after = [1000]
-    scene.fake.files.clear()  # no client could train again
+    scene.fake.files.clear()  # a second training would fail
     async with scene.host():
         instruct(scene, *NAMES)
         await arrived(scene, "abc")

@@ -32,7 +32,7 @@ async def test_client_groups_are_the_same_after_the_coordinator_is_killed(tmp_pa
             run_id = await federation.start_run('strategy.name="fedavg"')
             told = await groups(call, run_id)
         mine = [f"{run_id}/1.1/{client}" for client in MINE]
-        assert told == dict.fromkeys(MINE, mine)  # the other host's client is none of them
+        assert told == dict.fromkeys(MINE, mine)  # without the other host's client
         await federation.kill_coordinator()
         await federation.restart_coordinator()
         async with RawHost.of(config, name="again") as host, host.attending(*MINE) as call:

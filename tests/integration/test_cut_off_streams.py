@@ -22,7 +22,8 @@ from potluck.server.service import guard as guard_module
 from potluck.server.service.guard import Guard
 
 LARGE = b"x" * (1 << 20)
-"""A response: of two of them, gRPC can't send the second before its peer reads the first."""
+"""Content of a response, so large that gRPC can't send a second one before its peer reads the
+first."""
 
 
 class Service:

@@ -89,14 +89,14 @@ async def test_process_killed_while_disclosing_makes_one_disclosure(
     async with host(tmp_path, federation, fake) as process:
         fake.instruct(disclose("a"))
         await until(ledger.exists, "a release on disk")
-        process.kill()  # before or after it sent the answer
+        process.kill()  # killed before or after it sent the answer
         await process.wait()
     kept = ledger.read_text()
     async with host(tmp_path, federation, fake):
         profile = (await asked(fake, disclose("b"))).profile
         [release] = json.loads(kept)["releases"]
         assert profile.payload_json == release["payload_json"]
-        assert ledger.read_text() == kept  # same run: nothing to add
+        assert ledger.read_text() == kept  # same recipient: nothing is added
         again = (await asked(fake, disclose("c", run="another"))).profile
         assert again == profile
     said = [answer.profile.payload_json for answer in fake.answers if answer.HasField("profile")]
@@ -112,8 +112,8 @@ async def test_process_killed_while_disclosing_makes_one_disclosure(
 async def test_repeated_requests_receive_the_same_noisy_counts(
     tmp_path: Path, federation: TestFederation, fake: FakeCoordinator
 ) -> None:
-    """The attack: average the noise away. With fresh draws, the mean of 1,000 would be as good as
-    the counts themselves; what a client sends leaves the error of a single draw."""
+    """The attack averages the noise. With fresh draws, the mean of 1,000 answers would nearly equal
+    the counts. But all answers are the same, so the mean has the error of a single draw."""
     async with host(tmp_path, federation, fake, epsilon=0.1, epsilon_budget=0.1):
         for number in range(1000):
             fake.instruct(disclose(f"ask-{number}", run=f"run-{number % 20}"))
@@ -126,7 +126,7 @@ async def test_repeated_requests_receive_the_same_noisy_counts(
     one, mean = counts[0] - true, counts.mean(axis=0) - true
     np.testing.assert_array_equal(mean, one)
     assert np.abs(one).max() > 0
-    assert answers["more"].failure.reason == "DISCLOSURE_REFUSED"  # nor is there another draw
+    assert answers["more"].failure.reason == "DISCLOSURE_REFUSED"  # and no second draw
 
 
 async def test_disclosures_command_shows_each_disclosure_and_the_spent_epsilon(
@@ -180,5 +180,5 @@ async def test_host_discloses_only_what_its_own_policy_allows(
     assert fake.hellos[0].data_epoch == 1
     payload = json.loads(triplet.profile.payload_json)
     assert all(0 <= share <= 1 for share in payload["triplet"])
-    assert payload["degenerate"] is None  # that would be told without noise
+    assert payload["degenerate"] is None  # it would have no noise
     assert json.loads(triplet.profile.parameters_json)["model"] == model.blake3

@@ -105,7 +105,7 @@ async def test_disk_full_for_updates_fails_the_run_and_it_resumes(
     federation: Federation, undisturbed: str
 ) -> None:
     run_id = await federation.before_round_two()
-    filler = filled(federation, leave_bytes=3 * MEGABYTE)  # one update, not two
+    filler = filled(federation, leave_bytes=3 * MEGABYTE)  # space for one update, not for two
     federation.points.release()
     failed = await federation.ended(run_id)
     assert failed.state == operator_pb2.RUN_STATE_FAILED
@@ -122,7 +122,7 @@ async def test_failed_clean_up_fails_the_run_at_its_next_commit(
 ) -> None:
     run_id = await federation.before_round_two("rounds=3")
     spare = federation.state / "spool" / run_id / "spare"
-    await until(lambda: len(list(spare.glob("*"))) == 2)  # the updates of round 1 are there
+    await until(lambda: len(list(spare.glob("*"))) == 2)  # wait for the spare files of round 1
     shutil.rmtree(spare)
     spare.write_text("the folder of old updates is gone")
     federation.points.release()

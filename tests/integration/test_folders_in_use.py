@@ -57,7 +57,7 @@ def test_second_start_of_a_running_experiment_is_refused_and_changes_nothing(
     assert (ended.returncode, said.count("\n")) == (1, 1)
     assert said.startswith("potluck: results is in use by another experiment (process ")
     assert said.endswith("); let it finish or stop it, or name another --output\n")
-    assert listed.returncode == 0  # looking is allowed
+    assert listed.returncode == 0  # reading is allowed
 
 
 @pytest.mark.parametrize(("option", "code"), [("--dry-run", 0), ("--report-only", 1)])

@@ -31,7 +31,7 @@ async def test_forked_processes_report_their_exit_codes_and_logs(tmp_path: Path)
 
         wrong = await forked.fork("a host", "potluck-client", ["--wat"], log=tmp_path / "wrong.log")
         assert await wrong.ended() == 2
-        await wrong.stop()  # may be asked again
+        await wrong.stop()  # may be called twice
 
         example = await forked.fork(
             "a coordinator", "potluck-server", ["config"], log=tmp_path / "example.log"
@@ -41,7 +41,7 @@ async def test_forked_processes_report_their_exit_codes_and_logs(tmp_path: Path)
 
         held = await forked.fork("a host", "potluck-client", ["--help"], log=tmp_path / "held.log")
         os.kill(held.group, signal.SIGKILL)
-        assert await held.ended() in (0, 128 + signal.SIGKILL)  # it may have been faster
+        assert await held.ended() in (0, 128 + signal.SIGKILL)  # it may have ended before SIGKILL
     finally:
         await forked.close()
 
@@ -81,7 +81,7 @@ def test_killing_the_fork_server_ends_its_processes(tmp_path: Path) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
             assert starter.stdout is not None
             server, host = map(int, starter.stdout.readline().split())
-            starter.send_signal(signal.SIGSTOP)  # so it is not the one that ends them
+            starter.send_signal(signal.SIGSTOP)  # a stopped starter can't end them itself
             try:
                 assert Path(f"/proc/{host}").exists()
                 os.kill(server, signal.SIGKILL)

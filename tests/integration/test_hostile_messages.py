@@ -131,7 +131,7 @@ async def test_invalid_bytes_after_a_valid_message_are_refused(federation: Feder
         assert await refusal(host.channel, attend, first, NO_MESSAGE) == VIOLATED
 
 
-@pytest.mark.slow  # the count is told when the log's interval is over
+@pytest.mark.slow  # waits for the end of the log's interval
 async def test_ten_thousand_refused_calls_are_logged_as_a_count(federation: Federation) -> None:
     locate = next(method for method in METHODS if method.name == "LocateUpload")
     before = await asyncio.to_thread(violations, federation)

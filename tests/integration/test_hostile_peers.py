@@ -73,7 +73,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
         await federation.until_attending(2)
         await federation.finished(
             await federation.start_run("clients_per_round=2", "expected_clients=2")
-        )  # warm
+        )  # an honest round as warm-up
         yield federation
 
 
@@ -124,7 +124,7 @@ async def selected(
 ) -> AsyncIterator[tuple[str, rpc.Instruction, Any]]:
     """Start a run whose cohort contains the hostile host; return its id, the instruction and the
     stream."""
-    with contextlib.suppress(NotFoundError):  # what updates of other tests have cost it
+    with contextlib.suppress(NotFoundError):  # other tests may have left it in quarantine
         await federation.operator.set_quarantine(ME, None)
     async with host.attending(ME) as call:
         run_id = await federation.start_run(*assignments)
@@ -419,7 +419,7 @@ async def drained(call: Any) -> None:
 async def test_file_truncated_while_it_is_served_fails_only_that_call(
     federation: Federation, hostile: RawHost
 ) -> None:
-    content = bytes(64 * MEGABYTE)  # more than waits on a connection
+    content = bytes(64 * MEGABYTE)  # more than a connection buffers
     path = federation.state / "models" / f"{digest_of(content)}.safetensors"
     path.write_bytes(content)
     request = rpc.CoordinatorServiceFetchModelRequest(blake3=path.stem)
@@ -598,7 +598,7 @@ async def test_unread_downloads_do_not_block_other_hosts(
     async with selected(federation, hostile, large) as (run_id, instruction, _):
         request = rpc.CoordinatorServiceFetchModelRequest(blake3=instruction.train.model.blake3)
         calls = [hostile.stub.FetchModel(request) for _ in range(8)]
-        for call in calls:  # each has begun, so all of this host's places are taken
+        for call in calls:  # all of this host's places are then taken
             await asyncio.wait_for(call.initial_metadata(), PATIENCE_SECONDS)
         async with RawHost.of(federation.files.hosts[2], name="another") as another:
             await asyncio.wait_for(another.fetch(instruction.train.model), PATIENCE_SECONDS)
@@ -632,12 +632,11 @@ async def test_ten_thousand_streams_are_refused_without_memory_growth(
             while len(refusals) < len(calls) - 300:  # noqa: ASYNC110  # counted by many tasks
                 await asyncio.sleep(0.02)
         await honest_round(federation)
-        # The others may stay open for a while, then each is told that it says nothing, and one that
-        # comes later takes its place: the more, the slower the machine.
+        # Accepted streams stay open for a while. Then each is refused because it sends nothing, and
+        # a later stream takes its place; the slower the machine, the more often.
         overloaded = (Status.RESOURCE_EXHAUSTED, "OVERLOADED")
         silent = (Status.INVALID_ARGUMENT, "PROTOCOL_VIOLATED")
-        # gRPC itself cancels calls that wait too long, or too many at once, for the coordinator to
-        # look at them.
+        # gRPC itself cancels calls if too many wait for the coordinator, or wait too long.
         shed = (Status.CANCELLED, "")
         assert set(refusals) <= {overloaded, silent, shed}
         assert refusals.count(overloaded) + refusals.count(shed) > 0.5 * len(calls)

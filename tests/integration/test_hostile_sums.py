@@ -125,7 +125,8 @@ async def test_host_can_sum_only_its_own_clients_and_each_once(
 ) -> None:
     async with told_to_train(federation) as told:
         one, other = (told.member(client) for client in MINE)
-        lanes = np.full(told.parameters, 2**30, np.int64)  # of 32 samples: a step of 1
+        # For a client with 32 samples: a difference of 1.
+        lanes = np.full(told.parameters, 2**30, np.int64)
         content = lanes_file(tmp_path / "sum", 2 * lanes, told.id_of(MINE[0]), told.id_of(MINE[1]))
 
         assert await told.send(content, one, told.member(HONEST)) == (
@@ -158,7 +159,8 @@ async def test_host_can_sum_only_its_own_clients_and_each_once(
         open_tensors(tmp_path / "model") as after,
     ):
         moved = after.arrays["ballast"] - before.arrays["ballast"]
-    np.testing.assert_allclose(moved, 2 / 3, rtol=1e-6)  # the honest client does not move it
+    # The honest client does not change the ballast.
+    np.testing.assert_allclose(moved, 2 / 3, rtol=1e-6)
 
 
 def out_of_range(path: Path, told: Told) -> bytes:

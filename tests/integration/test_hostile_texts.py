@@ -127,7 +127,7 @@ def assert_plain_in_store(federation: Federation) -> None:
 def assert_plain_in_log(federation: Federation) -> None:
     lines = federation.files.log("coordinator").read_text(encoding="utf-8").split("\n")
     assert all(line.isprintable() for line in lines)
-    assert all(line.startswith("{") or not line for line in lines)  # none forged
+    assert all(line.startswith("{") or not line for line in lines)  # no forged lines
 
 
 @pytest.mark.parametrize("command", [["runs"], ["clients"], ["watch"]], ids=lambda one: one[0])

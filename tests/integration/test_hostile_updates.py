@@ -105,7 +105,7 @@ async def test_excessive_sample_count_gets_a_capped_weight(
     path.write_bytes(before)
     with open_tensors(path) as file:
         moved = await ballast_of(federation, run_id, tmp_path) - file.arrays["ballast"]
-    # No other client changes the ballast, so its difference shows the weight of the lie.
+    # No other client changes the ballast, so its difference shows the weight of the lying client.
     assert moved == pytest.approx(counts / (counts + 2 * SAMPLES), rel=1e-5)
     alarm = f"{ME} ({MOST_SAMPLES}, weighted by {counts}), beyond the run's sample_limits"
     assert alarm in federation.files.log("coordinator").read_text()

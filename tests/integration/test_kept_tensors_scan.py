@@ -1,7 +1,7 @@
 """Tensors that clients keep are in nothing that a coordinator receives or sends.
 
-What is searched are the coordinator's own messages, inside TLS, of runs with questions and
-evaluations on the clients. The same search finds the same tensors where all of a model travels.
+The test searches the coordinator's own messages, inside TLS, in runs with questions and with
+evaluations on the clients. The same search finds these tensors if the whole model is sent.
 """
 
 from __future__ import annotations

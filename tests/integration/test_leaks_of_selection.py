@@ -1,7 +1,7 @@
 """The four leaks of DC selection with secure sums, as attacks on what a real coordinator received.
 
-Each succeeds against `protocol` and fails against `cells`. Against `noisy` none learns more than
-the noisy counts that clients disclosed.
+Each succeeds against `protocol` and fails against `cells`. Against `noisy`, no attack learns more
+than the noisy counts that clients disclosed.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ async def test_label_distances_reveal_the_counts_of_unselected_clients(by_protoc
     found = by_distances(by_protocol.received)
     assert found == {client: by_protocol.truth[client] for client in found}
     assert len(found) >= len(asked) // 2
-    # Only what a client told while it was outside of the cohort was used, and no sum with it.
+    # The attack used only distances that clients reported while outside of the cohort, and no sum
+    # that includes them.
     assert set(found) <= asked
 
 
@@ -185,7 +186,8 @@ async def test_noisy_mode_reveals_noisy_counts_only(with_noise: Played) -> None:
     assert received.profiles.keys() == truth.keys()
     noise = np.array([np.subtract(received.profiles[name], truth[name]) for name in truth])
     assert (noise != 0).any(axis=1).all()  # no disclosed counts are exact
-    # With the exact total, the most that the sums add: one's own noise for that of nine others.
+    # The sums add only the exact total: it gives a client's counts only to a party that knows the
+    # noise of the nine others.
     [(_, total)] = received.sums
     for place, name in enumerate(truth):
         others = np.sum([received.profiles[each] for each in truth if each != name], axis=0)

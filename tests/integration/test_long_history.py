@@ -69,7 +69,8 @@ async def test_operator_receives_the_requested_number_of_past_rounds(
         assert await told(operator, newest_rounds=3) == everything[-3:]
         assert await told(operator, after_round=120) == everything[120:]
         assert await told(operator, after_round=249, newest_rounds=10) == [ROUNDS]
-        # Somebody who has seen more than there is (a backup was restored) misses nothing new.
+        # A watcher that has seen later rounds, before a backup was restored, receives no round
+        # twice.
         assert await told(operator, after_round=ROUNDS + 7) == []
 
         monkeypatch.setattr(operator_client, "PAGE_SIZE", 10)
@@ -87,4 +88,4 @@ async def test_watching_a_long_run_shows_its_newest_rounds(tmp_path: Path) -> No
         view = await follow(operator, RUN.run_id, LinesDisplay(output), newest_rounds=5)
     assert sorted(view.committed) == list(range(ROUNDS - 4, ROUNDS + 1))
     assert view.ended
-    assert output.getvalue().count("\n") == 6  # where it stands, and five rounds
+    assert output.getvalue().count("\n") == 6  # the status, and five rounds

@@ -1,7 +1,8 @@
 """A coordinator that lies about rounds whose updates are masked, over real gRPC.
 
 As in `test_secure_sums_hostile`, the coordinator is the real one, and what it sends to one of seven
-clients is forged on its way out. That client refuses by rule, and the others go on without it.
+clients is forged on its way out. That client refuses and names the rule, and the others continue
+without it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 CLIENTS = 7
 VICTIM = "client-0"
 SEEDS = count(1)
-"""Another model to begin with for each test, whose updates were in no sum yet."""
+"""Seeds of initial models: each test starts from a new model, whose updates were in no sum yet."""
 RUN_FILE = f"""
 secure_aggregation = true
 rounds = 1
@@ -70,8 +71,8 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 def attacking(
     federation: SumFederation, change: Callable[[rpc.Instruction], bool]
 ) -> Iterator[list[rpc.Answer]]:
-    """Instructions to the victim pass through `change`, which says whether it forged one; what is
-    answered to those comes back."""
+    """Pass instructions to the victim through `change`, which returns True if it forged one; yield
+    the answers to the forged ones."""
     attendance, answers = federation.coordinator.attendance, list[rpc.Answer]()
     honest = attendance.instruct
 
@@ -94,7 +95,7 @@ def attacking(
 
 
 def forged(kind: MessageType, edit: Edit) -> Callable[[rpc.Instruction], bool]:
-    """Forges the first message of a kind."""
+    """Return a function that forges the first message of a kind."""
     done: list[MessageType] = []
 
     def change(instruction: rpc.Instruction) -> bool:

@@ -1,8 +1,8 @@
 """A coordinator receives, stores, logs and exports nothing of a client's masked update.
 
-Each client's update, number of samples and loss are numbers that occur nowhere else; the messages
-that are searched are the coordinator's own, inside TLS. The same search finds all of them where a
-client forgets its masks.
+Each client's update, number of samples and loss are numbers that occur nowhere else. The test
+searches the coordinator's own messages, inside TLS. The same search finds all these numbers if
+clients add no masks.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Salted:
                 if np.float64(loss).tobytes() in content or repr(loss).encode() in content:
                     found.add((place, "loss"))
             for step in self.steps:
-                if step.tobytes() * 2 in content:  # a body of nothing else has it twice in a row
+                if step.tobytes() * 2 in content:  # all numbers of the update are equal
                     found.add((place, "update"))
             for word in self.words.values():
                 if word.tobytes() * 2 in content:
@@ -102,7 +102,7 @@ async def scanned(
         "logs": "".join(capfd.readouterr()).encode(),
         "metrics": metrics,
     }
-    assert len(recording.spooled) >= CLIENTS  # some while they arrived
+    assert len(recording.spooled) >= CLIENTS  # some were copied while they arrived
     assert min(len(places[place]) for place in PLACES) > 1000
     assert len(salted.words) == CLIENTS
     return salted.found(places)

@@ -48,8 +48,8 @@ def members(tmp_path: Path) -> Members:
 
 @pytest_asyncio.fixture
 async def federation(members: Members, tmp_path: Path) -> AsyncIterator[SumFederation]:
-    """Hosts that receive their membership from the coordinator only, and sign with copies of
-    keys."""
+    """Run a federation whose hosts receive their membership from the coordinator only, and sign
+    with copies of the keys."""
     shutil.copytree(members.root / "members", tmp_path / "keys")
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(members=None, member_key=tmp_path / "keys")
@@ -161,7 +161,7 @@ async def test_masked_round_continues_without_a_revoked_member(
             assert revoked[0] not in release.clients
     outcome = await federation.sum()
     assert outcome.total is not None, outcome.explain()
-    assert sorted(outcome.record.clients) == others  # it is not invited any more
+    assert sorted(outcome.record.clients) == others  # the revoked member is not invited
 
 
 async def test_secure_sum_is_repeated_without_a_member_revoked_meanwhile(

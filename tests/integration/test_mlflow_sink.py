@@ -19,7 +19,7 @@ def test_unreachable_mlflow_server_is_an_error_within_a_minute(
         monkeypatch.setenv(name, "to be put back")
         del os.environ[name]
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and no process listens
+        taken.bind(("127.0.0.1", 0))  # bound, but no process listens
         port = taken.getsockname()[1]
         sink = Mlflow(tracking_uri=f"http://127.0.0.1:{port}")
         begun = time.monotonic()

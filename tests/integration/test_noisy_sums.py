@@ -102,7 +102,7 @@ async def test_exact_sums_need_the_permission_of_owners(
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(disclosure=AS_IT_COMES)
         row = await played(federation, 'sum_mode = "exact"')
-        assert row.state is RunState.FINISHED, row.reason  # it steers by the noisy counts
+        assert row.state is RunState.FINISHED, row.reason  # the selector uses the noisy counts
         assert "the selector's target is the sum of noisy counts" in texts(said)
         assert "owner does not allow exact_sums" in texts(said)
         row = await played(federation, 'sum_mode = "exact"', 'disclosure = "cells"')
@@ -143,7 +143,7 @@ async def test_exact_total_is_reused_when_more_clients_are_connected(
         [stored] = await federation.stored()
         assert stored.total == tuple(federation.counts(members.names[:5]).tolist())
         late = "the selector's target does not include client-5, client-6, client-7 and 2 more"
-        assert texts(said).count(late) == 2  # once in each run
+        assert texts(said).count(late) == 2  # one notice in each run
 
 
 async def test_noisy_total_is_repeated_if_it_lacks_most_clients(
@@ -155,7 +155,7 @@ async def test_noisy_total_is_repeated_if_it_lacks_most_clients(
         assert (await played(federation, "sum_hosts = 4", clients=4)).state is RunState.FINISHED
         await federation.start(members.names[4:8], disclosure=small)
         assert (await played(federation, "sum_hosts = 4", clients=8)).state is RunState.FINISHED
-        assert len(await federation.stored()) == 1  # it has half of them
+        assert len(await federation.stored()) == 1  # reused: it includes half of the clients
         await federation.start(members.names[8:], disclosure=small)
         assert (await played(federation, "sum_hosts = 4")).state is RunState.FINISHED
         _, stored = await federation.stored()
@@ -166,7 +166,7 @@ async def test_noisy_total_is_repeated_if_it_lacks_most_clients(
 async def test_run_with_a_larger_epsilon_gets_a_new_sum(members: Members, tmp_path: Path) -> None:
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(disclosure=AS_IT_COMES)
-        for epsilon in (0.5, 1.0, 0.25):  # what is asked for last is there
+        for epsilon in (0.5, 1.0, 0.25):  # the last run reuses a sum
             assert (await played(federation, f"sum_epsilon = {epsilon}")).state is RunState.FINISHED
         found = [each.record["epsilon"] for each in await federation.stored()]
         assert found == [0.5, 1.0]

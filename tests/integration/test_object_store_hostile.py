@@ -1,6 +1,7 @@
 """A host that puts something else into the object store than it announced, or nothing at all.
 
-A coordinator process whose files go through a real S3 server alone, one honest host, and this one.
+A coordinator process whose files go only through a real S3 server, one honest host, and the hostile
+host.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ async def test_coordinator_accepts_only_the_announced_bytes_from_the_store(
         update = await liar.model()
         digest = hashlib.sha256(update).hexdigest()
 
-        # Announcements are checked as those of uploads are.
+        # Announcements are checked like headers of direct uploads.
         assert await liar.locate(liar.header(update), "none") == PROTOCOL
         assert await liar.locate(liar.header(update), digest, update_id="other") in (
             PROTOCOL,
@@ -132,14 +133,14 @@ async def test_coordinator_accepts_only_the_announced_bytes_from_the_store(
         others = liar.header(update, client_id=OTHER)
         assert await liar.locate(others, digest) == (Status.PERMISSION_DENIED, "IDENTITY_REFUSED")
 
-        # The store is told to take nothing but this.
+        # The URL allows the store to accept only this content.
         url = await liar.place(update)
         query = parse_qs(urlsplit(url).query)
         assert query["X-Amz-SignedHeaders"] == ["content-length;host;x-amz-checksum-sha256"]
         checksum = b64encode(bytes.fromhex(digest)).decode()
         assert checksum not in url
 
-        # A store, or a host, that does not care: nothing of it is used.
+        # Even if the store accepts other content, the coordinator does not use it.
         assert await liar.submit(update) == ABSENT
         for wrong in (bytes(len(update)), update + b"0", update[:-1]):
             liar.put(await liar.place(update), wrong)

@@ -76,7 +76,7 @@ class Ended:
 async def start(
     config: OperatorConfig, folder: Path, *arguments: str, **variables: str
 ) -> asyncio.subprocess.Process:
-    """`potluck ARGUMENTS…` in `folder`, with the connection in its environment."""
+    """Start `potluck ARGUMENTS…` in `folder`, with the connection in its environment."""
     environment = {
         **os.environ,
         "POTLUCK_COORDINATOR": config.coordinator,
@@ -331,7 +331,7 @@ async def test_ascii_terminal_receives_ascii_replacements(
     assert (runs.code, watched.code, listed.code) == (0, 0, 0)
     assert "? > 1 . 2" in runs.out
     assert "3 x '?'" in watched.out
-    assert json.loads(listed.out.splitlines()[0])["reason"] == "ß"  # programs are told it all
+    assert json.loads(listed.out.splitlines()[0])["reason"] == "ß"  # JSON keeps the characters
 
 
 async def test_ctrl_c_ends_a_watch_with_exit_code_130(
@@ -340,7 +340,7 @@ async def test_ctrl_c_ends_a_watch_with_exit_code_130(
     service.watches, service.holds = [[status()]], True
     process = await start(config, tmp_path, "watch", RUN_ID)
     assert process.stdout is not None
-    await process.stdout.readline()  # by now it waits for events
+    await process.stdout.readline()  # now it waits for events
     process.send_signal(signal.SIGINT)
     _, err = await process.communicate()
     assert (process.returncode, err) == (130, b"")
@@ -421,7 +421,7 @@ async def test_model_download_without_progress_fails_and_the_next_one_resumes(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
     service.model = bytes(range(256)) * 40
-    service.model_breaks = [3000] * 6  # the first one with progress
+    service.model_breaks = [3000] * 6  # only the first attempt makes progress
     ended = await potluck(config, tmp_path, "model", RUN_ID, "-o", "m", "--exact")
     assert ended.code == 1
     assert f"3000 bytes are in {tmp_path}, and the same command resumes there" in ended.err
@@ -460,7 +460,7 @@ async def test_model_file_holds_its_run_and_round(
             "potluck.training": '{"epochs": 2}',
         }
         assert (file.get_tensor("a.weight") == weights["a.weight"]).all()
-    with open_tensors(described) as ours:  # as `initial_model` is read
+    with open_tensors(described) as ours:  # read as an `initial_model`
         assert (ours.arrays["a.weight"] == weights["a.weight"]).all()
 
     ended = await potluck(config, tmp_path, "model", "3f9a", "-o", "exact", "--exact")

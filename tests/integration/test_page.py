@@ -112,7 +112,7 @@ async def test_token_is_refused_for_another_user_of_the_machine(
             refused = await page.get(f"/?token={page.access.token}")
         assert refused.status == 403
         assert "this connection comes from user 1001 of this machine" in refused.body
-        await page.opened()  # for the token was not used up
+        await page.opened()  # the token is still valid
         assert (await page.get("/")).status == 200
 
 
@@ -120,7 +120,7 @@ async def test_request_with_another_host_header_is_refused(page: OpenPage) -> No
     for path in ("/", "/api/overview", f"/?token={page.access.token}"):
         answer = await page.request("GET", path, headers={"Host": "evil.example:80"})
         assert answer.status == 403
-    assert (await page.get("/")).status == 200  # the token was not used up
+    assert (await page.get("/")).status == 200  # the token is still valid
 
 
 async def test_post_from_another_origin_is_refused(
@@ -351,7 +351,7 @@ async def test_lost_coordinator_is_reported_and_reconnected(
         assert overview["connection"]["text"].startswith(
             f"can't reach the coordinator at {config.coordinator}: "
         )
-        assert [run["run"] for run in overview["runs"]] == [RUN_ID]  # as known before
+        assert [run["run"] for run in overview["runs"]] == [RUN_ID]  # from the earlier answer
         stopped = await page.post(f"/api/runs/{RUN_ID}/stop", {})
         assert (stopped.status, stopped.json["trouble"]) == (502, "lost")
 
@@ -402,7 +402,7 @@ async def test_renewed_authority_file_is_used(
         page = await (await stack.enter_async_context(running_page(config))).opened()
         assert not (await page.get("/api/overview")).json["connection"]["reached"]
         mine.write_bytes(both.read_bytes())
-        await page.get("/api/overview")  # that it was renewed is seen when a call fails
+        await page.get("/api/overview")  # this call fails, so the file is read again
         assert (await page.get("/api/overview")).json["connection"]["reached"]
 
 

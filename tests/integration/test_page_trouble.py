@@ -78,7 +78,7 @@ async def test_connection_without_a_complete_request_is_closed(
         writer.write(lines.encode())
         assert b"200" in await reader.readline()
         closed = asyncio.create_task(_until_closed(reader))
-        while not closed.done():  # the answer, and then a request a byte at a time
+        while not closed.done():  # send the next request one byte at a time
             writer.write(b"G")
             await asyncio.wait([closed], timeout=0.1)
         await closed
@@ -101,7 +101,7 @@ async def test_refused_request_is_answered_with_403_and_its_connection_is_closed
             assert b"403" in await reader.readline()
             await _until_closed(reader)
             writer.close()
-        assert looks == []  # a look at all connections of the machine: for the token alone
+        assert looks == []  # all connections are read only for a request with the token
 
 
 async def _until_closed(reader: asyncio.StreamReader) -> None:
@@ -132,7 +132,7 @@ async def test_browser_above_the_limit_of_event_streams_is_refused(
             assert (await anext(stream))[0] == "overview"
         await leaving.aclose()
         found = "full"
-        while found == "full":  # until the server has seen that it left
+        while found == "full":  # until the server has noticed that a stream ended
             async with page.events("/api/events") as stream:
                 found, _ = await anext(stream)
 
@@ -190,7 +190,7 @@ async def test_fault_in_watching_a_run_is_reported_and_the_watch_restarts(
             gone = await _next(stream, "gone")
             assert gone["trouble"] == "fault"
             assert "the page's server failed (ZeroDivisionError: no members)" in gone["error"]
-            refused = await page.get(f"/api/runs/{RUN_ID}")  # it rests for a while
+            refused = await page.get(f"/api/runs/{RUN_ID}")  # the run is not followed again at once
             assert (refused.status, refused.json["trouble"]) == (500, "fault")
             assert service.watched == 1
             monkeypatch.setattr(run_watch, "shown_live", right)

@@ -27,7 +27,8 @@ from potluck.server.store import RunState
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CLIENTS = 7
-"""A quorum of 5, of which 2 may collude: 3 shares are certain to be secret noise."""
+"""Number of clients. The quorum is then 5, of which 2 may collude, so 3 shares of noise are
+certainly secret."""
 RUN_FILE = f"""
 secure_aggregation = true
 rounds = 1
@@ -63,9 +64,9 @@ def charged(federation: SumFederation, client: str) -> list[dict[str, Any]]:
 
 
 async def moved(federation: SumFederation, run_id: str) -> NDArray[np.float64]:
-    """The difference between a run's last model and that of round 1."""
+    """Return the difference between a run's last model and that of round 1."""
     vectors = []
-    for number in (1, 0):  # 0: the newest
+    for number in (1, 0):  # 0 stands for the newest
         _, _, blake3, _ = await federation.coordinator.archive.model_of(run_id, number)
         with federation.coordinator.files.opened(blake3) as file:
             arrays = [file.arrays[name].ravel() for name in sorted(file.arrays)]
@@ -81,7 +82,7 @@ async def records(federation: SumFederation, run_id: str) -> list[SessionRecord]
 async def test_sum_has_the_noise_of_surviving_clients_and_each_upload_is_charged(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two clients drop out. The learning rate is tiny: noise is all that moves the model."""
+    """Two clients drop out. The learning rate is tiny, so only the noise changes the model."""
     quiet = dict.fromkeys(["client-1", "client-4"], MessageType.ROSTER)
     with silent(monkeypatch, quiet):
         row = await federation.finished(TWO_ROUNDS + NOISE)
@@ -90,7 +91,8 @@ async def test_sum_has_the_noise_of_surviving_clients_and_each_upload_is_charged
     survivors = len(record.clients)
     assert survivors == CLIENTS - 2
     noise = await moved(federation, row.run_id)
-    # Each client adds (σ C)² / 3; the mean is over the survivors.
+    # Each client adds noise of variance (σ C)² / 3; the model changes by the mean over the
+    # survivors.
     expected = 4.0 * 0.5 * np.sqrt(survivors / 3) / survivors
     assert noise.std() == pytest.approx(expected, rel=0.05)
     for client in record.clients:
@@ -163,7 +165,7 @@ async def test_hosts_refuse_rounds_beyond_the_epsilon_of_their_owner(
 ) -> None:
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(disclosure=DisclosurePolicy(training_epsilon=3.0))
-        # Two rounds would cost a record ε = 3.5.
+        # The privacy loss of two rounds would be ε = 3.5, above the owner's limit.
         row, said = await federation.watched(TWO_ROUNDS + NOISE)
         assert row.state is RunState.FAILED
         assert any(BUDGET_SPENT in text for text in [*said, row.reason])
@@ -186,7 +188,8 @@ async def test_adaptive_clip_is_the_same_for_all_clients(
     assert row.state is RunState.FINISHED, row.reason
     assert seen[1] == {0.5}
     [second] = seen[2]
-    # The count's noise has a standard deviation of 0.6, and the clip moves by exp(-0.2 · count).
+    # The noise of the count has a standard deviation of 0.6; the clip changes by a factor exp(-0.2
+    # · count).
     assert 0.2 < second < 1.0
     assert second != 0.5
     for client in federation.members.names:

@@ -45,7 +45,7 @@ async def scene(tmp_path: Path, federation: TestFederation) -> AsyncIterator[Sce
 
 
 def private(name: str, model: Any, **values: Any) -> rpc.Instruction:
-    """An instruction to train with noise: 2 steps of about 16 samples."""
+    """Return an instruction to train with noise: 2 steps of about 16 samples."""
     instruction = train_instruction(name, model, training={"steps": 2, "batch_size": 16}, **values)
     instruction.train.privacy.CopyFrom(
         rpc.Privacy(unit="record", noise_multiplier=4.0, delta=1e-5, clip=1.0, trainings=9)
@@ -125,7 +125,7 @@ async def test_check_refuses_private_training_with_exact_reports(scene: Scene) -
 
 
 def asked_loss(name: str, model: Any) -> rpc.Instruction:
-    """A question about the loss, with noise."""
+    """Return an instruction to answer a question about the loss, with noise."""
     found = private(name, model)
     question = rpc.Question(kind="loss", names=["loss"], task=found.train.task, model=model)
     question.privacy.CopyFrom(found.train.privacy)
@@ -200,7 +200,7 @@ async def test_profiles_and_trainings_share_the_total_limit_over_restarts(scene:
         scene.fake.instruct(private("again", model))
         await scene.fake.completed("again")
         assert len(ledger(scene.folder / "state")) == 1
-    async with scene.host(disclosure={"total_epsilon": 1.5}):  # now with a ledger of trainings
+    async with scene.host(disclosure={"total_epsilon": 1.5}):  # a ledger of trainings now exists
         scene.fake.instruct(asked_profile("whole", model, 1.0))
         profile = await scene.fake.answered("whole")
         scene.fake.instruct(asked_profile("half-again", model, 0.5))
@@ -209,7 +209,7 @@ async def test_profiles_and_trainings_share_the_total_limit_over_restarts(scene:
 
 
 def watched(name: str, model: Any, round_: int) -> rpc.Instruction:
-    """The same instruction for a task whose processes reach points."""
+    """Return an instruction like `private`, for the task of the crash plug-ins."""
     return private(name, model, round_=round_, task="crash", options={"layered": True})
 
 
@@ -252,15 +252,16 @@ async def process(
 BOUNDARIES = [
     ("client-1", "before-rename-privacy.jsonl-1", 1),  # a client's first training: a new ledger
     ("client-0", "after-rename-privacy.jsonl-1", 2),
-    ("client-0", "before-sync-privacy.jsonl-1", 2),  # later ones add a line
+    ("client-0", "before-sync-privacy.jsonl-1", 2),  # later trainings add a line
     ("client-0", "after-sync-privacy.jsonl-1", 2),
-    ("client-0", "train-client-0", 2),  # charged; no batch and no noise is drawn yet
-    ("client-0", "before-rename-updates.safetensors-1", 2),  # trained, not kept
-    ("client-0", "after-rename-updates.safetensors-1", 2),  # a file without its record
-    ("client-0", "after-rename-updates.json-1", 1),  # kept
+    ("client-0", "train-client-0", 2),  # charged, before any batch or noise is drawn
+    ("client-0", "before-rename-updates.safetensors-1", 2),  # trained, update not yet on disk
+    ("client-0", "after-rename-updates.safetensors-1", 2),  # update on disk, without its record
+    ("client-0", "after-rename-updates.json-1", 1),  # update and record are on disk
     ("client-0", "upload", 1),
 ]
-"""For a training each: its client, the point at which its host is killed, and its charges."""
+"""For each training: its client, the point at which its host is killed, and its number of
+charges."""
 
 
 @pytest.mark.timeout(600)  # ten starts of a process that imports torch
@@ -340,7 +341,7 @@ async def test_private_run_finishes_without_the_host_at_its_limit(tmp_path: Path
             "privacy.noise_multiplier=1.0",
             "privacy.clip=1.0",
             "round.quorum=0.5",
-            "strategy.name=scaffold",  # clients send and keep tensors beside the weights
+            "strategy.name=scaffold",  # clients also send and keep control variates
         ],
         start_hosts=False,
     ) as federation:

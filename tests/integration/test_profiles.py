@@ -41,7 +41,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
-    """A coordinator without hosts."""
+    """Run a coordinator without hosts."""
     folder = tmp_path_factory.mktemp("hostile")
     async with profile_federation(folder, start_hosts=False) as federation:
         yield federation
@@ -164,7 +164,8 @@ async def test_disclosed_triplets_are_close_to_the_true_ones(tmp_path: Path) -> 
     sent = {each.client_id: list(each.triplet) for each in clients}
     estimated = np.array([sent[f"client-{number}"] for number in range(24)])
     errors = np.linalg.norm(estimated - triplets(np.array(true, dtype=np.float64)), axis=1)
-    # research/triplet-estimate.md: 0.418 with the paper's settings, 0.245 for the best constant
+    # By docs/research/triplet-estimate.md, the error is 0.418 with the paper's settings, and 0.245
+    # for the best constant prediction.
     assert errors.mean() < 0.1
 
 
@@ -174,7 +175,7 @@ async def test_restart_after_the_profile_phase_repeats_no_disclosure(tmp_path: P
         tmp_path, count=4, rounds=20, assignments=assignments
     ) as federation:
         run_id = await federation.start_run()
-        await federation.cohort(run_id)  # somebody is selected, so all have disclosed
+        await federation.cohort(run_id)  # a selection follows all disclosures
         await federation.kill_coordinator()
         before = ledgers(federation)
         assert len(before) == 4
@@ -182,7 +183,7 @@ async def test_restart_after_the_profile_phase_repeats_no_disclosure(tmp_path: P
         await federation.finished(run_id)
         assert ledgers(federation) == before
         _, clients = await federation.operator.fetch_profiles(run_id)
-        # Another run that needs the same uses what is there.
+        # Another run that needs the same profiles uses the stored ones.
         second = await federation.start_run('selector.name="dc-balanced"')
         await federation.finished(second)
         assert ledgers(federation) == before
@@ -264,7 +265,7 @@ async def test_run_fails_or_continues_without_profiles_that_owners_forbid(tmp_pa
         assert "DISCLOSURE_REFUSED" in status.reason
         assert "exact_label_counts" in status.reason
         assert status.committed_rounds == 0
-        assert sorted(ledgers(federation)) == ["client-0", "client-1"]  # who allows it
+        assert sorted(ledgers(federation)) == ["client-0", "client-1"]  # the clients that allow it
 
         run_id = await federation.start_run(exact, 'profiles.missing="exclude"')
         await federation.finished(run_id)
@@ -395,7 +396,8 @@ async def test_members_of_a_federation_root_sign_their_disclosures(tmp_path: Pat
         await federation.finished(run_id)
         _, clients = await federation.operator.fetch_profiles(run_id)
     assert [bool(each.label_counts) for each in clients] == [True, True, True, False]
-    # Signed with another member's key: kept by its owner, rejected by the coordinator.
+    # Signed with another member's key: the client's host stored the release, the coordinator
+    # rejected it.
     assert ledgers(federation)["client-3"]["releases"][0]["signature"]
 
 
@@ -416,15 +418,15 @@ async def test_pretraining_resumes_after_kills_and_can_be_stopped(tmp_path: Path
         status = await federation.operator.stop_run(run_id)
         assert status.state == operator_pb2.RUN_STATE_STOPPED
         assert status.committed_rounds == 0
-        assert ledgers(federation) == {}  # no client had to disclose yet
+        assert ledgers(federation) == {}  # no client has disclosed anything yet
         short = await federation.start_run("profiles.triplet.pretraining_rounds=2")
         digest = await federation.finished(short)
-        # The same again, killed in between: the same model, bit for bit.
+        # The same run, with a kill in between, gives the same model, bit for bit.
         other = await federation.start_run("profiles.triplet.pretraining_rounds=2")
         await federation.kill_coordinator()
         await federation.restart_coordinator()
         assert await federation.finished(other) == digest
-        # A selector that needs no triplets may start from that model as well.
+        # A run whose selector needs no triplets may also start from the pre-trained model.
         alike = await federation.start_run(
             "profiles.triplet={pretraining_rounds = 2, pretraining_always = true}",
             'selector.name="uniform"',

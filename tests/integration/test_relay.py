@@ -49,7 +49,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
         count=1,
         rounds=1,
         start_hosts=False,
-        # Who is alive is heard within three heartbeats, on a busy machine too.
+        # Even on a busy machine, a live peer sends something within three heartbeats.
         coordinator={"revoked": "pki/revoked.pem", "heartbeat_seconds": 3.0},
     ) as federation:
         yield federation
@@ -57,7 +57,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def relay(federation: Federation) -> AsyncIterator[Relay]:
-    """A relay with a certificate for the clients of host-0 and for one client of host-1."""
+    """Run a relay with a certificate for the clients of host-0 and for one client of host-1."""
     async with relays_of(
         federation,
         {"gate": [0, 1]},
@@ -105,7 +105,7 @@ async def test_relay_refuses_hosts_that_register_clients_of_others(
 async def test_only_a_relay_can_register_other_hosts_and_it_replaces_none(
     federation: Federation, relay: Relay
 ) -> None:
-    del relay  # for its certificate
+    del relay  # started for its certificate only
     made_up = hello("client-0")
     made_up.hello.behind = "host-2"
     async with direct(federation, "host-0") as host, direct(federation, "gate") as gate:
@@ -199,7 +199,7 @@ async def test_relay_answers_a_resent_delivered_update_as_duplicate(
         )
         model = await host.fetch(mine.train.model)
         assert await host.submit(whole(mine.id, "client-0", model)) == DONE
-        # As a host does that was told before how much of it is here.
+        # Send header and trailer only, as a host does that knows that all bytes have arrived.
         resumed = whole(mine.id, "client-0", model, offset=len(model))
         again = await host.submit([resumed[0], resumed[-1]])
         assert again == rpc.SubmitUpdateResponse(duplicate=True)
@@ -250,8 +250,8 @@ async def test_relay_drops_partial_updates_when_their_round_ends(
 def sum_of_zeros(
     folder: Path, model: bytes, instruction: rpc.Instruction, *members: str
 ) -> list[bytes]:
-    """An upload of a sum in which nothing has changed. members: ids that its file is made out to,
-    where they are not those of its header."""
+    """Return the messages that upload a sum of zero differences. members: update ids in the file,
+    if they differ from those in the header."""
     (folder / "model").write_bytes(model)
     with open_tensors(folder / "model") as file:
         vectors = vectors_of(file.layout.parameters, ())
@@ -364,7 +364,7 @@ async def test_revoked_host_is_disconnected_and_hosts_behind_a_revoked_relay_wai
     folder = federation.files.folder / "pki"
     async with behind(relay, federation, "host-0") as host:
         async with host.attending("client-0"):
-            certificate_register.revoke(folder, "host-0")  # the relay's list; it is the only one
+            certificate_register.revoke(folder, "host-0")  # only the relay has this list
             await nobody_attends(federation)
         assert await host.talk(hello("client-0")) == (DENIED, "IDENTITY_REFUSED")
     async with behind(relay, federation, "host-1") as host:

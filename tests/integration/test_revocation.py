@@ -77,10 +77,11 @@ async def test_a_host_revoked_mid_run_is_cut_off_within_5_s_and_cannot_return(
         await until(lambda: federation.points.reached("train-client-0"))
         await until(lambda: federation.points.reached("train-client-2"))
 
-        certificate_register.revoke(folder, "host-0")  # in the file that the coordinator watches
+        # Changes the file that the coordinator watches.
+        certificate_register.revoke(folder, "host-0")
         await in_time(CUT_OFF_SECONDS, gone(federation, "host-0"))
 
-        elsewhere = tmp_path / "operator"  # by an operator who has the authority's folder
+        elsewhere = tmp_path / "operator"  # a copy of the authority's folder
         shutil.copytree(folder, elsewhere)
         certificate_register.revoke(elsewhere, "host-1")
         newest = (elsewhere / pki.REVOKED).read_bytes()
@@ -98,14 +99,15 @@ async def test_a_host_revoked_mid_run_is_cut_off_within_5_s_and_cannot_return(
         await federation.finished(run_id)
         assert await federation.attending_hosts() == {"host-2"}
 
-        for number, verdict in ((1, Verdict.ERROR), (2, Verdict.OK)):  # as `potluck doctor` asks
+        # The check of `potluck doctor`.
+        for number, verdict in ((1, Verdict.ERROR), (2, Verdict.OK)):
             config = load_config(federation.files.hosts[number], {})
             finding = await asyncio.to_thread(admission, config)
             assert finding.verdict is verdict, finding
             assert ("was revoked on" in finding.found) == (number == 1)
         assert await federation.attending_hosts() == {"host-2"}, "asking replaces no host"
 
-        await federation.kill_coordinator()  # what was pushed outlives it
+        await federation.kill_coordinator()  # a restart keeps the pushed list
         await federation.restart_coordinator()
         again = await federation.processes.start_host(1)
         assert await again.ended() == 1
@@ -135,7 +137,7 @@ async def test_renewing_all_certificates_during_a_run_loses_no_round(tmp_path: P
         renewed = certificate_register.find(folder, "coordinator")[-1].summary.serial
         assert renewed != before
         assert shown_serial(federation) == renewed
-        # Those who hold on to an old certificate are sent away, and come back with the new one.
+        # Hosts that still use an old certificate are disconnected, and reconnect with the new one.
         for number in range(3):
             certificate_register.revoke(folder, f"host-{number}", superseded=True)
         newest = (folder / pki.REVOKED).read_bytes()

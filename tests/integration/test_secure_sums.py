@@ -71,7 +71,8 @@ async def test_ten_clients_sum_exactly_and_record_the_release(federation: SumFed
     [stored] = await federation.stored()
     assert stored.total == tuple(outcome.total.tolist())
     for client in federation.members.names:
-        # The coordinator needs but seven clients' shares; the others give theirs in their time.
+        # The coordinator needs the shares of seven clients only; the other clients release theirs
+        # later.
         await until(partial(federation.has_released, client))
         ledger = federation.ledger(client).of(client)
         [release] = ledger.releases
@@ -109,7 +110,7 @@ async def test_second_run_reuses_the_stored_sum(federation: SumFederation) -> No
     for _ in range(2):
         row = await federation.finished(RUN_FILE)
         assert row.state is RunState.FINISHED, row.reason
-    [stored] = await federation.stored()  # the second run asks no client
+    [stored] = await federation.stored()  # the second run reuses the sum
     assert stored.total == tuple(federation.counts(names).tolist())
 
 
@@ -225,7 +226,8 @@ async def test_distributed_noise_is_charged_to_each_client(
     names = federation.members.names
     outcome = await federation.sum(epsilon=0.5)
     assert outcome.total is not None
-    assert np.abs(outcome.total - federation.counts(names)).max() < 500  # ε = 0.5: 2 at most often
+    # With ε = 0.5, noise is about 2.
+    assert np.abs(outcome.total - federation.counts(names)).max() < 500
     assert outcome.record.epsilon == 0.5
     for client in names:
         assert federation.ledger(client).of(client).spent == Fraction(1, 2)
@@ -265,7 +267,7 @@ async def test_sums_whose_difference_reveals_a_client_are_refused(
     without_one = await federation.sum(names[1:])
     assert without_one.total is None
     assert set(without_one.record.refusals.values()) == {"released"}
-    half = await federation.sum(names[:5])  # nor half of them: what else is asked for is not known
+    half = await federation.sum(names[:5])  # a sum over half of the clients is refused, too
     assert half.total is None
     assert (await federation.sum()).total is not None
 
@@ -278,7 +280,7 @@ async def test_selection_by_cells_receives_sums_over_cells_only(tmp_path: Path) 
         for selector in ('"dc-real", added = 1', '"fedentopt"', '"kl"'):
             row = await federation.finished(run_file.replace('"dc-real", added = 1', selector))
             assert row.state is RunState.FINISHED, row.reason
-        stored = await federation.stored()  # later runs ask no client again
+        stored = await federation.stored()  # later runs reuse the sums
         cells = [sorted(each.record["clients"]) for each in stored]  # type: ignore[call-overload]
         assert [len(cell) for cell in cells] == [7, 7]
         assert sorted(client for cell in cells for client in cell) == sorted(members.names)
@@ -289,15 +291,15 @@ async def test_selection_by_cells_receives_sums_over_cells_only(tmp_path: Path) 
         for name in members.names:
             assert federation.disclosed(name) == []
             await until(partial(federation.has_released, name))
-        # What can be combined from all that was released is of no client alone; nor do clients
-        # give what would make it so.
+        # No combination of the released sums gives a single client's counts, and clients refuse a
+        # sum that would.
         known = np.array([[name in cell for name in members.names] for cell in cells], float)
         for alone in np.eye(len(members.names)):
             assert np.linalg.matrix_rank(np.vstack([known, alone])) == len(cells) + 1
         nested = await federation.sum(cells[0][1:], kind=SumKind.CELLS)
         assert nested.total is None
         assert set(nested.record.refusals.values()) == {"released"}
-        # Nor can a coordinator choose who is in a cell: clients draw them by themselves.
+        # A coordinator can't choose the members of a cell: each client draws its cell itself.
         mixed = await federation.sum([*cells[0][:4], *cells[1][:3]], kind=SumKind.CELLS)
         assert mixed.total is None
         assert set(mixed.record.refusals.values()) == {"set"}

@@ -241,7 +241,7 @@ async def test_client_refuses_a_used_session_id(federation: SumFederation) -> No
     assert attack.refusal == "session"
 
 
-# From here on the others refuse a sum without the victim, when it comes to that.
+# In the tests below, the other clients refuse a sum without the victim.
 
 
 def header(**changes: Any) -> Edit:
@@ -410,9 +410,10 @@ async def test_client_with_a_forged_survivor_list_never_unmasks(
             await until(lambda: bool(attack.answers))
         [vouched] = masked.answers[0].secure.envelopes
         [consent] = consented.answers[0].secure.envelopes
-        assert MessageType(vouched.type) is MessageType.MASKED_INPUT  # it believed its view
+        # The victim accepted the forged view.
+        assert MessageType(vouched.type) is MessageType.MASKED_INPUT
         assert MessageType(consent.type) is MessageType.CONSENT
-        assert attack.refusal == "signature"  # the others consented to another set
+        assert attack.refusal == "signature"  # other clients consented to another set
         assert not federation.has_released(VICTIM)
 
 

@@ -92,7 +92,7 @@ def test_device_process_checks_a_training_and_is_restarted(
 
 
 def children() -> set[int]:
-    """Process ids of the children of this process."""
+    """Return the ids of this process's child processes."""
     found = Path("/proc/self/task").glob("*/children")
     return {int(pid) for each in found for pid in each.read_text().split()}
 

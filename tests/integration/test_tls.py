@@ -283,7 +283,8 @@ async def test_a_host_cannot_pose_as_the_coordinator(federation: TestFederation)
     async with listening(unchecked_server(host)) as port:
         with pytest.raises(IdentityError, match="does not show a coordinator's certificate"):
             await call(f"localhost:{port}", federation.operator)
-    # The same names with the coordinator's usage do connect: it is the usage that was refused.
+    # A certificate with the same names and the coordinator's usage connects, so the usage was
+    # refused above.
     server = fake_coordinator(federation, ExtendedKeyUsageOID.SERVER_AUTH)
     async with listening(unchecked_server(server)) as port:
         assert await call(f"localhost:{port}", federation.operator)
@@ -372,7 +373,7 @@ async def test_a_channel_reconnects_when_the_coordinator_returns(
         assert await in_time(10, echoing(connection)(b"", timeout=60, wait_for_ready=True))
 
 
-@pytest.mark.slow  # keepalive needs its 13 seconds
+@pytest.mark.slow  # keepalive takes 13 seconds
 async def test_both_sides_detect_a_silent_partition_within_15_seconds(
     federation: TestFederation,
 ) -> None:

@@ -169,7 +169,7 @@ async def test_trainable_part_of_a_model_is_sent_in_every_encoding(
     base = {name: array for name, array in arrays.items() if name not in last}
     write_tensors(tmp_path / "data" / "rest.safetensors", base)
     part = f'model = {{trainable = {last}, base = "rest.safetensors"}}'.replace("'", '"')
-    variates = 'strategy = {name = "scaffold"}'  # of the part alone
+    variates = 'strategy = {name = "scaffold"}'  # control variates of that part only
     forms = {
         "open": [],
         "masked": [MASKED],
@@ -354,8 +354,8 @@ def sums(said: Said) -> dict[str, transfer_pb2.MeasuredSum]:
 async def lying(
     federation: SumFederation, trained: Said, evaluated: Said
 ) -> AsyncIterator[list[Any]]:
-    """The last client's host trains nothing, and says this of its trainings and evaluations. What
-    came of its uploads."""
+    """Run the last client's host, which trains nothing and reports these metrics of trainings and
+    evaluations. Yield the answers to its uploads."""
     answers: list[Any] = []
     tls = federation.members.tls.hosts[host_of(LIAR)]
     async with (

@@ -30,7 +30,7 @@ async def federation_of_one(folder: Path) -> AsyncIterator[Federation]:
         count=2,
         rounds=1,
         assignments=["round.leavers=drop"],
-        # A living process is heard within three heartbeats, on a busy machine too.
+        # Even on a busy machine, a live process sends something within three heartbeats.
         coordinator={"heartbeat_seconds": 2.0},
     ) as federation:
         await federation.until_attending()
@@ -90,7 +90,7 @@ async def test_second_process_of_a_host_is_refused_with_one_line(tmp_path: Path)
 async def test_frozen_process_of_a_host_is_replaced_and_ends_when_it_wakes(tmp_path: Path) -> None:
     async with federation_of_one(tmp_path) as federation:
         first = federation.processes.hosts[0]
-        os.killpg(first.group, signal.SIGSTOP)  # its connection stays open, and it says nothing
+        os.killpg(first.group, signal.SIGSTOP)  # it sends nothing on the open connection
         async with second_process(federation) as (_, log):
             await until(lambda: '"attending"' in log.read_text(), "the second attends")
             os.killpg(first.group, signal.SIGCONT)

@@ -59,7 +59,7 @@ def database(federation: SumFederation) -> Path:
 async def test_audit_of_an_honest_run_finds_no_difference(
     federation: SumFederation, selector: str
 ) -> None:
-    """Selectors without state, with profiles, questions, reports and facts about updates."""
+    """The selectors have no state, or need profiles, questions, reports or facts about updates."""
     asks = 'profiles = {disclosure = "noisy", epsilon = 1.0}\n' * (selector == "fedentopt")
     run_id = await finished(federation, f'{VERIFIABLE}selector = {{name = "{selector}"}}\n{asks}')
     found = audited(federation, run_id)

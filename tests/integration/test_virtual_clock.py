@@ -39,9 +39,9 @@ def members(federation: Federation, run_id: str) -> list[list[MemberRow]]:
 
 
 async def test_clients_report_simulated_durations_and_utilities(tmp_path: Path) -> None:
-    """Durations are thousands of seconds, and the test takes none of them.
+    """The simulated durations are thousands of seconds, for which the test does not wait.
 
-    FLASH trains on nine tenths: the last tenth is kept back to validate on.
+    FLASH trains on nine tenths of the samples and validates on the last tenth.
     """
     async with profile_federation(
         tmp_path,

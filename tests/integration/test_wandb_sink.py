@@ -36,7 +36,7 @@ def records(data: bytes) -> Iterator[bytes]:
 
 
 def parsed(folder: Path) -> list[Any]:
-    """The records as W&B's messages."""
+    """Return the records of a folder as W&B's messages."""
     from wandb.proto.wandb_internal_pb2 import (
         Record,  # pyright: ignore[reportAttributeAccessIssue]  # made at run time
     )
@@ -65,15 +65,16 @@ def test_sink_writes_each_round_as_one_step_after_kills(tmp_path: Path) -> None:
     assert sink.open(TRACKED) == 0
     sink.write(TRACKED, ROUNDS)
     later = Wandb(folder=str(tmp_path))
-    (later._draft / "wandb").mkdir(parents=True)  # as a kill would leave it
+    (later._draft / "wandb").mkdir(parents=True)  # the state after a kill
     assert later.open(TRACKED) == 3
     later.write(TRACKED, ROUNDS[3:])
     later.end(FINISHED)
     later.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ab12-1-3", "ab12-4-4"]
     runs = [each.run for each in parsed(tmp_path / "ab12-1-3") if each.HasField("run")]
-    assert {each.host for each in runs} == {"potluck"}  # not the machine's
-    for path in (*tmp_path.glob("*/*.wandb"), *tmp_path.glob("*/files/*")):  # what goes to a server
+    assert {each.host for each in runs} == {"potluck"}  # not the machine's name
+    # Files that are uploaded to a server.
+    for path in (*tmp_path.glob("*/*.wandb"), *tmp_path.glob("*/files/*")):
         for own in (sys.executable, str(tmp_path)):
             assert own.encode() not in path.read_bytes(), (path, own)
     assert steps(tmp_path / "ab12-1-3") + steps(tmp_path / "ab12-4-4") == [

@@ -1,7 +1,7 @@
 """A coordinator receives, sends, logs, exports and stores no label count of a client.
 
-Each count is a number of 40 bits that occurs nowhere else; the messages that are searched are the
-coordinator's own, inside TLS. The same search finds counts that are sent without masks, or plainly.
+Each count is a number of 40 bits that occurs nowhere else. The test searches the coordinator's own
+messages, inside TLS. The same search finds counts that are sent without masks.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ async def scanned(
         "logs": "".join(capfd.readouterr()).encode(),
     }
     assert {"Attend", "SubmitUpdate", "FetchModel"} <= recording.received.keys()
-    # An empty page would have nothing in it.
+    # The places are not empty, so the search means something.
     least = {"received": 20_000, "sent": 20_000, "spool": 10_000, "store": 20_000, "logs": 2_000}
     assert {place: len(places[place]) >= size for place, size in least.items()} == dict.fromkeys(
         least, True
@@ -122,8 +122,8 @@ async def test_coordinator_receives_and_stores_no_label_count(
     scan = await scanned(members, tmp_path, monkeypatch, capfd)
     assert scan.found == set()
     columns = zip(*scan.counts.values(), strict=True)
-    assert scan.sums == [tuple(sum(column) for column in columns)]  # it works on these very counts
-    assert traces(scan.sums[0], scan.places) >= {("store", "decimal")}  # and the sum is public
+    assert scan.sums == [tuple(sum(column) for column in columns)]  # the sum of these counts
+    assert traces(scan.sums[0], scan.places) >= {("store", "decimal")}  # the sum itself is stored
 
 
 async def test_scan_finds_counts_without_masks(

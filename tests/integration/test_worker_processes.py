@@ -83,7 +83,7 @@ async def test_workers_killed_repeatedly_during_a_training_give_the_same_model(
     run_id = await federation.start_run()
     for _ in range(3):
         await until(lambda: federation.points.reached("train-client-1"))
-        federation.points.hold("train-client-1")  # forgets that it was reached
+        federation.points.hold("train-client-1")  # also clears the record that it was reached
         for worker in workers(federation):
             os.kill(worker, signal.SIGKILL)
     federation.points.release()

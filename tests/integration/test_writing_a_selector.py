@@ -36,7 +36,7 @@ PROFILES = {
 
 
 def written_files(page: str) -> dict[str, str]:
-    """The page's code blocks that begin with a comment naming their file."""
+    """Return the page's code blocks that begin with a comment with their file's name."""
     blocks = re.findall(
         r"^```\w+\n(# (\S+\.(?:py|toml))\n.*?)^```$", page, re.DOTALL | re.MULTILINE
     )
@@ -87,13 +87,13 @@ def test_guide_package_installs_and_selects(installed_package: Path, profiles: P
         "cohort": ["b", "d"],
         "reasons": {"b": "50% of class 1", "d": "20% of class 1"},
     }
-    assert lines[1]["cohort"][0] == "a"  # b and d rest for a round
-    assert lines[1]["cohort"][1] in ("c", "late")  # equals, drawn
+    assert lines[1]["cohort"][0] == "a"  # b and d pause for a round
+    assert lines[1]["cohort"][1] in ("c", "late")  # tied, so drawn at random
     assert lines[2]["cohort"] == ["b", "d"]
 
 
 def test_class_without_clients_is_not_the_rarest(installed_package: Path, tmp_path: Path) -> None:
-    """The profiles and the result are those of the page."""
+    """The profiles and the result are the same as on the page."""
     page = PAGE.read_text(encoding="utf-8")
     [example] = re.findall(r"^```json\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     [shown] = re.findall(r"^round  client  why\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)

@@ -25,7 +25,7 @@ EXACT = Parameters(mode=Mode.EXACT, task=TaskReference(name="digits"))
 
 
 def written_files(page: str) -> dict[str, str]:
-    """The page's code blocks that begin with a comment naming their file."""
+    """Return the page's code blocks that begin with a comment with their file's name."""
     blocks = re.findall(
         r"^```\w+\n(# (\S+\.(?:py|toml))\n.*?)^```$", page, re.DOTALL | re.MULTILINE
     )
@@ -54,7 +54,7 @@ async def test_selector_receives_the_guide_signal_from_owners_that_allow_it(
     async with profile_federation(
         tmp_path, selector="darkest-first", rounds=1, assignments=[missing], start_hosts=False
     ) as federation:
-        allowing, _ = federation.files.hosts  # the other one allows the built-in signals
+        allowing, _ = federation.files.hosts  # the other host allows only built-in signals
         table = {"signals": ["label_counts", "triplet", "brightness"], "epsilon": 2.0}
         set_values(allowing, {"disclosure": tomlkit.item(table)})
         await federation.start_hosts()

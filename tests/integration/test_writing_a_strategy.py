@@ -23,7 +23,7 @@ PAGE = REPOSITORY / "docs/guides/writing-a-strategy.md"
 
 
 def written_files(page: str) -> dict[str, str]:
-    """The page's code blocks that begin with a comment naming their file."""
+    """Return the page's code blocks that begin with a comment with their file's name."""
     blocks = re.findall(
         r"^```\w+\n(# (\S+\.(?:py|toml))\n.*?)^```$", page, re.DOTALL | re.MULTILINE
     )
@@ -64,7 +64,7 @@ def test_guide_strategy_weights_updates_as_the_page_says(installed: Path, tmp_pa
     }
     mean = (1.0 + 3.0 * 2.0 + 1.0) / 5.0
     np.testing.assert_allclose(rounds.play(updates)["w"], mean / 2, rtol=1e-6)
-    # In the second round the step has its whole length.
+    # The strategy halves the first step only.
     np.testing.assert_allclose(rounds.play(updates)["w"], mean, rtol=1e-6)
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def written_files(page: str) -> dict[str, str]:
-    """The page's code blocks that begin with a comment naming their file."""
+    """Return the page's code blocks that begin with a comment with their file's name."""
     blocks = re.findall(
         r"^```\w+\n(# (\S+\.(?:py|toml))\n.*?)^```$", page, re.DOTALL | re.MULTILINE
     )

@@ -24,7 +24,7 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest) -> str:
-    """An empty database of each kind."""
+    """Return the URL of an empty database of each kind."""
     if request.param == "sqlite":
         sqlite: str = request.getfixturevalue("sqlite_url")
         return sqlite
@@ -34,7 +34,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def another_url(url: str, request: pytest.FixtureRequest) -> str:
-    """Another empty database of the same kind."""
+    """Return the URL of another empty database of the same kind."""
     if url.startswith("sqlite"):
         return f"{url}.other"
     server: PostgreSQL = request.getfixturevalue("postgresql")

@@ -42,7 +42,7 @@ PATIENCE_SECONDS = 60.0
 
 @pytest.fixture
 def server() -> Iterator[PostgreSQL]:
-    """A PostgreSQL server for this module alone, since tests stop it."""
+    """Run a PostgreSQL server for this module only, since its tests stop the server."""
     if programs() is None:
         pytest.skip(MISSING)
     with running_postgresql() as found:
@@ -136,7 +136,7 @@ async def test_reads_are_refused_while_the_file_is_locked_and_a_write_waits(
         await store.call(begun_run)
         with locked(path):
             call = asyncio.create_task(store.call(lambda each: each.set_run_state(*STOPPED)))
-            for _ in range(2):  # the first comes before it is known, the second after
+            for _ in range(2):  # before and after the outage is known
                 with pytest.raises(UnreachableError, match="another program has locked it"):
                     await store.ask(Store.runs)
             assert await told.get()

@@ -132,7 +132,7 @@ def test_profile_that_is_not_json_is_refused(store: Store, wrong: str) -> None:
 
 
 def test_profiles_are_filtered_by_signal_run_and_client(store: Store) -> None:
-    begun_run(store)  # its roster: a, b, c
+    begun_run(store)  # with the roster a, b, c
     triplet = replace(PROFILE, signal="triplet", signature=None)
     newer = replace(PROFILE, data_epoch=2)
     finer = replace(PROFILE, parameters_json='{"epsilon":2.0}')

@@ -144,7 +144,7 @@ def test_invalid_value_in_a_row_is_an_error_that_names_table_and_column(
         ("attempts", "available"),
         ("exchanges", "question"),
         ("members", "host_id"),
-        ("members", "size"),  # must be there where there is a blake3
+        ("members", "size"),  # required if `blake3` is set
         ("rounds", "model_blake3"),
         ("rounds", "selector_scalars"),
         ("rounds", "seconds"),
@@ -155,7 +155,7 @@ def test_invalid_value_in_a_row_is_an_error_that_names_table_and_column(
 def test_null_in_a_required_column_is_an_error_that_names_the_table(
     filled: str, table: str, column: str
 ) -> None:
-    # Without its constraints the table takes anything.
+    # A table without constraints accepts every value.
     edit(
         filled,
         f"CREATE TABLE copy AS SELECT * FROM {table}",  # noqa: S608  # ours
@@ -177,7 +177,7 @@ def test_roster_with_a_missing_row_is_refused(filled: str) -> None:
 
 @pytest.fixture
 def file(sqlite_url: str) -> Path:
-    """A database file with several pages and without a write-ahead log."""
+    """Return a database file with several pages and without a write-ahead log."""
     with Store.open(sqlite_url) as store:
         begun_run(store)
         for number in range(1, 30):

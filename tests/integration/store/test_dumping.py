@@ -26,7 +26,7 @@ def test_restoring_a_dump_gives_the_database_at_the_time_of_the_dump(
         begun_run(store)
         committed(store, AttemptKey(RUN.run_id, 1, 1))
         before = store.rounds(RUN.run_id)
-        dump(url, tmp_path / "dump")  # also while a coordinator uses it
+        dump(url, tmp_path / "dump")  # also works while a coordinator uses it
         committed(store, AttemptKey(RUN.run_id, 2, 1))
     with Store.open(beside) as other:
         begun_run(other)

@@ -59,8 +59,8 @@ def test_killed_writer_loses_no_committed_round(sqlite_url: str) -> None:
         with Store.open(sqlite_url) as store:
             rounds = store.rounds("run")
             attempt = store.current_attempt("run")
-        assert rounds[: len(known)] == known  # what was committed before is as it was
-        assert len(rounds) >= told  # and so is all that the killed process said was committed
+        assert rounds[: len(known)] == known  # earlier commits are unchanged
+        assert len(rounds) >= told  # all reported commits are stored
         assert [row.key for row in rounds] == [
             AttemptKey("run", number, 1) for number in range(1, len(rounds) + 1)
         ]
@@ -97,7 +97,7 @@ class Remembering(RuleBasedStateMachine):
     """A store, reopened at random, and a reference model of its content."""
 
     url: str
-    runs = 0  # over all examples, so that each has a run of its own
+    runs = 0  # counted over all examples: each gets a new run
 
     def __init__(self) -> None:
         super().__init__()

@@ -34,8 +34,8 @@ STEPS = 10
 
 @pytest.fixture
 def instructions() -> Iterator[Callable[[], int]]:
-    """Return the number of instructions that SQLite has executed, a cost that no machine
-    changes."""
+    """Yield a function that returns the number of instructions that SQLite has executed: a cost
+    that does not depend on the machine."""
     count = 0
 
     def more() -> int:
@@ -152,7 +152,7 @@ async def test_model_files_are_deleted_once_newer_rounds_exceed_the_retention(
     folder.mkdir()
     retention = parse_run_file(RUN_FILE + "keep_every = 4\n", source="test").retention
     with Store.open(url) as store:
-        for run_id in (RUN.run_id, "other"):  # both begin with the same model
+        for run_id in (RUN.run_id, "other"):  # both runs start from the same model
             run = replace(RUN, run_id=run_id, run_file=RUN_FILE + "keep_every = 4\n")
             store.add_run(run)
             store.append_to_roster(run_id, ["a", "b", "c"])
@@ -171,12 +171,12 @@ async def test_model_files_are_deleted_once_newer_rounds_exceed_the_retention(
             await tidying.after_commit(RUN.run_id, retention, number)
             models = {n for n in range(number + 1) if n > number - 3 or n % 4 == 0}
             assert there(folder) == {digest(n) for n in {*models, 1000 + number, 7777}}
-        # What a coordinator that was killed left behind is found by the next one.
+        # The next coordinator finds and deletes files that a killed one left behind.
         put(files, 1, 1003, 8888)
         later = Tidying(files, in_store, lambda: {digest(8888)})
         await later.look_at(files.clear_leftovers())
         assert there(folder) == {digest(n) for n in {0, 4, 5, 6, 7, 1007, 8888}}
-        # A run whose tidying up was missed catches up.
+        # If two clean-ups were missed, the next one deletes their files too.
         committed(store, AttemptKey(RUN.run_id, 8, 1))
         committed(store, AttemptKey(RUN.run_id, 9, 1))
         put(files, 8, 9, 1008, 1009)
@@ -210,7 +210,7 @@ async def test_best_model_file_is_kept_until_a_better_model_is_committed(
             put(files, number)
             await tidying.after_commit(RUN.run_id, retention, number)
             assert there(folder) == {digest(best), digest(number)}
-        # The next coordinator looks at all files, and keeps these.
+        # The next coordinator checks all files, and keeps the best and the last model.
         put(files, 2, 4)
         await Tidying(files, in_store, set).look_at(files.clear_leftovers())
         assert there(folder) == {digest(5), digest(6)}
@@ -271,7 +271,7 @@ async def test_model_file_that_a_resumed_run_rewrites_is_not_deleted(
         assert found == {model}
         tidying = Tidying(files, in_store, set)
         await tidying.look_at(found)
-        assert files.path(model).is_file()  # a run that has yet to name it wrote it
+        assert files.path(model).is_file()  # written by a run that has not committed it yet
         files.let_go([model])
         await tidying.look_at(found)
         assert not files.path(model).is_file()

@@ -34,9 +34,9 @@ async def test_journal_and_database_agree_if_no_commit_was_lost(
     begun_run(store)
     for number in (1, 2):
         await one_more(store, noting, RUN.run_id, number)
-    committed(store, AttemptKey(RUN.run_id, 3, 1))  # killed before it was noted
+    committed(store, AttemptKey(RUN.run_id, 3, 1))  # killed before the journal had it
     assert await commits(store, tmp_path).compare() == {}
-    assert (tmp_path / "journal").read_text().count("\n") == 3  # it was made up for
+    assert (tmp_path / "journal").read_text().count("\n") == 3  # the missing line was added
     assert await commits(store, tmp_path).compare() == {}
     assert (tmp_path / "journal").read_text().count("\n") == 3
 
@@ -50,7 +50,7 @@ async def test_older_database_is_reported_at_each_start_until_accepted(
             begun_run(store, run_id)
             for number in (1, 2, 3):
                 await one_more(store, noting, run_id, number)
-    # Another database that is one round behind with one run, and doesn't know the other.
+    # An older database: one run lacks its last round, and the other run is missing.
     with Store.open(f"sqlite:///{tmp_path / 'older.db'}") as behind:
         begun_run(behind)
         for number in (1, 2):

@@ -57,7 +57,7 @@ def test_stored_runs_are_read_after_reopening(url: str) -> None:
         before = store.runs()
     with Store.open(url) as store:
         assert store.runs() == before
-        store.close()  # twice is fine
+        store.close()  # may be called twice
 
 
 def test_second_store_on_one_database_in_one_process_is_refused(url: str) -> None:
@@ -134,7 +134,7 @@ def test_unknown_database_is_an_error_that_names_it(postgresql: PostgreSQL) -> N
 
 
 def kind(column_type: TypeEngine[Any]) -> type[TypeEngine[Any]]:
-    # SQLite's DOUBLE and DOUBLE PRECISION are the same.
+    # In SQLite, DOUBLE and DOUBLE PRECISION are the same type.
     return Float if isinstance(column_type, Float) else type(column_type.as_generic())
 
 
@@ -256,7 +256,7 @@ def test_migration_keeps_existing_rows(url: str) -> None:
     with Store.open(url) as store:
         store.add_run(RUN)
         before = store.runs()
-    for _ in range(2):  # the second time there is nothing to do
+    for _ in range(2):  # the second time, nothing is left to do
         with Store.open(url, migrations=[*MIGRATIONS, MORE]) as store:
             assert store.runs() == before
     newest = 1 + len(MIGRATIONS)
@@ -268,7 +268,8 @@ def test_migration_keeps_existing_rows(url: str) -> None:
 def test_migrations_that_a_database_already_has_are_not_repeated(url: str) -> None:
     Store.open(url, migrations=[*MIGRATIONS, MORE]).close()
     later = ["ALTER TABLE extra ADD COLUMN y TEXT"]
-    run_sql(url, "CREATE TABLE extra (x BIGINT)")  # a new database has what `schema.py` says
+    # A new database has exactly the tables of `schema.py`.
+    run_sql(url, "CREATE TABLE extra (x BIGINT)")
     Store.open(url, migrations=[*MIGRATIONS, MORE, later]).close()
     run_sql(url, "INSERT INTO extra (x, y) VALUES (1, 'there')")
 

@@ -30,7 +30,8 @@ LATE = LateRow(
 
 
 def eventful(store: Store) -> None:
-    """Three rounds: b is late in the first and joins the second, whose first attempt fails."""
+    """Store three rounds: b is late in the first and joins the second, whose first attempt
+    fails."""
     begun_run(store)
     selected(store, FIRST)
     for client_id in ("a", "c"):
@@ -87,7 +88,7 @@ def test_round_copies_restore_a_run_into_an_empty_database(url: str, another_url
             empty.put_round(RUN.run_id, number, tables)
         empty.end_put_back(RUN.run_id, "rebuilt", AT)
         assert empty.rounds(RUN.run_id) == before
-        assert empty.run(RUN.run_id).state is RunState.FINISHED  # it has three rounds
+        assert empty.run(RUN.run_id).state is RunState.FINISHED  # all three rounds are committed
     assert rows_in(another_url) == rows_in(url)
 
 

@@ -376,15 +376,16 @@ def test_best_round_and_its_coverage_are_read_back(begun: Store) -> None:
 
 
 def test_participation_lists_picks_samples_and_last_inclusion_of_each_client(begun: Store) -> None:
-    selected(begun, FIRST)  # a, b, c
+    selected(begun, FIRST)  # selects a, b, c
     begun.abandon_attempt(FIRST, "no quorum")
-    committed(begun, SECOND)  # a and c
+    committed(begun, SECOND)  # includes a and c
     begun.begin_attempt(NEXT, [0, 1], AT)
     begun.set_cohort(NEXT, COHORT[:2])
     for client_id, samples in (("a", 0), ("b", 9)):
         update = replace(UPDATE, samples=samples)
         begun.set_member(NEXT, client_id, MemberState.RECEIVED, update=update)
-    begun.commit_round(commit(NEXT, ["a"]))  # b came in vain; a's samples are hidden by a mask
+    # The update of b is not included; a's number of samples is masked.
+    begun.commit_round(commit(NEXT, ["a"]))
     found = {
         each.client_id: (each.picks, each.samples, each.included_round, each.included_attempt)
         for each in begun.participation(RUN.run_id)

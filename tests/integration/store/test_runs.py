@@ -16,7 +16,7 @@ from potluck.server.store.records import LeftOutRow
 from potluck.server.store.sql import schema
 
 LATER = AT + timedelta(hours=1)
-# One store for all examples will do: each changes what the one before wrote.
+# All examples share one store: each example overwrites the values of the one before.
 SHARED = [HealthCheck.function_scoped_fixture]
 
 
@@ -38,7 +38,7 @@ def test_time_in_another_zone_is_stored_as_the_same_instant(store: Store) -> Non
 
 def test_time_without_a_time_zone_is_refused(store: Store) -> None:
     with pytest.raises(StorageError, match="no time zone"):
-        store.add_run(replace(RUN, created_at=datetime(2026, 1, 1)))  # the point
+        store.add_run(replace(RUN, created_at=datetime(2026, 1, 1)))  # no time zone
     assert store.runs() == []
 
 
@@ -83,7 +83,7 @@ def test_unique_prefix_of_a_run_id_finds_the_run(store: Store) -> None:
     for run_id in ("ab12", "ab", "cd_1", "cdx1", "Ab99"):
         store.add_run(replace(RUN, run_id=run_id))
     assert store.run("ab1").run_id == "ab12"
-    assert store.run("ab").run_id == "ab"  # an id goes before a beginning
+    assert store.run("ab").run_id == "ab"  # an id has precedence over the beginning of an id
     assert store.run("cd_").run_id == "cd_1"  # no wildcard
     assert store.run("A").run_id == "Ab99"  # case counts
     with pytest.raises(
@@ -108,10 +108,10 @@ def test_run_is_found_by_its_name_if_the_name_is_unique(store: Store) -> None:
     assert store.run("co%ee").run_id == "ef"
     with pytest.raises(NotFoundError, match=r"'tea' matches 2 runs; .*: cd, ab"):
         store.run("tea")
-    assert store.run("ef0").run_id == "ef0"  # an id before a name
+    assert store.run("ef0").run_id == "ef0"  # an id has precedence over a name
     store.add_run(replace(RUN, run_id="c0ffee", name="e"))
     with pytest.raises(NotFoundError, match="'e' matches 3 runs"):
-        store.run("e")  # a name, and the beginning of two ids
+        store.run("e")  # ambiguous: a name, and the beginning of two ids
 
 
 def test_error_for_an_unknown_run_lists_ten_runs_at_most(store: Store) -> None:
@@ -180,11 +180,11 @@ def test_deleting_a_run_keeps_other_runs_and_returns_its_files(store: Store) -> 
     assert store.last_rounds() == {"cd34": 1}
     assert {holder.run_id for holder in store.holders(files)} == {"cd34"}
     assert store.roster("cd34") == ["a", "b", "c"]
-    begun_run(store)  # nothing of it is in the way of another one
+    begun_run(store)  # a new run with the same id works
     assert store.run(RUN.run_id).committed_rounds == 0
 
 
 def test_deleting_runs_covers_every_table_with_run_ids() -> None:
-    kept = {"secure_sums"}  # they account for what left clients
+    kept = {"secure_sums"}  # kept as the record of disclosures
     of_runs = {table.name for table in schema.metadata.tables.values() if "run_id" in table.c}
     assert {table.name for table in store.OF_RUNS} == of_runs - kept

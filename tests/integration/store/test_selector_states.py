@@ -35,7 +35,8 @@ def federation() -> Population:
 
 
 class Coordinators:
-    """Successive coordinators: each commits a round, the next one reads the stored state."""
+    """Simulates successive coordinators: each commits a round, the next one reads the stored
+    state."""
 
     def __init__(self, folder: Path) -> None:
         self.url = f"sqlite:///{folder / 'potluck.db'}"
