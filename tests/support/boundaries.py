@@ -55,7 +55,7 @@ class Kills:
             await self._kill_everywhere()
 
     async def _kill_everywhere(self) -> None:
-        await self._one_run()  # only the first run creates models and profiles
+        await self._one_run()  # warm-up: only the first run creates models and profiles
         undisturbed = await self._one_run()
         for point in _points(self.federation.points.boundaries):
             try:
@@ -111,14 +111,15 @@ class Kills:
             await self._connect()
 
     async def _connect(self) -> None:
-        """Connect again after a start of the coordinator. The old connection would wait before its
-        next attempt, as would any other while the old one is open."""
+        """Connect again after a start of the coordinator. Close the old connection first: while it
+        is open, it and any new one would wait before the next attempt."""
         await self._connection.aclose()
         operator = self.federation.processes.operator()
         self.federation.operator = await self._connection.enter_async_context(operator)
 
     async def _run_into(self, point: str) -> bool:
-        """Start a run; true when the process is killed, false when the run is over."""
+        """Start a run; return True once the process was killed at the point, False once the run is
+        over."""
         victim = self._victim
 
         async def until_over() -> None:
@@ -182,7 +183,7 @@ class Kills:
 def _points(boundaries: Sequence[str]) -> list[str]:
     """Return the kill points: after each change, and before each change of the database.
 
-    Before a change of the database, others may have received messages since the last change.
+    A database's changes need both: messages may be sent between the change before and this one.
     Nothing is sent between two changes of files, so "after one" is the same as "before the next".
     """
     points: list[str] = []
@@ -193,7 +194,8 @@ def _points(boundaries: Sequence[str]) -> list[str]:
 
 
 async def command_points(federation: Federation, command: str, folder: Path) -> list[str]:
-    """Points after the first change of each kind, and the last, that a command makes undisturbed.
+    """Run a command undisturbed; return the points after its first change of each kind, and after
+    its last change.
 
     command: `backup` or `restore`. The federation must be one whose `SERVER_COMMAND` is witnessed.
     """

@@ -39,7 +39,7 @@ async def running_browser() -> AsyncIterator[Browser]:
 
 @dataclass
 class Tab:
-    """A tab of a fresh browser profile; `complaints` are the errors in its console."""
+    """A tab of a new browser profile. complaints: the errors in its console."""
 
     page: Page
     origin: str

@@ -35,7 +35,7 @@ def host_config(folder: Path, tls: TlsFiles, port: int, **changes: Any) -> Clien
 
 
 def write_config(config: ClientConfig, path: Path) -> Path:
-    """The configuration as a TOML file."""
+    """Write the configuration as a TOML file; return its path."""
     values = config.model_dump(mode="json", exclude_none=True)
     tables = {key: value for key, value in values.items() if isinstance(value, dict)}
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if key not in tables]
@@ -46,7 +46,8 @@ def write_config(config: ClientConfig, path: Path) -> Path:
 
 
 def digits_model(folder: Path, seed: int = 0) -> bytes:
-    """The file of a new model of the digits task, larger than a message."""
+    """Return the bytes of a file with a new model of the digits task; they don't fit into one
+    message."""
     torch.manual_seed(seed)
     path = folder / f"model-{seed}"
     write_tensors(path, state_arrays(Digits().model()))

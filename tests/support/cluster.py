@@ -74,7 +74,8 @@ PartitionName=all Nodes={name} Default=YES MaxTime=INFINITE State=UP
 
 @contextlib.contextmanager
 def cluster() -> Iterator[dict[str, str]]:
-    """The environment in which Slurm's commands find a cluster whose node is idle."""
+    """Run a cluster; once its node is idle, yield the environment in which Slurm's commands find
+    it."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/var/tmp"))
     folder.chmod(0o755)
     (folder / "state").mkdir()

@@ -71,7 +71,7 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 
 @contextmanager
 def running_collector() -> Iterator[Collector]:
-    """A collector on a port of this machine."""
+    """Run a collector on a free port of this machine."""
     server = grpc.server(ThreadPoolExecutor(2))
     collector = Collector()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]  # generated

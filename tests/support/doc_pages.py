@@ -36,7 +36,7 @@ class Block:
 
 
 def blocks(*languages: str) -> list[Block]:
-    """All blocks of these languages, on all pages."""
+    """Return all blocks of code in these languages, on all pages."""
     return [
         Block(
             page=page,

@@ -54,7 +54,7 @@ def selecting(
     warn: Callable[[str], None] = lambda _: None,
     post: Callable[[Event], None] = lambda _: None,
 ) -> Selecting:
-    """The owner of all that in run `r`, whose profiles are those in the store."""
+    """Return the object that selects the clients of run `r`; profiles come from the store."""
     profiling = Profiling("r", plan, roster, attendance, in_store, Trust(federation="f"))
     return Selecting(
         "r",

@@ -1,6 +1,6 @@
 """Two Docker engines behind two ssh servers, on this machine: "two machines" for the tests.
 
-The first engine is the one that is here. The second is started with its own data root and socket.
+The first engine is this machine's own. The second is started with its own data root and socket.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIRST_SOCKET = Path("/var/run/docker.sock")
 START_SECONDS = 120.0
 _LOOK_SECONDS = 0.1
 _BRIDGE = "potluck-test"
-_SUBNET = "198.18.77.1/24"  # from the range reserved for network tests
+_SUBNET = "198.18.77.1/24"  # in the range that is reserved for network tests
 
 _PLACES = tuple(sorted({REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), Path("/usr")}))
 IMAGES = ("potluck-test/coordinator:1", "potluck-test/client:1", "potluck-test/relay:1")
@@ -41,7 +41,7 @@ _LABEL = "potluck-test"
 
 
 def why_no_engines() -> str | None:
-    """Why the tests with two engines can't run here; None if they can."""
+    """Return why the tests with two engines can't run here; None if they can."""
     if os.geteuid() != 0:
         return "only root can start a second Docker engine"
     for program in ("dockerd", "ip", "ssh", "ssh-keygen"):
@@ -118,14 +118,15 @@ class SecondEngine:
             self._launch(command)
 
     def kill(self) -> None:
-        """SIGKILL: engine and containerd; containers may stay, as in a crash."""
+        """Send SIGKILL to engine and containerd, as in a crash; containers may continue."""
         assert self.process is not None
         containerd = int((self.folder / "exec/containerd/containerd.pid").read_text())
         for kill, pid in ((os.killpg, self.process.pid), (os.kill, containerd)):
             with contextlib.suppress(ProcessLookupError):
                 kill(pid, signal.SIGKILL)
         self.process.wait()
-        # A new engine would take this dying one for alive, and wait for it in vain.
+        # Wait for containerd's end: a new engine would otherwise use the dying one, and wait for it
+        # in vain.
         deadline = time.monotonic() + START_SECONDS
         while _is_alive(containerd):
             assert time.monotonic() < deadline, "containerd does not die"
@@ -153,11 +154,12 @@ def _is_alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def second_engine() -> Iterator[SecondEngine]:
-    """A second engine, in a folder with a short name: its sockets' paths have little room."""
-    folder = Path(tempfile.mkdtemp(prefix="engine-", dir="/var/tmp"))  # not on tmpfs
+    """Run a second engine, in a folder with a short name: the paths of its sockets must be
+    short."""
+    folder = Path(tempfile.mkdtemp(prefix="engine-", dir="/var/tmp"))  # a disk, not tmpfs
     engine = SecondEngine(folder)
     try:
-        # Without a bridge of its own, the second engine would take away the first one's.
+        # Without its own bridge, the second engine would take over the first one's.
         subprocess.run(["ip", "link", "add", _BRIDGE, "type", "bridge"], check=True, timeout=60)
         subprocess.run(["ip", "addr", "add", _SUBNET, "dev", _BRIDGE], check=True, timeout=60)
         engine.start()
@@ -177,7 +179,7 @@ def _unmount_below(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class SshServer:
-    """An ssh server on the loopback interface, and how to log in to it."""
+    """An ssh server on the loopback interface, and the files with which to log in."""
 
     port: int
     options: tuple[str, ...]
@@ -189,7 +191,7 @@ class SshServer:
 
 @contextlib.contextmanager
 def ssh_server(folder: Path) -> Iterator[SshServer]:
-    """A server with a host key and one authorised key of its own, both in `folder`."""
+    """Run an ssh server with a host key and one authorised key, both in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     Path("/run/sshd").mkdir(exist_ok=True)
     for name in ("host", "user"):
@@ -286,7 +288,7 @@ def remove_images(client: docker.DockerClient) -> None:
     for name in IMAGES:
         with contextlib.suppress(DockerException):
             client.images.remove(name, force=True)
-    client.images.prune({"dangling": True, "label": _LABEL})  # images that were replaced
+    client.images.prune({"dangling": True, "label": _LABEL})  # remove images that were replaced
 
 
 def show_as_state(

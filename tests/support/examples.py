@@ -27,23 +27,24 @@ _NOT_COPIED = shutil.ignore_patterns("pki", "state", "data", "build", "dist", "_
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """An example in a folder of the test's. environment: where `pip` has installed it."""
+    """An example, copied to a test's folder. environment: the folder into which `pip` installed
+    it."""
 
     folder: Path
     environment: Path
 
     def blocks(self, label: str) -> list[str]:
-        """The README's shell commands below each comment with that label."""
+        """Return the README's shell commands below each comment with that label."""
         readme = (self.folder / "README.md").read_text(encoding="utf-8")
         return re.findall(rf"<!-- {label} -->\n```sh\n(.*?)```", readme, flags=re.DOTALL)
 
     @property
     def log(self) -> str:
-        """Output of all terminals so far."""
+        """The output of all terminals so far."""
         return (self.folder / "terminals.log").read_text()
 
     async def tried(self, commands: str) -> tuple[int, str]:
-        """The exit code of these commands, and what they print."""
+        """Run commands; return their exit code and their output."""
         log = self.folder / "commands.log"
         log.write_bytes(b"")
         process = await self._shell(commands, log)
@@ -116,9 +117,10 @@ def installed(name: str, folder: Path) -> Example:
 
 
 async def carried_out(example: Example, port: int) -> str:
-    """Do what the README says beyond installing; what the operator's commands print.
+    """Run the README's commands after the installation; return the output of the operator's
+    commands.
 
-    port: of the coordinator, in files that have not been given another already.
+    port: the coordinator's port, written into files that still have the README's port.
     """
     [setup], terminals, [operator] = map(example.blocks, ("setup", "terminal", "operator"))
     await example.done(setup)
@@ -133,9 +135,10 @@ async def carried_out(example: Example, port: int) -> str:
 
 
 def link_libraries(environment: Path, *, without: Collection[str] = ()) -> None:
-    """Link what is installed here into an environment, so that pip finds it installed there.
+    """Link this environment's libraries into another environment, so that pip finds them installed
+    there.
 
-    without: distributions that are left out.
+    without: distributions to omit.
     """
     here = Path(sysconfig.get_path("purelib"))
     left_out = {"pip", "__pycache__"}

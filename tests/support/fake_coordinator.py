@@ -1,4 +1,4 @@
-"""A coordinator that does what a test says: real gRPC over mutual TLS, nothing behind it."""
+"""A coordinator controlled by a test: real gRPC over mutual TLS, without runs or a store."""
 
 from __future__ import annotations
 
@@ -68,32 +68,33 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     port: int = 0
     versions: Mapping[str, int] = field(default_factory=lambda: VERSIONS)
     coordinator_id: str = "fake"
-    """Identifier of its process; another value means that it was restarted."""
+    """Id of the coordinator's process; a new value simulates a restart."""
     refuse_hello: PotluckError | None = None
     refuse_update: PotluckError | None = None
     judge: Callable[[transfer_pb2.UpdateHeader], PotluckError | None] = lambda _: None
-    """Returns the error with which an announced update is refused, or None."""
+    """Function that returns the error with which to refuse an announced update; None to accept
+    it."""
     mismatches: int = 0
-    """Number of uploads that it reports as having a wrong digest."""
+    """Number of uploads to report as having a wrong digest."""
     corrupt: int = 0
-    """Number of downloads in which it flips a byte."""
+    """Number of downloads in which to change a byte."""
     cut_download_after: list[int] = field(default_factory=list)
-    """For each of the next downloads, the number of bytes after which it breaks off."""
+    """For each of the next downloads, the number of bytes after which to break it off."""
     cut_upload_after: list[int] = field(default_factory=list)
     hold_downloads: asyncio.Event | None = None
-    """Downloads wait for it."""
+    """Event for which downloads wait; None if they don't wait."""
     hold_uploads: asyncio.Event | None = None
-    """Uploads wait for it."""
+    """Event for which uploads wait; None if they don't wait."""
     held_uploads: int = 0
-    """Number of waiting uploads."""
+    """Number of uploads that wait for `hold_uploads`."""
     store: FakeStore | None = None
     """Store from which hosts fetch files and to which they upload."""
     direct: bool = True
     """True if files may also be sent directly."""
     named: str = ""
-    """Another address that hosts receive instead."""
+    """Origin of a store that hosts receive in place of the real one; empty for the real one."""
     distrusted: int = 0
-    """Number of requests for models that report wrong content in the store."""
+    """Number of model requests in which hosts reported that the store has wrong content."""
     _outboxes: list[asyncio.Queue[rpc.Instruction | None]] = field(default_factory=list)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -106,7 +107,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         return blake3
 
     def instruct(self, instruction: rpc.Instruction) -> None:
-        """Send an instruction to the host that came last."""
+        """Send an instruction to the host that connected last."""
         self._outboxes[-1].put_nowait(instruction)
 
     def abandon(self, *instruction_ids: str) -> None:
@@ -115,7 +116,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._outboxes[-1].put_nowait(rpc.Instruction(id="abandon", abandon=off))
 
     def send_away(self) -> None:
-        """End the control stream of the host that came last."""
+        """End the control stream of the host that connected last."""
         self._outboxes[-1].put_nowait(None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -314,7 +315,7 @@ def _down(frame: transfer_pb2.ModelFrame) -> rpc.CoordinatorServiceFetchModelRes
 
 @asynccontextmanager
 async def serving(fake: FakeCoordinator, tls: TlsFiles, *, port: int = 0) -> AsyncIterator[int]:
-    """The fake listens on a loopback port, which is returned."""
+    """Serve the fake coordinator on a loopback port; yield the port."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(fake, server)
     bound = server.add_secure_port(f"127.0.0.1:{port}", server_credentials(tls))

@@ -82,7 +82,7 @@ def fake_store() -> Iterator[FakeStore]:
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  name of the base class
-            """Nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

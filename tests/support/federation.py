@@ -27,7 +27,7 @@ from potluck.rpc.v1 import operator_pb2
 
 PLUGINS = Path(__file__).parent / "crash_plugins"
 SERVER_COMMAND = "potluck-server-command"
-"""The program to name as `witnessed` where a command of `potluck-server` is looked at."""
+"""Value of `witnessed` for tests that record the changes made by a command of `potluck-server`."""
 PATIENCE_SECONDS = 240.0
 QUESTIONS = (
     "loss",
@@ -38,11 +38,11 @@ QUESTIONS = (
     "label-entropy",
     "availability",
 )
-"""Questions of Potluck's selectors."""
+"""Kinds of questions that Potluck's selectors ask."""
 _LOOK_SECONDS = 0.01
 _WATCH_SECONDS = 10.0
 _NO_ROUND = 2**32 - 1
-"""A round after which no run has committed another."""
+"""Number larger than any round: a watcher that starts after it receives no committed rounds."""
 
 OVER = (
     operator_pb2.RUN_STATE_FINISHED,
@@ -68,15 +68,15 @@ class Points:
     folder: Path
 
     def kill(self, point: str) -> None:
-        """The next process that reaches this point kills itself."""
+        """Make the next process that reaches this point kill itself."""
         (self.folder / f"kill-{point}").touch()
 
     def kill_always(self, point: str) -> None:
-        """Every process that reaches this point kills itself."""
+        """Make every process that reaches this point kill itself."""
         (self.folder / f"die-{point}").touch()
 
     def fail(self, point: str) -> None:
-        """The next process that reaches this point raises ValueError there."""
+        """Make the next process that reaches this point raise ValueError there."""
         (self.folder / f"raise-{point}").touch()
 
     def spare(self, point: str) -> bool:
@@ -88,7 +88,7 @@ class Points:
         return True
 
     def hold(self, *points: str) -> None:
-        """Processes wait where they reach one of these points."""
+        """Make processes wait when they reach one of these points."""
         for point in points:
             (self.folder / f"at-{point}").unlink(missing_ok=True)
             (self.folder / f"hold-{point}").touch()
@@ -100,12 +100,12 @@ class Points:
                 path.unlink(missing_ok=True)
 
     def reached(self, point: str) -> bool:
-        """True if a process has reached the point since the last `hold` of it."""
+        """Return True if a process has reached the point since the last `hold` of it."""
         return (self.folder / f"at-{point}").exists()
 
     def note_boundaries(self) -> None:
-        """From now on, changes to persistent state of the `witnessed` program are points as well,
-        numbered from 1; see `crash_plugins/potluck_crash_boundaries.py`."""
+        """Make each later change to persistent state of the `witnessed` program a point, numbered
+        from 1; see `crash_plugins/potluck_crash_boundaries.py`."""
         (self.folder / "boundaries").write_text("")
 
     @property
@@ -164,7 +164,7 @@ class Federation:
         return self.processes.coordinator
 
     def spooled(self) -> list[Path]:
-        """Updates in the spool that are complete."""
+        """Return the files of complete updates in the spool."""
         return sorted(self.state.glob("spool/*/*/*.safetensors"))
 
     async def start_hosts(self) -> None:
@@ -184,7 +184,7 @@ class Federation:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def attending_hosts(self) -> set[str]:
-        """Hosts that are connected."""
+        """Return the names of the connected hosts."""
         clients = await self.operator.list_clients()
         return {client.host_id for client in clients if client.attending}
 
@@ -324,9 +324,10 @@ async def crash_federation(
     witnessed: str = "potluck-server",
     host: dict[str, Any] | None = None,
 ) -> AsyncIterator[Federation]:
-    """A running federation. `coordinator`: settings of its configuration file. `root`: True to
-    create a federation root, which secure sums need. `disclosure`: what hosts allow beyond
-    questions. `witnessed`: see `Points.note_boundaries`. `host`: settings of the hosts' files."""
+    """Run a federation. `coordinator`: settings of the coordinator's configuration file. `root`:
+    True to create a federation root, which secure sums need. `disclosure`: settings of the hosts'
+    [disclosure], in addition to the allowed questions. `witnessed`: see `Points.note_boundaries`.
+    `host`: settings of the hosts' files."""
     options = DemoOptions(
         task="crash",
         selector="crash",

@@ -175,7 +175,7 @@ async def thin_link(
     buffer_bytes: int,
     one_queue: bool = False,
 ) -> AsyncIterator[ThinLink]:
-    """A thin link before `onward`, in the event loop of the caller; rates in bytes per second."""
+    """Run a thin link to port `onward`, in the caller's event loop. up, down: bytes per second."""
     link = ThinLink(onward, Line(up), Line(down), buffer_bytes, one_queue)
     server = await asyncio.start_server(link.connected, "127.0.0.1", 0)
     link.port = server.sockets[0].getsockname()[1]

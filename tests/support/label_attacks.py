@@ -37,8 +37,9 @@ class Told:
 
 @dataclass
 class Received:
-    """sums: sets of clients and their exact sums, in order. told: distances that clients reported.
-    profiles: disclosed counts by client. first: the sum requested first in each selection."""
+    """Data about labels that a coordinator received. sums: sets of clients and their exact sums, in
+    order. told: distances that clients reported. profiles: disclosed counts by client. first: the
+    sum requested first in each selection."""
 
     sums: list[tuple[frozenset[str], tuple[int, ...]]] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)

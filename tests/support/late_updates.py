@@ -12,7 +12,8 @@ _HELD = ("train-client-4", "train-client-5")
 
 
 def late_ones_stored(federation: Federation, run_id: str) -> int:
-    """Updates of clients 4 and 5 for round 1 in the database of the coordinator that runs."""
+    """Return how many of the updates of clients 4 and 5 for round 1 the running coordinator has
+    stored."""
     path = federation.state / "potluck.sqlite3"
     query = (
         "SELECT COUNT(*) FROM members WHERE run_id = ? AND round = 1 AND blake3 IS NOT NULL"

@@ -23,7 +23,7 @@ OTHER = Ed25519PrivateKey.from_private_bytes(bytes([2] * 32))
 
 
 def record(**changes: Any) -> MemberRecord:
-    """The record of client `a` on host `h`, with the key MEMBER."""
+    """Return the record of client `a` on host `h`, with the key MEMBER."""
     values: dict[str, Any] = {
         "client": "a",
         "host": "h",
@@ -35,18 +35,18 @@ def record(**changes: Any) -> MemberRecord:
 
 
 def document(*members: MemberRecord, **changes: Any) -> MembershipDocument:
-    """Epoch 3 of federation `f`."""
+    """Return the document of epoch 3 of federation `f`."""
     values: dict[str, Any] = {"federation": "f", "epoch": 3, "members": members}
     return MembershipDocument(**(values | changes))
 
 
 def signed(*members: MemberRecord, root: Ed25519PrivateKey = ROOT, **changes: Any) -> bytes:
-    """The text of a members.json."""
+    """Return the text of a members.json, signed by `root`."""
     return SignedMembership.make(root, document(*members, **changes)).to_bytes()
 
 
 def write_root(folder: Path) -> Path:
-    """root.pub of ROOT."""
+    """Write the public key of ROOT as root.pub; return its path."""
     path = folder / "root.pub"
     pem = ROOT.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     path.write_bytes(pem)

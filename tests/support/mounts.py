@@ -30,7 +30,7 @@ def why_not() -> str:
 
 @contextlib.contextmanager
 def tmpfs(folder: Path, *, megabytes: int, read_only: bool = False) -> Iterator[Path]:
-    """A file system of that size, in memory, at `folder`."""
+    """Mount a file system of that size, in memory, at `folder`."""
     folder.mkdir(exist_ok=True)
     options = f"size={megabytes}m,mode=700{',ro' if read_only else ''}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
@@ -56,7 +56,8 @@ class FailingDisk:
         for path in paths:
             descriptor = os.open(path, os.O_RDONLY)
             os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # drop its cached pages
+            # Drop cached pages, so that reads need the disk.
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)
         os.truncate(self._image, 0)
 
@@ -82,7 +83,7 @@ def why_no_failing_disk() -> str:
 
 @contextlib.contextmanager
 def failing_disk(folder: Path, *, megabytes: int) -> Iterator[FailingDisk]:
-    """A file system in a file beside `folder`, mounted there."""
+    """Mount a file system at `folder`; its content is in a file next to the folder."""
     folder.mkdir(exist_ok=True)
     image = folder.with_name(f"{folder.name}.image")
     with image.open("wb") as file:

@@ -45,11 +45,11 @@ class Namespace:
     here: str
 
     def command(self, *words: str) -> list[str]:
-        """A command that runs inside."""
+        """Return the command line that runs a command inside the namespace."""
         return ["ip", "netns", "exec", self.name, *words]
 
     def cut(self, direction: Direction) -> None:
-        """Drop packets silently from now on."""
+        """Start to drop packets silently, in the given direction."""
         for chain in ("OUTPUT", "INPUT"):
             if direction in (_LOSES[chain], Direction.BOTH):
                 _run(*self.command("iptables", "--append", chain, "--jump", "DROP"))

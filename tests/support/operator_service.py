@@ -26,7 +26,7 @@ from potluck.rpc.v1.operator_pb2_grpc import (
     add_OperatorServiceServicer_to_server,
 )
 
-if TYPE_CHECKING:  # generic in the stubs only
+if TYPE_CHECKING:  # the class is generic only in the stubs
     Context = grpc.aio.ServicerContext[Any, Any]
 
 RUN_ID = "3f9ac0de"
@@ -113,7 +113,8 @@ def covering(event: Event, clients: int, asked: int, samples: int, *, partial: b
 
 
 def spread_out(event: Event) -> Event:
-    """A committed round with the spread of its accuracy over twelve clients."""
+    """Return the event of a committed round, with the spread of its accuracy over twelve
+    clients."""
     known = {"clients": 12, "mean": 0.5, "quantiles": [0.2, 0.3, 0.5, 0.7, 0.9], "worst_tenth": 0.1}
     event.committed.spreads["accuracy"].CopyFrom(operator_pb2.Spread(**known))  # type: ignore[arg-type]  # by name
     return event
@@ -136,11 +137,9 @@ class FakeOperatorService(OperatorServiceServicer):
     """Answers from its attributes. `watches`: one list of events per call of WatchRun.
 
     A list that does not end the run is followed by UNAVAILABLE, as if the coordinator had died,
-    or, with `holds`, by nothing: the stream stays open.
-    `missing` is the id of a run that it does not know. `unwatched` is set when a
-    watcher has gone.
-    `epsilons` are the privacy losses of clients' profiles, where they are not 1. `model_breaks` are
-    the offsets at which downloads break off, one per call.
+    or, with `holds`, by nothing: the stream stays open. `missing`: id of a run that it does not
+    know. `unwatched`: set when a watcher disconnects. `epsilons`: privacy losses of clients'
+    profiles, if not 1. `model_breaks`: offsets at which downloads break off, one per call.
     """
 
     runs: Sequence[operator_pb2.RunStatus] = ()
@@ -321,7 +320,7 @@ async def abort(context: Context, error: PotluckError) -> NoReturn:
 async def running_operator_service(
     service: FakeOperatorService, federation: TestFederation
 ) -> AsyncIterator[OperatorConfig]:
-    """Serve on a free port; yields how an operator reaches it."""
+    """Serve on a free port; yield the configuration with which an operator connects."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_OperatorServiceServicer_to_server(service, server)
     port = server.add_secure_port("127.0.0.1:0", server_credentials(federation.coordinator))

@@ -1,4 +1,4 @@
-"""The page's server, and requests as browsers and others send them."""
+"""The web UI's server, and requests to it from browsers and other programs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Answer:
 
 @dataclass
 class OpenPage:
-    """A server of the page; `cookie` is that of a browser which has opened it."""
+    """A running server of the web UI. cookie: cookie of a browser that has opened it; empty at
+    first."""
 
     port: int
     access: PageAccess

@@ -18,7 +18,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, kw_only=True)
 class TestFederation:
-    """The TLS files of every party; `folder` is the authority's."""
+    """The TLS files of every party. folder: folder of the authority."""
 
     __test__ = False
 
@@ -34,7 +34,7 @@ def tls_files(issued: pki.IssuedFiles) -> TlsFiles:
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Those of a coordinator with these files."""
+    """Return the gRPC credentials of a coordinator with these files."""
     return ServerCertificate(files).credentials()
 
 
@@ -45,8 +45,8 @@ def make_federation(
     name: str = "test",
     addresses: Sequence[str] = LOOPBACK,
 ) -> TestFederation:
-    """An authority in `folder`, a coordinator at `addresses`, an operator, and `hosts` with the
-    clients each may speak for (by default host-0 with client-0:5)."""
+    """Make an authority in `folder`, and certificates for a coordinator at `addresses`, an operator
+    and hosts. hosts: the clients of each host, by default host-0 with client-0:5."""
     claims = {"host-0": ["client-0:5"]} if hosts is None else hosts
     pki.create_authority(folder, name)
     return TestFederation(

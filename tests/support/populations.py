@@ -89,7 +89,7 @@ QUESTIONS = {
     "label-entropy": ("label-entropy",),
     "sketch": tuple(f"sketch-{number}" for number in range(1, 23)),
 }
-"""The values asked for by each kind of question."""
+"""Names of the values that each kind of question requests."""
 
 
 def respond(ask: Ask) -> Answers:
@@ -125,7 +125,7 @@ def played(
 def select(
     selector: Selector, state: State, given: SelectionContext, answering: Respond = respond
 ) -> Selection:
-    """The selection of a round."""
+    """Return the selection of a round."""
     return played(selector, state, given, answering)[0]
 
 
@@ -133,7 +133,8 @@ PARAMETERS, CLASSES = 30, 3
 
 
 def facts(rows: Rows, number: int = 1, *, seed: int = 0) -> UpdateFacts:
-    """Return facts of updates derived from round and client; some are equal; 2 steps, 5 samples."""
+    """Return facts of updates, made up from round and client; some updates are equal. Each has 2
+    steps and 5 samples."""
     updates = np.array(
         [np.random.default_rng([number % 2, row % 5]).normal(size=PARAMETERS) for row in rows]
     ).reshape(len(rows), PARAMETERS)
@@ -166,7 +167,7 @@ def judged(
     given: UpdateFacts,
     measured: Callable[[MeasureMean], float] = lambda wanted: 1.0 / (1 + len(wanted.rows)),
 ) -> Judgement:
-    """The judgement of a round's updates."""
+    """Return the selector's judgement of a round's updates."""
     judging = selector.judge(state, given)
     if isinstance(judging, Judgement):
         return judging
@@ -210,7 +211,8 @@ def rounds(
     seed: int = 0,
     store: Callable[[State], State] = lambda state: state,
 ) -> Iterator[Selection]:
-    """Selections of rounds 1, 2, … with everybody available; `store` sees each state."""
+    """Yield the selections of rounds 1, 2, … with all clients available. store: function that each
+    state passes through between rounds."""
     state = store(selector.init(federation))
     for number in range(1, number_of_rounds + 1):
         given = context(federation, count, number=number, seed=seed)

@@ -32,7 +32,8 @@ class PostgreSQL:
         self._control("start", "-o", options, "-l", str(self._directory / "log"))
 
     def stop(self, mode: str = "immediate") -> None:
-        """Stop at once, as a crash would; or `fast`, as an administrator does."""
+        """Stop the server: at once, as in a crash; or with mode `fast`, as an administrator
+        does."""
         self._control("stop", "-m", mode)
 
     def new_schema(self) -> str:
@@ -48,7 +49,7 @@ class PostgreSQL:
         return f"postgresql+psycopg://postgres@/{name}?host={self._directory}"
 
     def create(self) -> None:
-        """Make the files of a server."""
+        """Create the files of the server."""
         program = str(self._programs / "initdb")
         locale = ["-E", "UTF8", "--locale=C.UTF-8"]
         _run([program, "-D", self._data, "-A", "trust", "-U", "postgres", "--no-sync", *locale])
@@ -69,7 +70,7 @@ def programs() -> Path | None:
 
 @contextmanager
 def running_postgresql() -> Iterator[PostgreSQL]:
-    """A server for as long as the context lasts."""
+    """Run a server while the block runs."""
     where = programs()
     if where is None:
         raise FileNotFoundError(MISSING)
@@ -91,7 +92,7 @@ def running_postgresql() -> Iterator[PostgreSQL]:
 def _run(command: list[str]) -> None:
     if os.geteuid() == 0:
         command = ["runuser", "-u", "postgres", "--", *command]
-    # Not captured through a pipe: the server would inherit it and keep it open.
+    # Don't capture output through a pipe: the server would inherit the pipe and keep it open.
     with tempfile.TemporaryFile() as output:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", check=False

@@ -30,7 +30,7 @@ async def profile_federation(
     coordinator: Mapping[str, Any] | None = None,
     start_hosts: bool = True,
 ) -> AsyncIterator[Federation]:
-    """A coordinator and two hosts; `disclosure` is the table of both hosts' configuration."""
+    """Run a coordinator and two hosts. disclosure: the [disclosure] table of both hosts."""
     options = DemoOptions(
         task=task,
         selector=selector,

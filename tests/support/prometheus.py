@@ -35,7 +35,7 @@ _HURRY = (
 
 
 def why_not() -> str:
-    """Why no Prometheus can be started here; empty if one can."""
+    """Return why no Prometheus can be started here; empty if one can."""
     if shutil.which("prometheus") is None or shutil.which("promtool") is None:
         return "prometheus and promtool are not installed (Debian: apt-get install prometheus)"
     return ""
@@ -43,7 +43,7 @@ def why_not() -> str:
 
 @dataclass(frozen=True)
 class Shown:
-    """A query of a panel."""
+    """A query of a dashboard's panel."""
 
     dashboard: str
     panel: str
@@ -51,7 +51,7 @@ class Shown:
 
 
 def shipped_queries() -> list[Shown]:
-    """Every query of every panel, its variables filled in."""
+    """Return all queries of all panels, with their variables filled in."""
     found = []
     for path in sorted((ASSETS / "grafana" / "dashboards").glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
@@ -62,14 +62,14 @@ def shipped_queries() -> list[Shown]:
 
 
 def shipped_rules() -> Iterator[Mapping[str, Any]]:
-    """Every recording rule and alert."""
+    """Yield all recording rules and alerts that come with Potluck."""
     for path in sorted((ASSETS / "prometheus").glob("*.rules.yml")):
         for group in yaml.safe_load(path.read_text())["groups"]:
             yield from group["rules"]
 
 
 def hurried_rules(folder: Path) -> Path:
-    """The shipped rules with short times, in `folder`; the pattern that finds them."""
+    """Write the shipped rules with short times into `folder`; return the pattern of their paths."""
     folder.mkdir(exist_ok=True)
     for path in sorted((ASSETS / "prometheus").glob("*.rules.yml")):
         text = path.read_text()
@@ -82,9 +82,9 @@ def hurried_rules(folder: Path) -> Path:
 def hurried_config(
     folder: Path, scrape_configs: Sequence[Mapping[str, Any]], *, rules: str = ""
 ) -> Path:
-    """The configuration of a Prometheus that looks every second, with the hurried rules.
+    """Write the configuration of a Prometheus that scrapes every second, with the hurried rules.
 
-    rules: where it finds the folder `rules` of `folder`, if not there.
+    rules: path at which Prometheus finds the folder `rules`, if it differs from `folder`/rules.
     """
     path = folder / "prometheus.yml"
     hurried = hurried_rules(folder / "rules")
@@ -104,17 +104,18 @@ class Prometheus:
         self.address = address
 
     async def query(self, expression: str) -> list[dict[str, Any]]:
-        """The samples of an expression now; NaN is none."""
+        """Return the current samples of an expression, without NaN."""
         data = await self._get("query", query=expression)
         return [sample for sample in data["result"] if sample["value"][1] != "NaN"]
 
     async def value(self, expression: str) -> float:
-        """The one sample of an expression."""
+        """Return the only sample of an expression."""
         [sample] = await self.query(expression)
         return float(sample["value"][1])
 
     async def alerts(self, *, instance: str = "") -> set[str]:
-        """The names of the alerts that fire, for one instance if it is given."""
+        """Return the names of the alerts that fire; if `instance` is given, only for this
+        instance."""
         labels = [
             alert["labels"]
             for alert in (await self._get("alerts"))["alerts"]
@@ -125,7 +126,7 @@ class Prometheus:
         }
 
     async def summaries(self, name: str) -> list[str]:
-        """The summaries of an alert that fires."""
+        """Return the summaries of an alert that fires, one per series."""
         alerts = (await self._get("alerts"))["alerts"]
         return [
             alert["annotations"]["summary"]
@@ -134,7 +135,7 @@ class Prometheus:
         ]
 
     async def broken_rules(self) -> list[str]:
-        """Rules that could not be evaluated, and why."""
+        """Return the rules that could not be evaluated, with the errors."""
         groups = (await self._get("rules"))["groups"]
         rules = [rule for group in groups for rule in group["rules"]]
         assert len(rules) == len(list(shipped_rules()))
@@ -152,19 +153,19 @@ class Prometheus:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def until_firing(self, *names: str, instance: str = "") -> None:
-        """Wait until all of these alerts fire, for one instance if it is given."""
+        """Wait until all of these alerts fire; if `instance` is given, for this instance."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not set(names) <= await self.alerts(instance=instance):  # noqa: ASYNC110  # no signal
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def until_resolved(self, *names: str, instance: str = "") -> None:
-        """Wait until none of these alerts fires, for one instance if it is given."""
+        """Wait until none of these alerts fires; if `instance` is given, for this instance."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while set(names) & await self.alerts(instance=instance):  # noqa: ASYNC110  # no signal
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def _try(self, expression: str) -> list[dict[str, Any]]:
-        with contextlib.suppress(OSError):  # it may not listen yet
+        with contextlib.suppress(OSError):  # Prometheus may not listen yet
             return await self.query(expression)
         return []
 
@@ -179,8 +180,8 @@ class Prometheus:
 
 
 async def check_shown(prometheus: Prometheus, *, excused: Mapping[str, str]) -> None:
-    """Every panel's query and every rule works, and has data, unless `excused`: a part of the
-    expression, and the condition that it waits for."""
+    """Check that every panel's query and every rule works and has data. excused: exceptions, each a
+    part of the expression, with the condition that it waits for."""
     assert await prometheus.broken_rules() == []
     waiting = [
         (query.expression, f"{query.dashboard}: {query.panel}") for query in shipped_queries()
@@ -204,7 +205,7 @@ async def check_shown(prometheus: Prometheus, *, excused: Mapping[str, str]) -> 
 
 @contextlib.asynccontextmanager
 async def prometheus_running(folder: Path, config: Path) -> AsyncIterator[Prometheus]:
-    """A Prometheus with this configuration; its data is in `folder`."""
+    """Run a Prometheus with this configuration; its data are in `folder`."""
     with reserved_port() as port:
         address = f"127.0.0.1:{port}"
         process = await TetheredProcess.start(

@@ -10,11 +10,12 @@ Result = TypeVar("Result")
 
 _LOOK_SECONDS = 0.1
 _SPARE = 2
-"""Factor by which a limit may be exceeded, since the machine has other things to do."""
+"""Factor by which a limit may be exceeded, since the machine may be busy."""
 
 
 async def in_time(seconds: float, awaited: Awaitable[Result]) -> Result:
-    """Return the result. Raises AssertionError if it takes much longer than `seconds`.
+    """Wait for a result and return it. Raises AssertionError if it takes much longer than
+    `seconds`.
 
     The time is the number of checks that this process could make, so that pauses of the whole
     machine do not count.

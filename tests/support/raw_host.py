@@ -35,17 +35,19 @@ def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
 
 
 UNTOLD: Refusal = (grpc.StatusCode.INTERNAL, "")
-"""Error that grpc may report instead if the coordinator refuses before everything is written."""
+"""Error that gRPC may report in place of the refusal if the coordinator refuses a call before all
+messages are written."""
 
 
 class RawHost:
-    """Speaks with the certificate of a host's configuration file. Use it as a context manager."""
+    """A host's connection to the coordinator, with the host's certificate. Use it as a context
+    manager."""
 
     def __init__(self, address: str, tls: TlsFiles, *, name: str = "raw") -> None:
         options = (
             *(o for o in CHANNEL_OPTIONS if "message_length" not in o[0]),
             ("grpc.max_send_message_length", -1),
-            ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
+            ("grpc.use_local_subchannel_pool", 1),  # don't share the connection
             ("potluck.raw", name),
         )
         self.channel = grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
@@ -53,7 +55,7 @@ class RawHost:
             coordinator_pb2_grpc.CoordinatorServiceStub(self.channel)
         )
         self.submit_bytes: Any = self.channel.stream_unary(f"{_METHOD}SubmitUpdate")
-        """SubmitUpdate with messages as bytes, whatever they are."""
+        """The call SubmitUpdate with any bytes as messages."""
 
     @classmethod
     def of(cls, config: Path, **others: Any) -> RawHost:
@@ -105,7 +107,7 @@ class RawHost:
     # Data ----------------------------------------------------------------------------------------
 
     async def fetch(self, reference: transfer_pb2.ModelReference) -> bytes:
-        """A model's float32 file."""
+        """Return the bytes of a model's float32 file."""
         request = rpc.CoordinatorServiceFetchModelRequest(blake3=reference.blake3)
         frames = [response.frame async for response in self.stub.FetchModel(request)]
         content = b"".join(frame.chunk for frame in frames)

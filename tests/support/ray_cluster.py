@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, `ray.cluster_utils.Cluster`, and its users' view.
+"""A Ray cluster of several nodes on this machine, by `ray.cluster_utils.Cluster`.
 
 The nodes belong to a process of their own, run as `python ray_cluster.py CPUS…`: Ray's libraries
 and their warnings stay there.
@@ -26,10 +26,10 @@ class RayCluster:
 
     def __init__(self, folder: Path, cpus: Sequence[int]) -> None:
         self.folder = folder / f"potluck-{os.getuid()}"
-        self._sockets = tempfile.TemporaryDirectory(prefix="ray-")  # whose paths must be short
+        self._sockets = tempfile.TemporaryDirectory(prefix="ray-")  # socket paths must be short
         settings = {
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_worker_niceness": "0",  # or other tests come first
+            "RAY_worker_niceness": "0",  # else other tests get the processors first
             "RAY_TMPDIR": self._sockets.name,
             "TMPDIR": str(folder),
         }
@@ -51,7 +51,7 @@ class RayCluster:
         self._sockets.cleanup()
 
     def kill_a_node(self) -> None:
-        """SIGKILL for the processes of a node, one that is not the head."""
+        """Send SIGKILL to the processes of a node that is not the head."""
         assert self._nodes.stdin is not None
         self._nodes.stdin.write("kill\n")
         self._nodes.stdin.flush()

@@ -26,7 +26,7 @@ class Federated(Protocol):
 
     @property
     def files(self) -> DemoFiles:
-        """Its files."""
+        """The federation's files."""
         ...
 
 
@@ -44,16 +44,16 @@ class Relay:
 
     @property
     def state(self) -> Path:
-        """Its state directory."""
+        """The relay's state directory."""
         return self.folder / self.name
 
     @property
     def log(self) -> Path:
-        """Its log, of the process started last."""
+        """The log of the relay's newest process."""
         return self.folder / f"{self.name}.log"
 
     async def start(self) -> None:
-        """Start it, and wait until it listens."""
+        """Start the relay, and wait until it listens."""
         options = ["--config", str(self.config), "--log-format", "json"]
         command = [sys.executable, str(PROGRAM), *options]
         self.process = await TetheredProcess.start(self.name, command, log=self.log)
@@ -75,7 +75,7 @@ class Relay:
         return sorted((self.state / "updates").glob("*.json"))
 
     def metric(self, name: str, **labels: str) -> float:
-        """The value of one of its metrics; 0 for a series that is not there."""
+        """Return the value of one of the relay's metrics; 0 if the series does not exist."""
         with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
         told = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))

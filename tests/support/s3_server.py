@@ -31,7 +31,7 @@ _REQUEST = re.compile(r'"(?:\x1b\[\d+m)*([A-Z]+) (\S+) HTTP')
 
 @dataclass
 class S3Server:
-    """The server on a port; started and killed as a test wants."""
+    """An S3 server on a port, which a test starts and kills."""
 
     port: int
     log: Path
@@ -40,11 +40,11 @@ class S3Server:
 
     @property
     def origin(self) -> str:
-        """Origin that a host's owner allows."""
+        """The server's origin, for the hosts' setting `object_stores`."""
         return f"http://127.0.0.1:{self.port}"
 
     def files(self, **changes: Any) -> dict[str, Any]:
-        """The table `files` of a coordinator."""
+        """Return the table `files` of a coordinator's configuration, for this server."""
         store = f"s3://{BUCKET}/{PREFIX}"
         return {"store": store, "endpoint": self.origin, "fallback": False, **changes}
 
@@ -53,15 +53,15 @@ class S3Server:
         return self.log.with_name("lies")
 
     def lie(self) -> None:
-        """Send other bytes of objects than were put."""
+        """From now on, send changed bytes of objects."""
         self._lies.touch()
 
     def tell_the_truth(self) -> None:
-        """Send the bytes that were put."""
+        """From now on, send the bytes that were uploaded."""
         self._lies.unlink()
 
     async def start(self) -> None:
-        """Start it, with an empty bucket."""
+        """Start the server, with an empty bucket."""
         objects = f"/{BUCKET}/{PREFIX}/"
         program = Path(__file__).with_name("lying_s3.py")
         command = [sys.executable, str(program), str(self.port), objects, str(self._lies)]
@@ -112,7 +112,7 @@ class S3Server:
 
 @contextlib.asynccontextmanager
 async def s3_server(folder: Path) -> AsyncIterator[S3Server]:
-    """A server that runs."""
+    """Run a server while the block runs."""
     with reserved_port() as port:
         server = S3Server(port, folder / "s3.log")
         try:

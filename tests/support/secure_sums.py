@@ -59,7 +59,7 @@ HEAD = Lane(name="head", length=5, modulus_bits=64, encoding=LaneEncoding.HEAD, 
 
 
 def member_record(client: str, **changes: Any) -> MemberRecord:
-    """The record of a client on a host of its own."""
+    """Return the record of a client on its own host."""
     values: dict[str, Any] = {
         "client": client,
         "host": f"h-{client}",
@@ -71,7 +71,7 @@ def member_record(client: str, **changes: Any) -> MemberRecord:
 
 
 def membership(*records: MemberRecord, **changes: Any) -> Members:
-    """The members of the federation `f` at epoch 1."""
+    """Return the members of the federation `f` at epoch 1."""
     ordered = tuple(sorted(records, key=lambda each: each.client))
     values: dict[str, Any] = {"federation": "f", "epoch": 1, "members": ordered}
     return Members(MembershipDocument(**(values | changes)))
@@ -136,7 +136,7 @@ class Federation:
         }
 
     def header(self, **changes: Any) -> Header:
-        """A header that all clients accept."""
+        """Return a header that all clients accept."""
         thresholds = complete_thresholds(self.hosts.values())
         update = self.purpose is Purpose.UPDATE
         values: dict[str, Any] = {
@@ -189,7 +189,7 @@ class Federation:
 
 @dataclass
 class Run:
-    """An active session. Messages wait in `pending` until `answer` hands them out; those for
+    """An active session. Messages wait in `pending` until `answer` delivers them; messages for
     clients that must not answer are lost.
 
     beside: all sessions of these clients, including this one.
@@ -252,7 +252,8 @@ class Run:
         if step.refusal is not None:
             self.refusals[name] = step.refusal
         replies, digest = step.replies, None
-        if step.session.masking is not None:  # a repeated message would mask the same input
+        # False for a repeated message: the input is masked only once.
+        if step.session.masking is not None:
             digest = self.upload(name)
             vouched = client.uploaded(step.session, digest)
             self.sessions[name] = vouched.session
@@ -294,31 +295,31 @@ class Run:
             self.close()
 
     def close(self) -> None:
-        """The stage's time is up."""
+        """End the stage, because its time is up."""
         step = coordinator.close(self.session)
         self.session = step.session
         self._send(step)
 
     def until(self, stage: Stage) -> Run:
-        """Honest steps until the coordinator's messages of a stage are pending."""
+        """Take honest steps until the coordinator's messages of a stage are pending."""
         while (now := self.session.collecting) is not None and now.stage is not stage:
             self.answer()
         return self
 
     def finish(self) -> Run:
-        """Honest steps to the end."""
+        """Take honest steps until the session is over."""
         while not self.session.over:
             self.answer()
         return self
 
     def total_clients(self) -> tuple[str, ...]:
-        """Whose inputs are in the sum."""
+        """Return the clients whose inputs are in the sum."""
         unmasking = self.session.unmasking
         assert unmasking is not None
         return unmasking.survivors
 
     def total(self) -> dict[str, NDArray[Any]]:
-        """The unmasked sum, by lane."""
+        """Return the unmasked sum, by lane."""
         unmasking = self.session.unmasking
         assert unmasking is not None
         sums = self.masked_sum(unmasking)
@@ -355,7 +356,8 @@ class Run:
         return all(np.array_equal(expected[lane], found[lane]) for lane in expected)
 
     def fork(self) -> Run:
-        """A copy that goes its own way from here: all states are values."""
+        """Return a copy that continues independently; this is possible because all states are
+        values."""
         other = object.__new__(Run)
         other.__dict__.update(self.__dict__)
         for name in ("sessions", "refusals", "uploads", "plain", "ledgers", "pending"):
@@ -377,7 +379,7 @@ class Run:
 
 
 def changed(envelope: Envelope, payload: bytes) -> Envelope:
-    """The same envelope around another payload."""
+    """Return the same envelope around another payload."""
     return replace(envelope, payload=payload)
 
 

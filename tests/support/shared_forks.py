@@ -70,14 +70,16 @@ class _SharedProcess(ForkedProcess):
 class SharedForks(ForkedProcesses):
     """Requests processes from one fork server, from any event loop. It ends with the session."""
 
-    def __init__(self) -> None:  # not the base class's: it would need this thread's event loop
+    def __init__(self) -> None:  # the base class's would need this thread's event loop
         self._there = _Loop()
         self._folder = Path(tempfile.mkdtemp(prefix="potluck-forks-"))
         log = self._folder / "fork-server.log"
-        # The processes of a test train small models, and share the processors with other tests.
+        # Use one thread per process: tests train small models, and share the processors with other
+        # tests.
         environment = {"OMP_NUM_THREADS": "1"}
         with pytest.MonkeyPatch.context() as patch:
-            patch.delenv("PYTHONPATH", raising=False)  # plug-ins of one test are not for others
+            # Other tests must not find this test's plug-ins.
+            patch.delenv("PYTHONPATH", raising=False)
             self._forks = self._there.run_now(ForkedProcesses.start(log, environment))
 
     @property

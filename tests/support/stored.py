@@ -76,7 +76,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """A database of SQLite that another process has locked."""
+    """Lock a SQLite database from another process while the block runs."""
     command = [sys.executable, "-c", _LOCK, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -101,5 +101,5 @@ class Rounds:
 
 
 def vector(*values: float) -> dict[str, NDArray[Any]]:
-    """A model of one tensor, `w`."""
+    """Return a model with one tensor, `w`."""
     return {"w": np.array(values, np.float32)}

@@ -41,7 +41,7 @@ class Recording(grpc.aio.ServerInterceptor):
 
         def deserialize(message: bytes) -> Any:
             heard.append(bytes(message))
-            return message  # the guard takes messages undecoded
+            return message  # the guard decodes messages itself
 
         def serialize(message: Any) -> bytes:
             serialised: bytes = handler.response_serializer(message)
@@ -60,7 +60,7 @@ class Recording(grpc.aio.ServerInterceptor):
 
     @property
     def traffic(self) -> bytes:
-        """All messages, each way."""
+        """Return all messages of both directions, as bytes."""
         both = (self.received, self.sent)
         return b"\0".join(each for way in both for some in way.values() for each in some)
 

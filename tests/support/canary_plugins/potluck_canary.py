@@ -15,7 +15,7 @@ BASE = (6133, 7919, 5417)
 
 
 def label_counts(client: int) -> tuple[int, ...]:
-    """Samples of each class that a client holds."""
+    """Return a client's number of samples of each class."""
     return tuple(count + 101 * client + 7 * label for label, count in enumerate(BASE))
 
 

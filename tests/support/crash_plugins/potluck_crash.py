@@ -86,7 +86,7 @@ class Task:
             return nn.Sequential(nn.Linear(4, 100), nn.ReLU(), nn.Linear(100, 3))
         extra = int(
             os.environ.get("POTLUCK_EXTRA_PARAMETERS", "0")
-        )  # simulates another release of the task
+        )  # set to simulate another release of the task
         return _Network(self.parameters + extra)
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:

@@ -112,7 +112,7 @@ def _watch_files(reach: Callable[[str], None]) -> None:
             if boundary is None:
                 return change(*arguments, **options)
             reach(f"before-{boundary}")
-            _here.inside = True  # a folder is one change, not one for each of its files
+            _here.inside = True  # count a folder as one change, not each of its files
             try:
                 result = change(*arguments, **options)
             finally:
@@ -152,5 +152,5 @@ def _kind(path: Any) -> str:
 def _kind_of_descriptor(descriptor: Any) -> str:
     number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
     if stat.S_ISDIR(os.fstat(number).st_mode):
-        return ""  # a killed process loses no file name
+        return ""  # no effect: a kill loses no file name
     return _kind(Path(f"/proc/self/fd/{number}").readlink())

@@ -28,7 +28,7 @@ from potluck.server.state import State
 
 
 def note(name: str, text: str) -> None:
-    """Add a line to a file beside the points."""
+    """Add a line to a file in the folder of the points."""
     with (Path(os.environ["POTLUCK_POINTS"]) / name).open("a") as file:
         file.write(text + "\n")
 
@@ -89,7 +89,7 @@ class Asking:
         )
 
     def ask(self, rows: Rows) -> Ask:
-        """The question."""
+        """Return the question to these clients."""
         return Ask(rows=rows, kind=self.kind, names=("loss",))
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
@@ -105,13 +105,13 @@ class Asking:
 
 
 def largest(answers: Answers, count: int) -> Rows:
-    """Rows with the largest losses, largest first."""
+    """Return the rows with the largest losses, largest first."""
     rows: Rows = answers.rows[np.argsort(-answers.values["loss"], kind="stable")][:count]
     return rows
 
 
 def faulty(fault: str, context: SelectionContext) -> Generator[Any, Answers, None]:
-    """Do something wrong."""
+    """Make the error that `fault` names."""
     if fault == "raises":
         raise KeyError("a bug")
     if fault == "no ask":

@@ -59,7 +59,8 @@ class Distilling(FedDF):
     """FedDF. Point: `distil`, in the process that trains on the coordinator."""
 
     def train(self, training: ServerTraining) -> None:
-        """As FedDF does, from half the mean: the mean of linear models is as good as all."""
+        """Train as FedDF does, but from half the mean: from the mean of linear models, nothing
+        would remain to learn."""
         training.progress(0.25)
         reach("distil")
         training.load({name: array / 2 for name, array in training.weights().items()})

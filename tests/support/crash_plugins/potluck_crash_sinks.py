@@ -26,7 +26,7 @@ class Hanging(Sink):
     """Waits at `sink-hang`."""
 
     def open(self, run: TrackedRun) -> int:
-        """Wait as long as the test wants."""
+        """Wait until the test releases the point."""
         reach("sink-hang")
         return run.rounds
 

@@ -25,14 +25,14 @@ importing = ""
 
 
 class _Importing(Trainer):
-    """Trainer whose step size comes from the imported module."""
+    """Trainer that takes its step size from the module that it imports."""
 
     measures: ClassVar = {"mean": Measure(label="mean")}
 
     def train(
         self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
     ) -> Contribution:
-        """One step."""
+        """Take one step towards the mean of the client's numbers."""
         global importing
         importing = settings.client
         import potluck_crash_imported
@@ -41,15 +41,16 @@ class _Importing(Trainer):
         return Contribution(samples=1, steps=1)
 
     def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
-        """The mean."""
+        """Return the value of the model as its metric."""
         return {"mean": Measured(float(model["mean"]), 1)}
 
 
 class Importing(Task):
-    """The mean of numbers. Points: `import-CLIENT`, while a host imports what its trainer needs."""
+    """Task to learn the mean of numbers. Points: `import-CLIENT`, while a host imports the module
+    that its trainer needs."""
 
     def model(self) -> Any:
-        """Zero."""
+        """Return a model of one number, 0."""
         return {"mean": np.zeros((), np.float32)}
 
     def trainer(self) -> Trainer:
@@ -57,7 +58,7 @@ class Importing(Task):
         return _Importing()
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData[np.float32]:
-        """The number at the end of the client's id."""
+        """Return the client's data: the number at the end of its id."""
         number = np.float32(client.rpartition("-")[2])
         return ClientData(train=number, held_out=number)
 

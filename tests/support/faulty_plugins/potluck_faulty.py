@@ -37,13 +37,13 @@ class Task:
     groups = 0
 
     def model(self) -> nn.Module:
-        """That of the task `digits`."""
+        """Return the model of the task `digits`."""
         from potluck.common.tasks.digits import Digits
 
         return Digits().model()
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
-        """20 samples, at fault."""
+        """Return 20 samples with the fault."""
         if self.fault == "missing":
             Path("/nowhere/features.npy").read_bytes()
         if self.fault == "odd":
@@ -62,5 +62,5 @@ class Task:
         )
 
     def evaluation_data(self, data: Path | None) -> Examples | None:
-        """None."""
+        """Return None: the clients evaluate."""
         return None

@@ -1,6 +1,6 @@
 """A task whose clients train low-rank adapters of different ranks, named as `peft` names them.
 
-After each training a client writes its factors into its own folder, which a test may look into.
+After each training a client writes its factors into its own folder, where a test reads them.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Adapted(nn.Module):
         self.lora_B: Any = nn.ModuleDict({"default": up})
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Inputs n × 40 to n × 50."""
+        """Return outputs, n × 50, for inputs, n × 40."""
         adapted: torch.Tensor = self.lora_B["default"](self.lora_A["default"](inputs))
         plain: torch.Tensor = self.base_layer(inputs)
         return plain + adapted
 
     def keep_rank(self, rank: int) -> None:
-        """As `potluck.integrations.adapters.lora` does."""
+        """Reduce the rank, as `potluck.integrations.adapters.lora.keep_rank` does."""
         with torch.no_grad():
             self.lora_A["default"].weight[rank:] = 0
             self.lora_B["default"].weight[:, rank:] = 0
@@ -91,16 +91,16 @@ class Descent(Trainer):
 
 @dataclass(frozen=True, kw_only=True)
 class MixedRanks(Task):
-    """`spoils`: True if trainings change the frozen layer."""
+    """Task with adapters. `spoils`: True if trainings change the frozen layer."""
 
     spoils: bool = False
 
     def model(self) -> nn.Module:
-        """An adapted layer, and a bias that is averaged."""
+        """Return an adapted layer, and a normalisation whose parameters are averaged."""
         return nn.Sequential(Adapted(), nn.LayerNorm(OUTPUTS))
 
     def trainer(self) -> Trainer:
-        """Least squares."""
+        """Return the trainer, which minimises squared errors."""
         return Descent()
 
     def _data(self, seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor, bool]:

@@ -79,7 +79,7 @@ class Descent(Trainer):
         if faulty == "names":
             model["spare"] = np.zeros(3, np.float32)
         if faulty == "nothing":
-            return None  # type: ignore[return-value]  # a mistake that plug-ins make
+            return None  # type: ignore[return-value]  # a typical mistake of plug-ins
         name = "accuracy" if faulty == "undeclared" else "squared_error"
         total = float("inf") if faulty == "infinite" else total
         trainings = settings.folder() / "trainings"
@@ -130,7 +130,7 @@ class Descent(Trainer):
 
 
 class CountedDescent(Descent):
-    """Counts points on either side of zero."""
+    """Trainer that also counts the points on either side of zero."""
 
     capabilities = Descent.capabilities | {Capability.LABEL_COUNTS}
 
@@ -146,10 +146,10 @@ class CountedDescent(Descent):
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Task):
-    """`fault`: fault of client-1's training (see `Descent`) or evaluation. unable: number of
-    clients, from client-0, whose evaluation raises TrainingError, or hangs if the fault is
-    "evaluation-hangs". coordinator: "" if the coordinator has no evaluation data; otherwise the
-    result of its evaluation: "measures", "raises", "hangs" or "undeclared"."""
+    """Task to fit a line. `fault`: fault of client-1's training (see `Descent`) or evaluation.
+    unable: number of clients, from client-0, whose evaluation raises TrainingError, or hangs if the
+    fault is "evaluation-hangs". coordinator: "" if the coordinator has no evaluation data;
+    otherwise the result of its evaluation: "measures", "raises", "hangs" or "undeclared"."""
 
     fault: str = ""
     unable: int = 0
@@ -158,18 +158,18 @@ class Line(Task):
     training: ClassVar = {"learning_rate": 0.05}
 
     def model(self) -> Any:
-        """A slope and an offset."""
+        """Return a line's slope and offset."""
         return {
             "slope": np.random.normal(size=1).astype(np.float32),
             "offset": np.zeros((), np.float32),
         }
 
     def trainer(self) -> Trainer:
-        """Stochastic gradient descent."""
+        """Return the trainer, with the fault if there is one."""
         return Descent(self.fault, self.unable)
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData[Stream]:
-        """Streams."""
+        """Return streams of points to train on, and of held-out points."""
         number = int(client.rpartition("-")[2])
         return ClientData(train=Stream(client, number), held_out=Stream(client, 1000 + number))
 
@@ -181,7 +181,7 @@ class Line(Task):
 class CountedLine(Line):
     """`Line` with label counts."""
 
-    classes: ClassVar[int] = 2  # type: ignore[misc]  # of the class, as tasks may have it
+    classes: ClassVar[int] = 2  # type: ignore[misc]  # tasks may set it in the class
 
     def trainer(self) -> Trainer:
         """Return the trainer that counts labels."""

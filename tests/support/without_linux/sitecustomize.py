@@ -20,5 +20,5 @@ for _module, _names in NOT_ON_MACOS.items():
         if hasattr(_module, _name):
             delattr(_module, _name)
 
-if hasattr(os, "process_cpu_count"):  # from Python 3.13 on; where sched_getaffinity is, made of it
+if hasattr(os, "process_cpu_count"):  # Python ≥ 3.13; on Linux it uses sched_getaffinity
     setattr(os, "process_cpu_count", os.cpu_count)  # noqa: B010 - types of 3.11 do not have it
