@@ -25,8 +25,8 @@ from potluck.common.process.logs import LogFormat, configure_logging
 from potluck.deploy.terminal import terminal
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2, transfer_pb2
 
-ANY = st.text(st.characters(codec=None), max_size=60)  # lone surrogates as well
-SENT = st.text(max_size=60)  # what protobuf can hold
+ANY = st.text(st.characters(codec=None), max_size=60)  # includes lone surrogates
+SENT = st.text(max_size=60)  # all texts that protobuf can hold
 PLAIN_ASCII = st.from_regex(r"[!-~]( ?[!-~]){0,30}", fullmatch=True)
 
 
@@ -37,7 +37,7 @@ def test_any_text_becomes_one_printable_line(text: str) -> None:
     found = plain(text)
     assert found.isprintable()
     assert plain(found) == found
-    found.encode()  # no lone surrogates
+    found.encode()  # fails for lone surrogates
 
 
 @given(PLAIN_ASCII | st.sampled_from(["Größe: 3 µm", "模型", "déjà vu …"]))
@@ -99,7 +99,7 @@ def test_every_string_of_a_message_is_made_printable(
 
 
 def texts_of(value: object) -> list[str]:
-    """All texts of a message, read from its JSON form."""
+    """Return all texts of a message, read from its JSON form."""
     if isinstance(value, Message):
         return texts_of(MessageToDict(value))
     if isinstance(value, dict):

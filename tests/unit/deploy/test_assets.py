@@ -79,7 +79,7 @@ def test_kubernetes_monitors_set_the_job_labels_used_by_the_rules() -> None:
             assert set(job) == {"targetLabel", "replacement"}
             jobs.add(job["replacement"])
     named = re.findall(r'\bjob="([^"]+)"', kubernetes_rules())
-    assert set(named) - {"potluck-relay"} == jobs  # relays are not run there
+    assert set(named) - {"potluck-relay"} == jobs  # the manifests run no relays
 
 
 def test_kubernetes_validator_refuses_a_misspelt_field() -> None:
@@ -159,7 +159,7 @@ def test_systemd_units_pass_systemd_analyze(tmp_path: Path, name: str) -> None:
     again = subprocess.run(
         [program, "verify", "--man=no", str(unit)], capture_output=True, check=False, timeout=60
     )
-    assert b"NoNewPrivilege" in again.stderr  # it would have found a mistake
+    assert b"NoNewPrivilege" in again.stderr  # the check does find mistakes
 
 
 def test_slurm_batch_script_is_a_single_valid_file() -> None:

@@ -32,7 +32,7 @@ FUNCTIONS = re.compile(r"\]\(([^)\s]+\.py)\)((?:,?\s(?:and\s)?`\w+`)+)")
 
 
 def linked(name: str) -> Iterator[Path]:
-    """The files and folders that a page links to."""
+    """Yield the files and folders to which a page links."""
     for target in LINK.findall((HOUSE / name).read_text()):
         yield (HOUSE / name).parent / target
 
@@ -95,7 +95,7 @@ ROOTS = (
 
 
 def remarks(module: Path) -> Iterator[str]:
-    """The docstrings and comments of a module."""
+    """Yield the docstrings and comments of a module."""
     text = module.read_text()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -112,7 +112,7 @@ def test_every_file_named_in_a_docstring_or_comment_exists() -> None:
     missing = {
         f"{module.relative_to(HOUSE)}: {name}"
         for module in modules
-        if NAMED_FILE.search(module.read_text())  # most name none, and need no tokens
+        if NAMED_FILE.search(module.read_text())  # most modules name none, so skip parsing them
         for remark in remarks(module)
         for name in NAMED_FILE.findall(remark)
         if name not in known and not (HOUSE / name).exists()
@@ -122,7 +122,8 @@ def test_every_file_named_in_a_docstring_or_comment_exists() -> None:
 
 
 def endings(path: Path) -> Iterator[str]:
-    """A path as it may be written: with all its folders, or fewer of the first ones."""
+    """Yield the forms in which a path may be written: with all its folders, or without some of the
+    first ones."""
     for start in range(len(path.parts)):
         yield "/".join(path.parts[start:])
 
@@ -144,7 +145,7 @@ def test_pages_agree_on_the_size_of_an_installation() -> None:
         for name in ("README.md", "CONTRIBUTING.md", "Makefile")
     }
     assert {name: set(found) for name, found in sizes.items()} == {
-        "README.md": {"1 GB", "3.2 GB"},  # for the demo, and all
+        "README.md": {"1 GB", "3.2 GB"},  # sizes for the demo, and for everything
         "CONTRIBUTING.md": {"1 GB", "3.2 GB"},
         "Makefile": {"3.2 GB"},
     }

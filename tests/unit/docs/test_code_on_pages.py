@@ -104,7 +104,7 @@ HOST = {"coordinator": "127.0.0.1:7443", "clients": ["a"], "state_directory": "s
 COORDINATOR = {"state_directory": "state", "tls": TLS}
 FEDERATION = {"federation": "demo", "address": "localhost:7443"}
 OF_OTHERS = {"rare-first", "darkest-first", "fair", "circle"}
-"""Plug-ins that the pages themselves write."""
+"""Names of plug-ins that are written on the pages themselves."""
 
 
 def kind_of(values: Mapping[str, Any]) -> tuple[type[Settings], dict[str, Any]]:
@@ -121,19 +121,20 @@ def kind_of(values: Mapping[str, Any]) -> tuple[type[Settings], dict[str, Any]]:
 @pytest.mark.parametrize("block", blocks("toml"), ids=str)
 def test_settings_on_pages_are_accepted(block: Block, tmp_path: Path) -> None:
     if block.text.startswith("# pyproject.toml\n"):
-        assert "project" in tomllib.loads(block.text)  # built by the page's own test
+        assert "project" in tomllib.loads(block.text)  # the page's own test builds it
         return
     for part in re.split(r"\n\n(?=# each host's)", block.text):
         values: dict[str, Any] = tomllib.loads(part)
-        if set(values) == {"project"}:  # of a pyproject.toml
+        if set(values) == {"project"}:  # part of a pyproject.toml
             continue
-        if set(values) == {"machines"} and isinstance(values["machines"], dict):  # of a first one
+        # Part of a machine's table.
+        if set(values) == {"machines"} and isinstance(values["machines"], dict):
             values = {
                 "machines": [
                     {"name": "here", "engine": "unix:///docker.sock", **values["machines"]}
                 ]
             }
-        if set(values) == {"run"}:  # in an experiment's file
+        if set(values) == {"run"}:  # the run of an experiment file
             values = values["run"]
         if "object_stores" in values:
             values = HOST | values
@@ -163,7 +164,7 @@ COMMAND = re.compile(r"^(?:\$ )?(potluck(?:-\w+)? .*)$", re.MULTILINE)
 
 
 def command_lines() -> list[tuple[str, str]]:
-    """Every call of one of the programs on a page, and where it stands."""
+    """Return all calls of Potluck's programs on the pages, each with its place."""
     return [
         (line, str(block))
         for block in blocks("sh", "console", "bash")
@@ -172,7 +173,7 @@ def command_lines() -> list[tuple[str, str]]:
 
 
 def parse(line: str) -> None:
-    """Follow a command line to its command and give that its options, without calling it."""
+    """Find the command of a command line and parse its options, without calling it."""
     words = shlex.split(line, comments=True)
     ends = [place for place, word in enumerate(words) if word in (">", "|", "&", "||", "&&")]
     program, *rest = words[: min(ends, default=len(words))]

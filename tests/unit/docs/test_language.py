@@ -1,4 +1,4 @@
-"""Sentences keep to the house language: no match of a pattern that readers stumble over."""
+"""Sentences follow the house language: none matches a pattern that readers find hard."""
 
 import ast
 import re
@@ -29,7 +29,7 @@ ITEM = re.compile(r" *([-*]|\d+\.) ")
 
 
 def files() -> Iterator[Path]:
-    """Text files of the project, as git lists them."""
+    """Yield the project's text files, as git lists them."""
     listing = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=HOUSE,
@@ -44,14 +44,14 @@ def files() -> Iterator[Path]:
 
 
 def phrases(text: str) -> Iterator[str]:
-    """Each line that holds a phrase to avoid, once per phrase."""
+    """Yield each line that contains a phrase to avoid, once per phrase."""
     for line in text.splitlines():
         for _ in PHRASES.finditer(line):
             yield squeezed(line)
 
 
 def openings(source: str) -> Iterator[str]:
-    """First lines of docstrings that start with a word that hides the actor."""
+    """Yield the first lines of docstrings that start with a word that hides the actor."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, documented):
@@ -61,7 +61,7 @@ def openings(source: str) -> Iterator[str]:
 
 
 def long_sentences(page: str) -> Iterator[str]:
-    """Sentences of a Markdown page that have more than `MOST_WORDS` words."""
+    """Yield the sentences of a Markdown page that have more than `MOST_WORDS` words."""
     for paragraph in paragraphs(CODE_BLOCK.sub("\n\n", page)):
         for sentence in END_OF_SENTENCE.split(LINK.sub(r"\1", paragraph)):
             words = [word for word in sentence.split() if re.search(r"\w", word)]
@@ -70,7 +70,7 @@ def long_sentences(page: str) -> Iterator[str]:
 
 
 def paragraphs(page: str) -> Iterator[str]:
-    """Paragraphs and list items of a page, each on one line; tables and headings are left out."""
+    """Yield paragraphs and list items of a page, each on one line, without tables and headings."""
     lines: list[str] = []
     for line in [*page.splitlines(), ""]:
         item = ITEM.match(line)
@@ -87,7 +87,7 @@ def squeezed(line: str) -> str:
 
 
 def matches() -> Iterator[str]:
-    """Every match in the project, with its file."""
+    """Yield every match in the project, with its file."""
     for path in files():
         text, name = path.read_text(), path.relative_to(HOUSE)
         yield from (f"{name}: phrase: {each}" for each in phrases(text))

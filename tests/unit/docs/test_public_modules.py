@@ -14,14 +14,15 @@ ROOTS = [folder.parent for folder in ROOT.glob("*/potluck")]
 
 
 def imported(code: str) -> Iterator[str]:
-    """The modules of Potluck that some code imports from."""
+    """Yield the modules of Potluck from which some code imports."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("potluck."):
             yield node.module or ""
 
 
 def folder_of(name: str) -> Path:
-    """The package that a module is or is in; of a class, that of its module."""
+    """Return the folder of the package that a name (a package, a module or a class) is or belongs
+    to."""
     path = Path(*name.split("."))
     while True:
         for root in ROOTS:
@@ -33,8 +34,8 @@ def folder_of(name: str) -> Path:
 
 
 def test_every_subpackage_imported_by_pages_and_examples_is_typed() -> None:
-    """A marker at the top is not enough: below a namespace package pyright looks for one beside
-    the module that is imported."""
+    """A marker `py.typed` at the top is not enough: below a namespace package, pyright looks for
+    one next to the imported module."""
     codes = [block.text for block in blocks("python")]
     codes += [code_of(path.read_text()) for path in NOTEBOOKS]
     codes += [path.read_text() for path in (ROOT / "examples").glob("*/*.py")]

@@ -56,7 +56,7 @@ def test_cells_are_started_in_order_up_to_the_number_of_places() -> None:
     schedule = CellSchedule([*cells, cell("a")])
     assert begun(schedule, 2) == ["a", "b"]
     schedule.finished(first)
-    assert begun(schedule, 1) == []  # a place has gone meanwhile
+    assert begun(schedule, 1) == []  # only one place is left, and it is taken
     schedule.finished(second)
     assert begun(schedule, 4) == ["c"]
     assert schedule.waiting == 0
@@ -113,7 +113,8 @@ def test_every_cell_ends_exactly_once(
 
 
 class Scripted(CellRunner):
-    """Runs no federations, but ends as a script says: a function of cell and attempt."""
+    """A runner without federations. The result of a cell is that of a function of cell and
+    attempt."""
 
     def __init__(self, script: Callable[[Cell, int], RunError | None]) -> None:
         self._script = script

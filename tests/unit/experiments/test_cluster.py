@@ -41,13 +41,15 @@ def node(cpus: float, gpus: float = 0, memory: float = 64 * GIB) -> dict[str, fl
     ("need", "nodes", "places"),
     [
         (need_of(1, gpus=0, apart=False), [node(1), node(1), node(1)], 3),
-        (need_of(2, gpus=0, apart=False), [node(1), node(1)], 0),  # 1.2 on one machine
+        # Needs 1.2 processors on one machine.
+        (need_of(2, gpus=0, apart=False), [node(1), node(1)], 0),
         (need_of(2, gpus=0, apart=False), [node(8), node(4)], 6 + 3),
         (need_of(2, gpus=0, apart=True), [node(1), node(1), node(1)], 2),
         (need_of(10, gpus=0.1, apart=False), [node(64, 1)], 1),
         (need_of(10, gpus=0.1, apart=False), [node(64, 2), node(64)], 2),
         (need_of(2, gpus=1, apart=True), [node(4, 1), node(4, 1)], 1),
-        (need_of(1, gpus=0, apart=False), [node(64, memory=2 * GIB)], 2),  # processes have 500 MiB
+        # Each process needs 500 MiB.
+        (need_of(1, gpus=0, apart=False), [node(64, memory=2 * GIB)], 2),
     ],
 )
 def test_number_of_places_follows_the_resources_of_the_machines(

@@ -118,7 +118,8 @@ def test_best_evaluation_is_the_first_with_the_highest_value() -> None:
 
 
 def test_spent_bytes_and_seconds_include_downloads_and_pretraining() -> None:
-    """Two downloads of 100 bytes and 50 bytes up a round; pre-training is paid before."""
+    """A round has two downloads of 100 bytes, and 50 bytes of updates; pre-training is charged
+    before round 1."""
     assert spent_bytes(cell()) == [250, 500, 750]
     assert spent_bytes(cell(before=Before(bytes=1000, seconds=5.0))) == [1250, 1500, 1750]
     assert spent_seconds(cell(before=Before(bytes=0, seconds=5.0))) == [15.0, 25.0, 35.0]
@@ -126,7 +127,7 @@ def test_spent_bytes_and_seconds_include_downloads_and_pretraining() -> None:
 
 
 def test_spent_bytes_include_the_model_used_for_triplet_estimates(tmp_path: Path) -> None:
-    """A triplet of an interaction matrix, or of a profile file, takes no model."""
+    """Only estimated triplets need the model; triplets from matrices or a profile file do not."""
     with Store.open(f"sqlite:///{tmp_path / 'potluck.sqlite3'}") as store:
         for client, model in (("client-0", "ab" * 32), ("client-1", "ab" * 32), ("client-2", None)):
             parameters = Parameters(
@@ -262,7 +263,8 @@ def test_friedman_test_equals_that_of_scipy() -> None:
 
 
 def test_no_arm_is_worse_if_the_friedman_test_is_not_significant() -> None:
-    """The extremes of twelve arms by chance are further apart than the critical difference."""
+    """By chance, the best and the worst of twelve arms may differ by more than the critical
+    difference."""
     rows = (
         (1, 3, 11, 9, 2, 4, 7, 10, 5, 6, 0, 8), (9, 5, 8, 2, 0, 7, 6, 1, 4, 3, 11, 10),
         (5, 9, 10, 4, 0, 3, 1, 2, 11, 6, 8, 7), (11, 7, 10, 8, 2, 3, 5, 4, 9, 1, 0, 6),
@@ -424,7 +426,8 @@ def test_readings_of_partial_evaluations_are_marked() -> None:
     _, last, best, *others = rows["scenario = drop-outs", "flash"]
     assert last.endswith((" (partial)", " (partial)**"))
     assert "partial" not in best
-    assert sum("(partial)" in each for each in others) == 2  # at equal bytes and seconds
+    # The readings at equal bytes and at equal seconds.
+    assert sum("(partial)" in each for each in others) == 2
     table = difference_table(PLAN.reading, contests, "accuracy", LAST)
     entries = {row.split(" | ")[0].strip("| "): row.split(" | ")[1:] for row in table[2:]}
     assert ["(partial)" in each for each in entries["flash"]] == [False, True, True]

@@ -191,7 +191,7 @@ def test_mistakes_in_an_experiment_file_are_named(
 def test_shipped_experiment_files_are_valid(path: Path, quick: bool) -> None:
     plan = load_experiment(path, quick=quick)
     assert len(plan.seeds) >= 3
-    plan = plan.model_copy(update={"seeds": plan.seeds[:1]})  # they differ in nothing else
+    plan = plan.model_copy(update={"seeds": plan.seeds[:1]})  # cells that differ only in the seed
     cells = cells_of(plan, hosts=plan.hosts, source=path)
     assert len({cell.digest for cell in cells}) == len(cells)
     assert bool(plan.assumptions()) == (plan.preset is not None)
@@ -425,7 +425,7 @@ def test_cells_that_stopped_early_are_reported_and_keep_their_last_value() -> No
     assert (early.stopped_early, whole.stopped_early) == (True, False)
     summary = summarise(experiment(), [early, whole], missing=0)
     [arm] = summary.arms
-    assert arm.mean == pytest.approx(0.55)  # each cell's own last evaluation
+    assert arm.mean == pytest.approx(0.55)  # mean of the cells' last evaluations
     assert arm.bytes == pytest.approx(150 * 3)
     assert "1 cell stopped early, as [stop] says, after 2 rounds" in markdown(summary)
     assert "stopped early" not in markdown(summarise(experiment(), results(), missing=0))

@@ -1,4 +1,4 @@
-"""The cards of workloads, and the page that has them."""
+"""The cards of workloads, and the page that shows them."""
 
 import pytest
 from support.repository import ROOT
@@ -29,7 +29,7 @@ def test_a_card_has_the_counts_of_its_clients() -> None:
 
 
 def test_hospitals_as_groups_are_not_attributes() -> None:
-    """The task has four groups and two classes, as a task with an attribute would have."""
+    """Like a task with an attribute, the task has two classes and four groups."""
     assert workload_card("heart", {}, None).description.metrics.gai is None
 
 

@@ -21,7 +21,7 @@ class OwnDigits(Digits):
 
 
 def missing(monkeypatch: pytest.MonkeyPatch, library: str, importer: str) -> None:
-    """Let a library not be there for a module that may have imported it before."""
+    """Make a library's import fail in a module that may have imported it before."""
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, importer, raising=False)
 
@@ -33,7 +33,7 @@ def test_loading_a_model_without_its_library_names_the_extra(
     with pytest.raises(MissingLibraryError) as caught:
         load_model("model.safetensors")
     assert caught.value.message == not_installed("safetensors", "potluck[notebook]")
-    assert isinstance(caught.value, ImportError)  # which is what callers may expect
+    assert isinstance(caught.value, ImportError)  # so callers may catch ImportError
 
 
 def test_sending_a_custom_class_without_its_library_names_the_extra(

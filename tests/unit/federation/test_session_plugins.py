@@ -33,7 +33,7 @@ class Forgetful(Uniform):
 
 
 class Oort(Uniform):
-    """Its name is that of a selector that comes with Potluck."""
+    """A selector with the name of one that comes with Potluck."""
 
 
 def test_plugin_name_or_table_is_unchanged() -> None:

@@ -84,7 +84,8 @@ def connection(local: str, remote: str, user: int) -> str:
         ([connection("0100007F:D78C", "0100007F:8A37", MINE)], None),
         ([connection("0100007F:D78C", "0100007F:8A37", 0)], None),
         ([connection(f"{MAPPED}0100007F:D78C", f"{MAPPED}0100007F:8A37", OTHERS)], OTHERS),
-        # Another connection from the same port does not count, nor does the server's own end.
+        # Only the browser's end of this connection counts, not another connection from the same
+        # port or the server's end.
         ([connection("0100007F:D78C", "0100007F:0050", 0),
           connection("0100007F:8A37", "0100007F:D78C", MINE),
           connection("0100007F:D78C", "0100007F:8A37", OTHERS)], OTHERS),

@@ -6,7 +6,7 @@ from potluck.page.page_guard import OpenStreams, WaitingConnections
 def test_oldest_idle_connection_is_closed_at_the_limit() -> None:
     closed = list[str]()
     waiting = WaitingConnections(2)
-    for name in ("a", "b", "a", "c"):  # a has sent a request meanwhile, and waits again
+    for name in ("a", "b", "a", "c"):  # a had a request, and waits again
         waiting.add(name, lambda name=name: closed.append(name))  # type: ignore[misc]
     assert closed == ["b"]
     waiting.remove("a")

@@ -50,7 +50,7 @@ def test_run_is_shown_after_its_first_event() -> None:
         "running",
         True,
     )
-    assert [each.name for each in found.measures] == ["loss", "accuracy"]  # before any round
+    assert [each.name for each in found.measures] == ["loss", "accuracy"]  # no round is committed
     assert [(each.warning, each.text) for each in found.notices] == [(True, "host-0 left")]
     assert (found.rounds, found.live, found.cohort) == ([], None, None)
 
@@ -123,7 +123,7 @@ def test_straggler_takes_1_5_times_the_median_duration_of_finished_clients() -> 
     for seconds, expected in [(4.4, []), (4.6, [2])]:
         event.progress.seconds = seconds
         assert stragglers(event.progress) == expected
-    event.progress.members[1].seconds = 0.0  # fewer than half are done
+    event.progress.members[1].seconds = 0.0  # less than half have finished
     event.progress.seconds = 100.0
     assert stragglers(event.progress) == []
 

@@ -9,7 +9,7 @@ from potluck.page.coordinator_link import SharedAnswers
 
 
 class Coordinator:
-    """Answers with how often it was asked, once it may."""
+    """A fake coordinator. Once `may` is set, it answers with the number of the request."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -1,4 +1,4 @@
-"""The events' ε are those of the published vectors, and of dp-accounting."""
+"""ε of events, compared with published values and with dp-accounting."""
 
 import dp_accounting as dp
 import pytest

@@ -50,7 +50,8 @@ def test_answer_noise_has_the_stated_deviation_and_the_correct_mean(public: bool
     ]
     assert all(each["seconds"] == 7.0 for each in drawn)
     losses = [each["loss"] for each in drawn]
-    # By first order, a hidden number n of samples adds mean² / 1 to the variance, and √2 to both.
+    # To first order, noise on the number of samples adds a variance proportional to mean². It also
+    # increases the noise of both by √2.
     deviation = 16 / 1000 if public else math.sqrt(2) * 16 / 1000 * math.hypot(1, 1.5 / 2)
     assert statistics.fmean(losses) == pytest.approx(1.5, abs=6 * deviation / math.sqrt(600))
     assert statistics.stdev(losses) == pytest.approx(deviation, rel=0.2)

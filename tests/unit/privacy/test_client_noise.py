@@ -61,7 +61,7 @@ def noise(clip: float = 1.0) -> ClientNoise:
 def test_norm_of_a_rounded_update_never_exceeds_the_charged_bound(
     seed: int, values: int, length: float, clip: float, steps: int
 ) -> None:
-    """steps: whole numbers in the clip."""
+    """steps: number of grid steps that the clip has."""
     vector = np.random.default_rng(seed).standard_normal(values)
     update = (vector * (length / np.linalg.norm(vector))).astype(np.float32)
     assert noise(clip).bound(update) is not None
@@ -90,7 +90,8 @@ def test_norm_of_an_update_with_its_count_is_at_most_the_clip(length: float) -> 
     assert counted is not None
     assert (counted > 0) == (length <= clip)
     assert math.hypot(float(np.linalg.norm(update)), counted) <= clip / math.sqrt(1 - share)
-    # The count alone has the noise multiplier σ / √share: Andrew et al. split the loss so.
+    # Andrew et al. split the privacy loss such that the count alone has the noise multiplier σ /
+    # √share.
     assert abs(counted) == pytest.approx(math.sqrt(share) * clip / math.sqrt(1 - share), rel=1e-5)
 
 

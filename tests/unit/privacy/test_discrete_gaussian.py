@@ -1,4 +1,5 @@
-"""The sampler draws from the distribution that it names, and from the bytes that it is given."""
+"""The sampler has the stated distribution, and its result depends only on the given random
+bytes."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def test_same_random_bytes_give_the_same_draws() -> None:
 
 @pytest.mark.parametrize(("further", "number"), [(b"\x00" * 8, 1), (b"\xff" * 8, 0)])
 def test_comparison_tied_in_64_bits_reads_more_random_bytes(further: bytes, number: int) -> None:
-    """All words for k tie with the threshold of k = 1, which is this number and 0.73."""
+    """All 64-bit words for k equal the threshold of k = 1, whose exact value is larger by 0.73."""
     tie = (6_786_177_901_268_885_274).to_bytes(8, "little")  # ⌊e^-1 · 2^64⌋
 
     def given(size: int) -> bytes:

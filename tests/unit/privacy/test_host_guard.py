@@ -71,7 +71,7 @@ def instruction(number: int = 1, run: str = "run", **privacy: Any) -> rpc.Instru
 
 
 def granted_until_refused(grant: Callable[[int], object]) -> int:
-    """The number of trainings that were granted before the first refusal."""
+    """Return the number of trainings granted before the first refusal."""
     for number in range(100):
         try:
             grant(number)
@@ -102,7 +102,7 @@ def test_granted_training_is_recorded_in_the_ledger_with_its_parameters(tmp_path
 
 def test_privacy_limit_holds_over_runs_and_restarts(tmp_path: Path) -> None:
     def grant(number: int) -> None:
-        # Another process, another run, another coordinator.
+        # Each training has another process, run and coordinator.
         host = HostGuard(
             tmp_path,
             DisclosurePolicy(training_epsilon=6.0),
@@ -149,7 +149,7 @@ def test_training_repeated_without_a_saved_update_is_charged_again(
 ) -> None:
     host = guard(tmp_path)
     host.grant(instruction(), 250)
-    host.grant(instruction(), 250)  # the host asks only if it has no update to send again
+    host.grant(instruction(), 250)  # a host asks again only if it has lost the update
     one, two = lines(tmp_path)
     assert one["work"] == two["work"]
 
@@ -298,7 +298,7 @@ def test_noisy_answer_is_recorded_in_the_ledger_and_repeated(tmp_path: Path) -> 
     [line] = lines(tmp_path)
     assert (line["kind"], line["question"], line["noise_multiplier"]) == ("answer", "loss", 10.0)
     assert line["numbers"] == answer
-    again = guard(tmp_path)  # another process, and another run
+    again = guard(tmp_path)  # a new process, and another run
     assert again.kept_answer(question(run="other")) == answer
     assert again.answer(question(run="other"), SUMS, 200) == answer
     assert len(lines(tmp_path)) == 1
@@ -371,7 +371,7 @@ def test_privacy_report_shows_answers_and_trainings(tmp_path: Path) -> None:
 class Spender:
     """A client of a process with one limit for everything, which may be restarted.
 
-    spent: the noise of everything that was allowed.
+    spent: events of all disclosures that were allowed.
     """
 
     state: Path
@@ -437,7 +437,7 @@ class Spender:
 
     @property
     def epsilon(self) -> float:
-        """ε of everything that was allowed, by dp-accounting, or by its sum if all is pure."""
+        """Return ε of all allowed disclosures: by dp-accounting, or their sum if all are pure."""
         pure = [each for each in self.spent if isinstance(each, Fraction)]
         if len(pure) == len(self.spent):
             return float(sum(pure, Fraction(0)))
@@ -457,7 +457,7 @@ KINDS = ("profile", "sum", "train", "answer", "update")
 def test_no_schedule_of_everything_exceeds_the_total_limit(
     total: float, choices: st.DataObject
 ) -> None:
-    """An adaptive schedule: what is asked next follows from whether the last was refused."""
+    """The schedule is adaptive: each request depends on whether the last one was refused."""
     policy = DisclosurePolicy(
         total_epsilon=total, training_epsilon=20.0, epsilon=2.0, epsilon_budget=20.0
     )
@@ -532,7 +532,7 @@ def test_profiles_are_refused_if_the_ledger_of_trainings_is_unknown(tmp_path: Pa
     policy = DisclosurePolicy(total_epsilon=6.0)
     client = Spender(tmp_path, policy)
     client.train(0, 2.0)
-    client.budget = PrivacyBudget(tmp_path, policy)  # without the ledger of trainings
+    client.budget = PrivacyBudget(tmp_path, policy)  # the ledger of trainings is not connected
     with pytest.raises(StorageError, match="were not opened"):
         client.profile(1, 1.0)
 

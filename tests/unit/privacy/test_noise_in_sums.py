@@ -1,4 +1,4 @@
-"""Shares of noise in real masked sums: how much is in a sum, and what is charged."""
+"""Shares of noise in real masked sums: the amount of noise in a sum, and the charges."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from potluck.secagg.protocol.primitives.thresholds import colluding_clients
 from potluck.secagg.protocol.wire.messages import Stage
 
 CLIENTS, SIGMA, CLIP = 6, 2.0, 0.5
-"""A quorum of 4, of which 1 may collude."""
+"""Number of clients (so the quorum is 4, of which 1 may collude), noise multiplier and clip."""
 
 
 @dataclass
 class Noisy(Run):
-    """A session whose clients add noise to their updates; zeros unless `updates` has one."""
+    """A session whose clients add noise to their updates. updates: by client; zeros for other
+    clients."""
 
     folder: Path = Path()
     share: float = 0.0
@@ -63,17 +64,17 @@ class Noisy(Run):
         return bytes.fromhex(file.blake3)
 
     def mean(self) -> NDArray[np.float64]:
-        """The mean that the coordinator computes, of all parameters."""
+        """Return the mean of all parameters, as the coordinator computes it."""
         unmasking = self.session.unmasking
         assert unmasking is not None
         with opened_sum([self.path(name) for name in unmasking.survivors], unmasking) as total:
-            head = total.head  # the same of every client, whatever its training was like
+            head = total.head  # every client has the same head, even if its training failed
             assert (head.weight, head.clipped, head.failed) == (len(unmasking.survivors), 0, 0)
             assert np.isnan(total.loss)
             return total.mean()(0, self.header.lane(BODY).length)
 
     def within(self) -> float:
-        """The noisy share of updates within the clip."""
+        """Return the noisy share of updates within the clip."""
         unmasking = self.session.unmasking
         assert unmasking is not None
         counted = CLIP * (self.share / (1 - self.share)) ** 0.5
@@ -109,7 +110,7 @@ def session(
 
 
 def finished(run: Noisy, uploading: Sequence[str]) -> Noisy:
-    """Only these clients upload."""
+    """Finish a session in which only these clients upload."""
     assert isinstance(run.until(Stage.UPLOAD), Noisy)
     run.answer(uploading)
     run.finish()
@@ -123,15 +124,16 @@ PATTERNS = [names for size in (4, 5, 6) for names in itertools.combinations(NAME
 def test_masked_sum_has_at_least_the_claimed_noise_whichever_clients_drop_out(
     tmp_path: Path,
 ) -> None:
-    """Each parameter is a sum of its own: there are 10^5 sums for each pattern."""
+    """Each of the 10^5 parameters is a separate sum, so the variance is measured well for each
+    pattern."""
     for number, survivors in enumerate(PATTERNS):
         run = finished(session(tmp_path, 100_000, seed=number), survivors)
         assert run.total_clients() == survivors
-        noise = run.mean() * len(survivors)  # the sum
+        noise = run.mean() * len(survivors)  # mean to sum
         certain = 4 - 1
         share = (SIGMA * CLIP) ** 2 / certain
         assert noise.var() == pytest.approx(len(survivors) * share, rel=0.03)
-        # Without the noise that one colluding client knows, the claim is left.
+        # Without the share that one colluding client knows, the claimed noise remains.
         assert noise.var() - share >= 0.97 * (SIGMA * CLIP) ** 2
         assert abs(noise.mean()) < 5 * noise.std() / 100_000**0.5
 
@@ -172,14 +174,14 @@ def test_reported_count_has_its_share_of_the_noise(tmp_path: Path) -> None:
     share, counts = 0.5, []
     for seed in range(60):
         counts.append(finished(session(tmp_path, 1, share=share, seed=seed), NAMES).within())
-    # All have failed, so that each counts as half. The noise multiplier of the count is σ / √share.
+    # All trainings failed, so each counts as half. The noise multiplier of the count is σ / √share.
     expected = SIGMA / np.sqrt(share) * np.sqrt(CLIENTS / 3) / CLIENTS / 2
     assert np.std(counts) == pytest.approx(expected, rel=0.35)
     assert np.mean(counts) == pytest.approx(0.5, abs=4 * expected / 60**0.5)
 
 
 class _Silent(ClientNoise):
-    """Adds no noise, so that a test sees the rest."""
+    """Adds no noise, so that a test can compare the exact sum."""
 
     def charge(self, grid: Any) -> Any:
         super().charge(grid)

@@ -19,7 +19,7 @@ from potluck.privacy.host.noisy_steps import noisy_steps
 
 
 def settings_of(**terms: Any) -> TrainerSettings:
-    """The settings of a training with next to no noise, unless `terms` say otherwise."""
+    """Return the settings of a training with almost no noise. terms: settings to change."""
     chosen: dict[str, Any] = {
         "sampling_rate": 1.0,
         "noise_multiplier": 1e-9,
@@ -59,7 +59,8 @@ def trained(
     backward_passes: int = 1,
     steps: int = 1,
 ) -> nn.Module:
-    """A network after a plain loop. backward_passes, steps: number of each for a batch."""
+    """Train a network in a plain loop and return it. backward_passes, steps: number of each per
+    batch."""
     model = model or network()
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1.0)
     with settings.noisy_steps(model, optimizer, data) as (optimizer, loader):
@@ -105,7 +106,8 @@ def test_step_on_an_empty_batch_is_noise_of_the_granted_deviation() -> None:
         found.append(flat(trained(settings, no_records)) - flat(network()))
         assert settings.privacy is not None
         assert sum(each.steps for each in settings.privacy.taken) == 2
-    # 51 weights, each the sum of 2 draws with deviation 4.0 · 0.5 / 10. Five standard errors.
+    # Each of 51 weights is a sum of 2 draws with standard deviation 4.0 · 0.5 / 10. The tolerance
+    # is five standard errors.
     deviation = 0.2 * math.sqrt(2)
     assert float(torch.stack(found).std()) == pytest.approx(deviation, rel=5 / math.sqrt(2 * 5100))
 
@@ -125,7 +127,7 @@ def test_batches_are_poisson_samples_until_the_granted_steps_are_used_up() -> No
                 sizes.append(len(inputs))
     assert len(sizes) == 10
     assert len(set(sizes)) > 1
-    # Mean 1000, deviation √750 each; six standard errors.
+    # Each size has mean 1000 and standard deviation √750. The tolerance is six standard errors.
     assert abs(sum(sizes) / 10 - 1000) < 6 * math.sqrt(75)
     assert settings.privacy is not None
     one = NoisySteps(sampling_rate=0.25, noise_multiplier=1e-9, steps=1)

@@ -1,4 +1,4 @@
-"""The plan of a run whose noise hides whole clients."""
+"""The printed plan of a run whose noise hides whole clients."""
 
 from __future__ import annotations
 

@@ -31,11 +31,11 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 DELTA, SIGMA = 1e-5, 1.1
 BATCH = 66
-"""A sixth of the images of client-0."""
+"""Expected batch size: a sixth of the images of client-0."""
 
 
 def example() -> Any:
-    """The example's module."""
+    """Return the example's module."""
     path = EXAMPLES / "private-training" / "private_digits.py"
     spec = importlib.util.spec_from_file_location("private_digits", path)
     assert spec is not None
@@ -78,7 +78,7 @@ def test_private_example_has_the_epsilon_of_dp_accounting_and_opacus(tmp_path: P
     [charged] = PrivacyLedger(tmp_path / "state" / "privacy").of("client-0")
     found = epsilon_by_rdp([charged.event], DELTA)
 
-    # The schedule in dp-accounting's own words.
+    # The same schedule as an event of dp-accounting.
     rate, steps = BATCH / samples, 6
     accountant = RdpAccountant()
     sampled = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(SIGMA))
@@ -100,5 +100,5 @@ def test_private_example_has_the_epsilon_of_dp_accounting_and_opacus(tmp_path: P
         nn.functional.cross_entropy(network(images), digits).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     assert engine.accountant.history == [(SIGMA, pytest.approx(rate), steps)]
-    # Its accountant has other orders.
+    # The accountant of Opacus uses other orders.
     assert found == pytest.approx(engine.accountant.get_epsilon(DELTA), rel=0.01)

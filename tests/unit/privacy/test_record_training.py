@@ -130,7 +130,8 @@ def test_training_noise_has_the_charged_standard_deviation() -> None:
         trained(model, granted)
         steps.append(before - flat(model))
     found = torch.stack(steps)
-    # 51 weights, 200 trainings; no record is drawn, so all is noise. Five standard errors wide.
+    # 51 weights in 200 trainings. No record is drawn, so all changes are noise. The tolerance is
+    # five standard errors.
     assert float(found.std()) == pytest.approx(4.0 * 0.5 / 10.0, rel=5 / (2 * 10_200) ** 0.5)
     assert float(found.mean().abs()) < 5 * 0.2 / 10_200**0.5
 
@@ -178,14 +179,14 @@ def test_the_proximal_term_is_added_after_the_noise() -> None:
     trained(free, two)
     once = network()
     trained(once)
-    # The second step of the pulled one goes back by half of the first.
+    # In its second step, the model with the proximal term moves back by half of its first step.
     assert torch.allclose(flat(pulled), flat(free) - 0.5 * (flat(once) - begin), atol=1e-5)
 
 
 def corrected(
     model: nn.Module, control: Literal["way", "gradients"], common: float, own: float
 ) -> Corrected:
-    """SCAFFOLD's correction, with control variates that have one value each."""
+    """Return SCAFFOLD's correction; every element of a control variate has the same value."""
     layout = Layout.of(state_arrays(model))
 
     def filled(value: float) -> dict[str, dict[str, Tensor]]:
@@ -217,12 +218,13 @@ def test_scaffold_corrects_noisy_steps_and_its_variate_is_their_mean(
     assert result.correction is not None
     assert result.correction.keep is not None
     sent, kept = result.correction.send[CONTROL], result.correction.keep[CONTROL]
-    mean = (before - flat(model)) / 4 - (0.7 - 0.2)  # of the noisy gradients; the rate is 1
+    mean = (before - flat(model)) / 4 - (0.7 - 0.2)  # mean noisy gradient, at a rate of 1
     variate = torch.cat([kept[name].flatten() for name, _ in model.named_parameters()])
     change = torch.cat([sent[name].flatten() for name, _ in model.named_parameters()])
     assert torch.allclose(variate, mean, atol=1e-4)
     assert torch.allclose(change, mean - 0.2, atol=1e-4)
-    # 7,203 weights; no record is drawn, so all is noise: 4.0 · 0.5 / 10 / √4. Five errors wide.
+    # 7,203 weights. No record is drawn, so all is noise, with standard deviation 4.0 · 0.5 / 10 /
+    # √4. The tolerance is five standard errors.
     assert float(variate.std()) == pytest.approx(0.1, rel=5 / (2 * 7203) ** 0.5)
 
 

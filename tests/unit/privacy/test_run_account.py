@@ -33,7 +33,7 @@ def sent(samples: int, client: str = "client-0", epochs: int | None = None) -> T
 
 
 def charged(state: Path, asked: rpc.Privacy, samples: int, weighting: Weighting) -> float:
-    """The loss in a host's ledger after three trainings."""
+    """Return the privacy loss in a host's ledger after three trainings."""
     policy = DisclosurePolicy(weighting=weighting, training_epsilon=100)
     guard = HostGuard(state, policy, federation="demo", coordinator="127.0.0.1:7443")
     work = rpc.Train(training_json=TRAINING.as_json(), privacy=asked)
@@ -69,7 +69,7 @@ def test_rounded_sample_counts_give_at_least_the_privacy_loss_of_the_ledger(
 
 def test_clients_with_undisclosed_sample_counts_are_omitted() -> None:
     assert spent_in_run(terms(epsilon=3.0), TRAINING, Weighting.EQUAL, [sent(1)]) == {}
-    for weighting in Weighting:  # masks report 0
+    for weighting in Weighting:  # masked updates report 0 samples
         assert spent_in_run(terms(epsilon=3.0), TRAINING, weighting, [sent(0)]) == {}
 
 

@@ -39,7 +39,7 @@ def test_held_update_whose_file_can_not_be_deleted_is_dropped(tmp_path: Path) ->
     updates = HeldUpdates(tmp_path, now=NOW)
     path = updates.path("stuck")
     path.unlink()
-    path.mkdir()  # `unlink` refuses it
+    path.mkdir()  # so that `unlink` fails
     updates.drop("stuck")
     assert not updates.holds("stuck")
 
@@ -77,7 +77,7 @@ def test_only_the_newest_training_of_a_client_is_expected() -> None:
     assert found is not None
     assert found.expires == NOW + 60 + GRACE_SECONDS
     assert expected.find("run/1/1/client-0", "client-1", "run") is None
-    expected.see(training("run/1/1/client-0"), "host-0")  # the same, sent again
+    expected.see(training("run/1/1/client-0"), "host-0")  # the same instruction, sent again
     assert dropped == []
     expected.see(training("run/2/1/client-0"), "host-0")
     assert dropped == ["run/1/1/client-0"]
@@ -119,7 +119,7 @@ def test_relay_sum_waits_for_clients_still_training() -> None:
     expected.see(settle, "host-0")
     assert settled == ["run/1/1/b"]
     assert not expected.awaited("run")
-    expected.see(summed("run/1/1/c", "c"), "host-1")  # its host is back, and is told again
+    expected.see(summed("run/1/1/c", "c"), "host-1")  # its host reconnected and gets it again
     assert expected.awaited("run")
     abandon = rpc.Abandon(instruction_ids=["run/1/1/c"])
     expected.see(rpc.Instruction(id="x", abandon=abandon), "host-1")

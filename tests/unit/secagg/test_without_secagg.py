@@ -26,7 +26,7 @@ TOTALS = RUN_FILE + '[selector]\nname = "dc-real"\n'
 
 @pytest.fixture(autouse=True)
 def _without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entry points name the package, as in an image, and its code is not there."""
+    """Remove the package's code but keep its entry points, as in a container image."""
     present = plugins.is_present
 
     def is_present(group: str, name: str) -> bool:

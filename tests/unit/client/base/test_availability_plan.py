@@ -50,7 +50,7 @@ def test_availability_forecast_multiplies_hours_by_the_chance_of_the_client() ->
 def test_availability_forecast_equals_the_share_counted_minute_by_minute(
     spans: list[tuple[int, int]], begin: int, length: int
 ) -> None:
-    """Compared with a table of the day's minutes."""
+    """The reference counts the available minutes in a table of the day."""
     day = np.zeros(1440, dtype=bool)
     for first, last in spans:
         if first < last:

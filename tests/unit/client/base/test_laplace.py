@@ -97,11 +97,12 @@ def test_noise_can_use_randomness_of_the_operating_system() -> None:
         [1000, 0], epsilon=1, adjacency="add-remove", randomness=secrets.SystemRandom()
     )
     assert len(noisy) == 2
-    assert abs(noisy[0] - 1000) < 100  # beyond 100 once in 10^43
+    assert abs(noisy[0] - 1000) < 100  # exceeded with probability 10^-43
 
 
 def recovered_labels(epsilon: Epsilon, *, seed: int, clients: int = 150) -> float:
-    """Share of label memberships that a threshold of 50 gets right; 2 of 10 labels, 250 each."""
+    """Return the share of correct guesses whether a client has a label, by a threshold of 50.
+    Clients have 2 of 10 labels, 250 samples of each."""
     randomness = random.Random(seed)
     right = 0
     for _ in range(clients):
@@ -113,11 +114,12 @@ def recovered_labels(epsilon: Epsilon, *, seed: int, clients: int = 150) -> floa
 
 
 PUBLISHED = [(0.5, 1.0), (0.1, 0.996), (0.01, 0.723)]
-"""ε and the accuracy found, on 100 clients × 10 labels."""
+"""Published pairs of ε and accuracy, for 100 clients × 10 labels."""
 
 
 def exact_accuracy(epsilon: float) -> float:
-    """A label not held fails where the noise is ≥ 51, one held where it is ≤ −200."""
+    """Return the expected share of correct guesses. A guess is wrong if the noise is ≥ 51 for a
+    label without samples, or ≤ −200 for a label with samples."""
     decay = math.exp(-epsilon)
     return 1 - (0.8 * decay**51 + 0.2 * decay**200) / (1 + decay)
 
@@ -164,7 +166,8 @@ def test_cohort_entropy_with_noisy_counts_equals_the_worked_example(
 def test_measured_privacy_loss_of_neighbouring_histograms_is_at_most_epsilon(
     adjacency: Adjacency, neighbour: list[int]
 ) -> None:
-    """No answer is over e^ε times likelier than for the neighbour; the largest ratio is close."""
+    """No answer is more than e^ε times as likely as for the neighbour; the largest ratio is close
+    to e^ε."""
     epsilon, count = 1.0, 60_000
 
     def answers(counts: list[int], seed: int) -> Counter[tuple[int, ...]]:

@@ -182,7 +182,7 @@ async def test_worker_abandons_a_thread_whose_import_never_ends(
     importing.cancel()
     assert await worker.run(lambda ident: ident == threading.get_ident())
     gate.go_on.set()
-    module: Any = __import__("endless_module")  # waits until the other thread has imported it
+    module: Any = __import__("endless_module")  # waits for the other thread's import
     assert module.whole
     worker.close()
 

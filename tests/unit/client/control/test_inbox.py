@@ -1,4 +1,4 @@
-"""Messages on a control stream that are not work."""
+"""Messages on a control stream that don't ask for work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from potluck.secagg.host.sum_sessions import SumSessions
 def test_settled_round_keeps_the_client_state_only_of_an_included_update(
     tmp_path: Path, included: bool
 ) -> None:
-    """The id of the instruction itself does not matter."""
+    """The id of the message that reports the round's end does not matter."""
     states = KeptStates(tmp_path)
     states.path("run/1.1/client-0", "correction").write_bytes(b"variate")
     states.pend("run", "client-0", "run/1.1/client-0")

@@ -67,7 +67,8 @@ def test_policy_fills_in_parameters_missing_from_a_request() -> None:
         mode=Mode.NOISY, task=TASK, epsilon=0.5, adjacency="add-remove"
     )
     asked = ask(policy, "label_counts", mode=Mode.NOISY, epsilon=0.1, adjacency="replace")
-    assert (asked.epsilon, asked.adjacency) == (0.1, "replace")  # more noise than it must have
+    # More noise than the owner requires.
+    assert (asked.epsilon, asked.adjacency) == (0.1, "replace")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +239,8 @@ def test_ledger_restores_releases_and_sums_their_privacy_loss(tmp_path: Path) ->
     ledger.keep("a", release(0.2, data_epoch=2))
     ledger.keep("a", release(None, signal="triplet"))
     recipient = Recipient(federation="f", coordinator="c:1", run="r", at=AT)
-    ledger.keep("a", release(0.1, recipients=(recipient,)))  # the same again: noted, not charged
+    # Same release: recipient recorded, no charge.
+    ledger.keep("a", release(0.1, recipients=(recipient,)))
     again = ReleaseLedger(tmp_path)
     assert again.of("a").spent == Fraction(3, 10)
     assert again.clients() == ["a"]
@@ -322,7 +324,7 @@ async def test_requests_with_different_parameters_spend_at_most_the_budget(tmp_p
     teller = discloser(tmp_path, epsilon=0.5, epsilon_budget=2.0)
     seen, refused = [], 0
     for number in range(1000):
-        epsilon = 0.5 - number / 10_000  # never the same release twice
+        epsilon = 0.5 - number / 10_000  # each release differs from all others
         wishes = json.dumps({"mode": "noisy", "epsilon": epsilon})
         try:
             seen.append(await counts_of(teller, number, wishes))

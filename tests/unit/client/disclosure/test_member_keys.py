@@ -36,7 +36,7 @@ def test_host_with_old_and_new_key_signs_with_the_key_in_force(
     assert public_text(signing_key(place, "a", in_force)) == public_text(MEMBER)
     in_force.take(signed(record(public_key=public_text(OTHER)), epoch=4), "here")
     assert public_text(signing_key(place, "a", in_force)) == public_text(OTHER)
-    (own.parent / NEXT / own.name).replace(own)  # the switch is over
+    (own.parent / NEXT / own.name).replace(own)  # the next key becomes the current one
     assert public_text(signing_key(place, "a", in_force)) == public_text(OTHER)
 
 

@@ -75,9 +75,9 @@ def test_kill_during_log_compression_loses_no_entries(
     folder = tmp_path / "client-0"
     first = folder / "1.jsonl.gz"
     content = gzip.decompress(first.read_bytes())
-    (folder / "1.jsonl").write_bytes(content)  # packed, and not yet removed
+    (folder / "1.jsonl").write_bytes(content)  # killed after compression, before deletion
     assert rounds_in(tmp_path) == list(range(20))
-    first.unlink()  # not yet packed
+    first.unlink()  # killed during compression
     (folder / "1.jsonl.new").write_bytes(b"half")
     noted(OutgoingLog(tmp_path), *range(20, 40))
     assert rounds_in(tmp_path) == list(range(40))

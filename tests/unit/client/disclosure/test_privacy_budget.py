@@ -99,7 +99,7 @@ async def test_privacy_loss_of_profiles_reduces_the_budget_for_secure_sums(state
     await discloser(budget).answer(asked(0.5), measure)
     left = budget.for_sums("a")
     assert Fraction(left) - budget.sums.spent("a") == Fraction(1, 4)
-    assert budget_of(state).spent("a") == Fraction(3, 4)  # of another process
+    assert budget_of(state).spent("a") == Fraction(3, 4)  # as a new process reads it
     assert budget.for_sums("b") == 1.0
 
 

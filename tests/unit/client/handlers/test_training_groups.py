@@ -1,4 +1,4 @@
-"""Grouping of trainings, and the coordinator's influence on it."""
+"""Grouping of trainings, and how far the coordinator can influence it."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def trained(training: Classification) -> dict[str, np.ndarray]:
 def by_the_paper(
     begin: dict[str, np.ndarray], received: dict[str, np.ndarray], pull: float
 ) -> dict[str, np.ndarray]:
-    """v ← v − η·(∇F(v) + λ·(v − w)), three steps over all samples."""
+    """Return v after three steps v ← v − η·(∇F(v) + λ·(v − w)) over all samples."""
     network, data = TASK.model(), TASK.client_data(ClientId(CLIENT), None).train
     network.load_state_dict({name: torch.tensor(array) for name, array in begin.items()})
     anchor = [torch.tensor(array) for array in received.values()]

@@ -68,7 +68,8 @@ def linear() -> nn.Linear:
 
 
 def data(samples: int, *, wrong: int = 0, seed: int = 0) -> Examples:
-    """The label says which of the inputs is larger, of the first `wrong` samples the smaller."""
+    """Return samples whose label is the index of the larger input; for the first `wrong` samples,
+    of the smaller one."""
     inputs = torch.randn(samples, 2, generator=torch.Generator().manual_seed(seed)) * 2
     labels = inputs.argmax(dim=1)
     labels[:wrong] = 1 - labels[:wrong]
@@ -165,7 +166,7 @@ def test_fedbio_without_validation_samples_names_the_setting_to_change() -> None
 
 
 def test_fedbio_reduces_the_stored_weights_of_samples_with_wrong_labels(tmp_path: Path) -> None:
-    """Several trainings through files, as a host has them."""
+    """Several trainings pass the stored weights through files, as on a host."""
     network, wrong = linear(), 10
     layout = Layout.of(state_arrays(network))
     zeros = {DIRECTION: zero_auxiliary(layout)}

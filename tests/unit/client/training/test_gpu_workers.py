@@ -34,8 +34,9 @@ def memory(peak: float = 1.0, context: float = 0.5, free: float = 80.0) -> Train
         (memory(peak=30), 1, 16, 2),
         (memory(peak=50), 1, 16, 1),
         (memory(free=0), 1, 16, 1),
-        (memory(peak=4), 16, 16, 16),  # 16 of one client each take 72
-        (memory(peak=4, context=1), 16, 16, 8),  # 8 of two take 72, 16 of one 80
+        (memory(peak=4), 16, 16, 16),  # 16 workers with one client each take 72
+        # 8 workers with two clients each take 72; 16 with one take 80.
+        (memory(peak=4, context=1), 16, 16, 8),
     ],
 )
 def test_number_of_workers_is_limited_by_free_memory(
@@ -77,7 +78,7 @@ def test_more_free_memory_never_gives_fewer_gpu_workers(
 
 def test_chosen_number_of_gpu_workers_has_a_reason(tmp_path: Path) -> None:
     choice = chosen_workers("it", memory(peak=2.5, free=20), lanes=4, most=8)
-    assert choice.workers == 6  # of one client each: 18
+    assert choice.workers == 6  # six with one client each take 18
     assert choice.reason == (
         "a client's training takes 2.50 GiB, a process 0.50 GiB besides, and 20.00 GiB are free; "
         "trainings of up to 4 clients, at most 8 at once"
@@ -95,7 +96,8 @@ def test_chosen_number_of_gpu_workers_has_a_reason(tmp_path: Path) -> None:
 def test_training_memory_includes_peak_tensors_and_gpu_context(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With values as a GPU reports them: at most 3 GiB of tensors, 2 still held, 1 of kernels."""
+    """Simulated GPU values: a peak of 3 GiB of tensors, 2 GiB of them still held, and 1 GiB of
+    kernels."""
     free, held = iter([70 * GIB, 67 * GIB]), iter([0, 2 * GIB])
     cuda, done = torch.cuda, []
     monkeypatch.setattr(cuda, "synchronize", lambda _: None)

@@ -29,7 +29,7 @@ TABLE = ModelTable(keep=("norm.*",), keep_seed=5)
 
 
 class Network(nn.Module):
-    """A body, its normalisation, a head."""
+    """A network of a body, a normalisation and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Network(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Shifted(Task):
-    """Inputs lie elsewhere at each client."""
+    """Task whose inputs have another mean at each client."""
 
     classes = 2
     training: ClassVar = {"batch_size": 8, "epochs": 1, "learning_rate": 0.1}

@@ -86,7 +86,7 @@ def test_custom_trainer_trains_and_reports_its_metrics(tmp_path: Path) -> None:
 def test_custom_training_is_reproducible_and_keeps_its_folder(tmp_path: Path) -> None:
     models = []
     for round_number in (1, 2):
-        found = training()  # as after a kill
+        found = training()  # a new object, as after a kill
         found.train(instruction(round_number=round_number), files(tmp_path), TrainingProgress())
         models.append({n: a.copy() for n, a in state_arrays(found.loaded.model).items()})
     assert models[0] == models[1]
@@ -138,7 +138,8 @@ def test_trainer_failure_is_one_line_and_the_next_client_is_trained(
 
 
 class Noisy(Descent):
-    """A private trainer on arrays, which draws its own noise. faults: of what it records."""
+    """A private trainer on arrays, which draws its own noise. faults: wrong values that it
+    records."""
 
     capabilities = Descent.capabilities | {Capability.PRIVACY}
 
@@ -165,7 +166,7 @@ GRANTED = GrantedTraining(
 
 
 def private(trainer: Descent, folder: Path) -> Outcome:
-    """The outcome of a training with noise."""
+    """Return the outcome of a training with noise."""
     asked = instruction()
     asked.train.privacy.CopyFrom(
         rpc.Privacy(unit="record", noise_multiplier=1.0, delta=1e-5, clip=1.0)

@@ -50,7 +50,7 @@ WELL_TRAINED = TripletSettings(learning_rate=0.05, bias_steps=5, attribute_steps
 
 
 def with_probability(probability: float) -> Tensor:
-    """Logits of two classes whose softmax gives the second this probability."""
+    """Return logits of two classes; the second has this probability in their softmax."""
     return torch.tensor([[0.0, math.log(probability / (1 - probability))]], dtype=torch.float64)
 
 
@@ -107,7 +107,8 @@ class WithMethod(nn.Module):
 
 
 class Pooling(nn.Module):
-    """Like torchvision's: a submodule `features` that does not pool; layers out of order."""
+    """A model like torchvision's: it has a submodule `features` that does not pool, and layers out
+    of order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +152,8 @@ def test_inputs_incompatible_with_the_model_raise_a_training_error() -> None:
 
 
 def biased_model(classes: int) -> nn.Module:
-    """Takes the attribute's one-hot (its last `classes` inputs) for the class, beyond doubt."""
+    """Return a model that predicts, with certainty, the class that the attribute's one-hot (the
+    last `classes` inputs) shows."""
     identity, decide = nn.Linear(2 * classes, 2 * classes), nn.Linear(2 * classes, classes)
     model = nn.Sequential(identity, decide)
     with torch.no_grad():
@@ -190,7 +192,8 @@ def estimate(
 
 
 def test_interaction_matrix_of_two_classes_is_estimated() -> None:
-    """The attribute matches the class for 40 and 25; the pivot is the most evenly split class."""
+    """The attribute matches the class for 40 and for 25 samples; the pivot is the more evenly split
+    class."""
     found = estimate({(0, 0): 40, (0, 1): 5, (1, 1): 25, (1, 0): 12})
     assert found.matrix.tolist() == [[5, 40], [25, 12]]
     assert (found.pivot, found.degenerate, found.head_accuracy) == (1, False, 1.0)
@@ -223,7 +226,7 @@ def test_class_without_samples_is_not_the_pivot() -> None:
 
 
 def test_class_with_one_sample_is_not_the_pivot() -> None:
-    """Its gap would be 1, the smallest."""
+    """The gap of this class would be 1, the smallest of all."""
     found = estimate({(0, 0): 20, (0, 1): 5, (1, 1): 1})
     assert (found.pivot, found.matrix.tolist()) == (0, [[20, 5], [0, 1]])
 
@@ -244,7 +247,7 @@ def test_estimate_is_degenerate_if_no_class_can_be_split() -> None:
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_estimate_of_a_client_with_one_class_has_no_correlation(classes: int) -> None:
-    """With more than two classes, no single other class can be the contrast to the one."""
+    """With one class, there are no samples of other classes to distinguish it from."""
     found = estimate({(1, 1): 30, (1, 0): 10}, classes)
     class_imbalance, attribute_imbalance, correlation = triplet(found.matrix)
     assert (class_imbalance, correlation) == (1.0, 0.0)
@@ -327,7 +330,7 @@ def test_triplet_estimate_does_not_change_the_global_generator() -> None:
 
 
 def noise(epsilon: float, seed: int) -> ReleaseNoise:
-    """The noise of a release, from a seed."""
+    """Return the noise of a release, drawn from a seed."""
     parameters = Parameters(
         mode=Mode.NOISY_TRIPLET,
         task=TaskReference(name="t"),
@@ -363,7 +366,7 @@ def test_triplet_is_unchanged_with_very_little_noise() -> None:
     assert private["triplet"] == of_digits(of_client(2))["triplet"]
 
 
-# What goes wrong
+# Errors
 
 
 def failing(data: Examples, **changes: Any) -> None:
@@ -408,7 +411,8 @@ def test_run_overrides_the_triplet_settings_recommended_by_a_task() -> None:
 
 
 def test_attribute_head_of_the_triplet_estimate_has_its_own_learning_rate() -> None:
-    """From zero weights, ten steps of 0.001 learn the larger part; ten of 1.0 separate both."""
+    """From zero weights, ten steps with a rate of 0.001 learn only the larger part; with a rate of
+    1.0 they separate both parts."""
     cells = {(0, 0): 40, (0, 1): 5, (1, 1): 25, (1, 0): 12}
     accuracies = []
     for rate in (None, 1.0):

@@ -14,7 +14,7 @@ KIB = 1 << 10
     ("size", "gained", "after"),
     [
         (1024, 0, 512),
-        (512, 7 * 512, 256),  # an eighth and more would be lost of what arrives
+        (512, 7 * 512, 256),  # too few chunks arrived: an eighth of the bytes or more is lost
         (512, 8 * 512, 512),
         (512, 63 * 512, 512),
         (512, 64 * 512, 1024),

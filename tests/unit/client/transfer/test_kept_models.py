@@ -15,7 +15,8 @@ from potluck.common.tensors.tensor_files import open_tensors, write_tensors
 
 @pytest.fixture
 def state_directory(tmp_path: Path) -> Path:
-    """Two clients keep a head, and one of them a correction as well."""
+    """Return a state directory in which two clients keep a head, and one of them also a
+    correction."""
     folder = tmp_path / "state"
     (folder / KEPT).mkdir(parents=True)
     states = KeptStates(folder / KEPT)

@@ -11,7 +11,7 @@ PING_SECONDS = 8.0
 
 
 def sent_over(bytes_per_second: float, pieces: PieceSize, count: int = 20) -> list[float]:
-    """Send pieces over a link of this rate; how long each takes."""
+    """Send pieces over a link of this rate; return the seconds that each takes."""
     took = []
     for _ in range(count):
         took.append(pieces.bytes / bytes_per_second)
@@ -32,7 +32,7 @@ def test_pieces_of_hosts_that_share_a_link_arrive_within_the_ping_timeout(
 ) -> None:
     pieces = [PieceSize() for _ in range(hosts)]
     for _ in range(20):
-        waiting = sum(each.bytes for each in pieces)  # in one queue before the line
+        waiting = sum(each.bytes for each in pieces)  # all wait in one queue before the line
         assert waiting / rate < PING_SECONDS
         for each in pieces:
             each.confirmed(each.bytes, waiting / rate)

@@ -33,7 +33,7 @@ def test_states_of_all_purposes_of_an_update_are_kept_together(tmp_path: Path) -
     states.settle(*WHOSE, "first", included=True)
     states.begin(*WHOSE, "first", PURPOSES)
     save(states, "second")
-    states = KeptStates(tmp_path)  # after a kill
+    states = KeptStates(tmp_path)  # a new process after a kill
     for included in ("first", "second"):
         assert texts(states, included) == {p: f"{p} of {included}" for p in PURPOSES}
     states.settle(*WHOSE, "second", included=False)

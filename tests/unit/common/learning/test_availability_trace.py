@@ -22,7 +22,7 @@ HEADER = "client,start,end,speed\n"
 
 @st.composite
 def spans(draw: st.DrawFn) -> list[TraceSpan]:
-    """Some spans of a client on a grid of half seconds, with gaps or without."""
+    """Draw spans of a client on a grid of half seconds, with or without gaps."""
     marks = sorted(draw(st.sets(st.integers(0, 40), min_size=2, max_size=9)))
     found: list[TraceSpan] = []
     for start, end in pairwise(marks):
@@ -57,7 +57,8 @@ def test_trace_speed_is_that_of_the_row_at_a_time_and_repeats_by_period(
 def test_next_time_of_a_trace_is_the_first_with_enough_available_clients(
     trace: AvailabilityTrace, at: float, count: int
 ) -> None:
-    """The grid has steps of half a second, so looking at each quarter misses nothing."""
+    """The spans' grid has steps of half a second, so the reference checks each quarter of a
+    second."""
     clients = list(trace.spans)
     steps = range(int(trace.period * 4) + 1)
     enough = [

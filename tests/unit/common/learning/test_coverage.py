@@ -1,4 +1,4 @@
-"""The clients and samples that a metric is over."""
+"""Coverage: the numbers of clients and samples from which a metric is computed."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from potluck.common.tasks.table6 import NAMES, interaction_matrices
         ([[3, 1], [1, 3]], (0, 0, 0.1887)),
         ([[90, 90], [10, 10]], (0.5310, 0, 0)),
         ([[0, 0], [0, 0]], (0, 0, 0)),
-        # of four classes the client has two: CI counts all four
+        # the client has two of four classes; CI is relative to all four
         ([[5, 5], [5, 5], [0, 0], [0, 0]], (0.5, 0, 0)),
     ],
 )
@@ -44,7 +44,7 @@ def test_triplet_of_a_matrix_equals_hand_computed_values(
 def test_heterogeneity_metrics_equal_table_6_of_the_paper(
     name: str, clients: int, samples: int, metrics: tuple[float, ...]
 ) -> None:
-    """Every row of the table, to four decimals."""
+    """Each row of the table is compared, to four decimals."""
     matrices = interaction_matrices(name)
     assert len(matrices) == clients
     assert matrices.sum() == samples
@@ -112,7 +112,8 @@ def test_triplets_of_a_partition_have_the_published_client_types(
 
 
 def test_constant_triplet_predictors_of_waterbirds_have_the_published_errors() -> None:
-    """Distances of two constants from the true triplets: mean and supremum."""
+    """Errors are distances of two constant predictions from the true triplets: the mean and the
+    largest."""
     true = triplets(interaction_matrices("waterbirds-dist"))
     median = np.linalg.norm(true - np.median(true, axis=0), axis=1)
     mean = np.linalg.norm(true - true.mean(axis=0), axis=1)

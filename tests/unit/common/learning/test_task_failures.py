@@ -19,7 +19,7 @@ HERE = re.escape(Path(__file__).name)
 
 
 class Faulty:
-    """Fails in many ways."""
+    """A plug-in whose methods fail in many ways."""
 
     def observe(self) -> None:
         helps()
@@ -47,7 +47,7 @@ def helps() -> None:
 
 
 async def raised(function: Callable[[], Any]) -> Exception:
-    """The exception that it raises in another thread."""
+    """Call a function in another thread; return the exception that it raises."""
     try:
         await in_thread(function)
     except Exception as error:

@@ -20,7 +20,7 @@ def network(groups: int = 3) -> Concatenation:
 
 
 def moved_by(part: int) -> set[str]:
-    """The beginnings of the names of tensors that a training of a part has gradients for."""
+    """Train a part; return the first components of the names of tensors that got gradients."""
     made = network()
     made.use_part(part)
     made.train()

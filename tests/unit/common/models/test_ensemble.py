@@ -18,7 +18,7 @@ def network(members: int = 3) -> Ensemble:
 
 
 def beliefs(made: Ensemble) -> torch.Tensor:
-    """Members × b × classes, of each alone."""
+    """Return the logits of each member alone: members × b × classes."""
     each = []
     for part in range(len(made.members)):
         made.use_part(part)

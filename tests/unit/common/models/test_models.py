@@ -28,7 +28,7 @@ PUBLISHED = {
 
 
 def test_published_parameter_counts_cover_all_installed_models() -> None:
-    others = {"concatenation", "ensemble", "low-rank"}  # made of others; tested elsewhere
+    others = {"concatenation", "ensemble", "low-rank"}  # composed models; tested elsewhere
     assert set(installed(MODELS)) == set(PUBLISHED) | others
 
 
@@ -59,7 +59,7 @@ def test_every_model_parameter_has_a_finite_gradient(name: str) -> None:
 
 def test_resnet_for_small_images_has_a_smaller_stem() -> None:
     model = resnet18_gn(classes=10, small_images=True)
-    # CIFAR-10's variant with its 3 × 3 stem and ten classes, as it is usually counted.
+    # The variant for CIFAR-10, with a 3 × 3 stem and ten classes, whose count is published.
     assert sum(parameter.numel() for parameter in model.parameters()) == 11_173_962
     with torch.inference_mode():
         assert model.stages(model.stem(torch.zeros(1, 3, 32, 32))).shape == (1, 512, 4, 4)

@@ -59,7 +59,7 @@ def test_metric_names_follow_the_naming_rules(metric: Metric) -> None:
     assert metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER)
     assert metric.help.endswith(".")
     assert metric.unit or metric.kind is not MetricKind.HISTOGRAM
-    if metric is not RUN_AWAY_HOST:  # which has at most 20 for a run
+    if metric is not RUN_AWAY_HOST:  # names at most 20 hosts of a run
         assert not PER_CLIENT & {label.name for label in metric.labels}
 
 
@@ -188,7 +188,7 @@ def committed_row(round_number: int) -> RoundRow:
 def counted(
     events: Sequence[rounds.Event], resumption: Resumption | None = None
 ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Attempts by outcome, members by outcome and phases by name, after these events."""
+    """Return (attempts by outcome, members by outcome, phases by name) after these events."""
     instruments = Instruments(MeasuredParty.COORDINATOR)
     observer = RunObserver(instruments, "a", lambda: 0.0)
     machine = RoundMachine(TWO_ROUNDS, resumption)

@@ -39,7 +39,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository of two commits."""
+    """Create a repository with two commits."""
     folder = tmp_path / "checkout"
     module = folder / "common" / "potluck" / "module.py"
     module.parent.mkdir(parents=True)

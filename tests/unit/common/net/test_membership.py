@@ -55,7 +55,7 @@ def profile(**changes: Any) -> bytes:
 
 
 def refusal(text: bytes) -> str:
-    """Why a document is not believed."""
+    """Return the error with which a document is refused."""
     with pytest.raises((ConfigurationError, IdentityError)) as caught:
         verified_members(text, ROOT.public_key(), federation="f", source="here")
     return caught.value.message

@@ -144,7 +144,7 @@ FRAMES = st.one_of(
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """A frame of which a few bytes were changed, lost or added."""
+    """Draw a frame in which a few bytes are changed, lost or added."""
     text = bytearray(draw(FRAMES))
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, len(text)))
@@ -199,5 +199,6 @@ def test_decoded_message_is_never_longer_than_the_bytes_received(text: bytes) ->
         reference = coordinator_pb2.SubmitUpdateRequest.FromString(text)
         assert reference.frame.chunk == bytes(message)
     elif message is not None:
-        # Text fields may be encoded again, unknown fields are kept: never more bytes than came.
+        # Text fields may be encoded again, and unknown fields are kept, but never in more bytes
+        # than received.
         assert message.ByteSize() <= len(text)

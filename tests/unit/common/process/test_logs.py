@@ -11,7 +11,7 @@ import structlog
 
 from potluck.common.process.logs import LogFormat, LogLevel, configure_logging
 
-cygrpc: Any = import_module("grpc._cython.cygrpc")  # compiled, and without stubs
+cygrpc: Any = import_module("grpc._cython.cygrpc")  # a compiled module without type stubs
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def test_console_log_is_plain_lines_without_colours_in_a_file(
     errors = capsys.readouterr().err
     assert "host left" in errors
     assert "host=host-0" in errors
-    assert "\x1b" not in errors  # no colours into a file
+    assert "\x1b" not in errors  # no colours in a file
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_connection_reset_is_logged_in_one_line_and_other_grpc_errors_in_full(
         try:
             raise error
         except Exception:
-            cygrpc._LOGGER.exception(text)  # grpc's own
+            cygrpc._LOGGER.exception(text)  # as gRPC itself logs
     reset, other = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert (reset["level"], reset["event"]) == ("info", "connection reset during a call")
     assert reset["method"] == "/potluck/Attend"

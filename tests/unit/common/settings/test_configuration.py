@@ -226,7 +226,8 @@ def test_example_run_file_shows_every_training_setting_as_a_comment() -> None:
 
 
 def _run(folder: Path, *arguments: str, stdin: bytes = b"") -> tuple[int, str]:
-    """`potluck run ARGUMENTS…` with a coordinator that is not there."""
+    """Run `potluck run ARGUMENTS…` with a coordinator that can't be reached; return exit code and
+    output."""
     files = make_federation(folder / "pki").operator
     environment = {
         "POTLUCK_COORDINATOR": "127.0.0.1:1",

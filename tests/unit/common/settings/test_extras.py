@@ -1,4 +1,4 @@
-"""A library that is not installed is named in one line, with the extra that brings it."""
+"""The error for a missing library names it in one line, with the extra that installs it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Shape(Enum):
 
 
 class Plugin:
-    def __init__(  # type: ignore[no-untyped-def]  # as anybody may write it
+    def __init__(  # type: ignore[no-untyped-def]  # users may omit annotations
         self,
         *,
         size: PositiveInt,
@@ -106,7 +106,8 @@ def test_options_of_an_inherited_constructor_are_checked() -> None:
 
 
 class Guarded:
-    """Its first option has a type that is there for checkers alone, its second has none."""
+    """A plug-in whose first option has a type that is imported for type checkers only; the
+    annotation of the second is not a type."""
 
     def __init__(
         self,

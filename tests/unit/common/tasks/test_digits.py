@@ -21,7 +21,7 @@ def all_clients(task: Digits | ColoredDigits) -> list[ClientData]:
 
 
 def images(parts: list[Examples]) -> set[bytes]:
-    """The shapes of images as bytes, whatever their colour."""
+    """Return the drawings of images as bytes, without their colours."""
     inputs = torch.cat([part.inputs for part in parts])
     shapes = inputs.sum(dim=1) if inputs.dim() == 4 else inputs
     return {image.numpy().tobytes() for image in shapes}
@@ -126,12 +126,12 @@ def test_colored_digits_clients_have_table_6_scaled_to_58_samples() -> None:
         ]
     )
     assert matrices.tolist()[:3] == [[26, 26, 3, 3], [26, 3, 26, 3], [26, 3, 3, 26]]
-    # 15 spurious clients and an opposed one; the others cancel out
+    # 15 spurious clients and one with the opposite correlation; the other clients cancel out
     assert matrices.sum(dim=0).tolist() == [509, 187, 187, 509]
     metrics = federated_heterogeneity(matrices.reshape(24, 2, 2).numpy())
     assert (metrics.gci, metrics.gai) == pytest.approx((0, 0), abs=1e-12)
     scaled = (metrics.gsc, metrics.cci, metrics.cai, metrics.csc)
-    # Table 6's, but that 26 : 3 is not quite 9 : 1
+    # the metrics of Table 6, but 26 : 3 is not exactly 9 : 1
     assert scaled == pytest.approx((0.1634, 0.0885, 0.0885, 0.3540), abs=0.013)
 
 

@@ -47,7 +47,8 @@ def test_wrong_labels_always_differ_from_the_true_class(
 
 
 def test_label_noise_draws_all_other_classes_equally_often() -> None:
-    """All other classes alike: of 90,000 wrong labels, within four deviations."""
+    """Each other class is drawn equally often among 90,000 wrong labels, within four standard
+    deviations."""
     true = np.repeat(np.arange(10), 30_000)
     found = with_wrong_labels(true, 10, 0.3, np.random.default_rng(0))
     pairs = np.bincount(true * 10 + found, minlength=100).reshape(10, 10)

@@ -49,7 +49,7 @@ def test_header_bytes_are_not_screened_as_numbers() -> None:
     numbers = np.ones(9, np.float32).tobytes()
     assert seen(numbers, [], header=b"zzzz" * 100)
     assert seen(numbers, [4], header=b"zzzz" * 100)
-    assert not seen(numbers, [], header=b"zzz")  # not at multiples of four bytes
+    assert not seen(numbers, [], header=b"zzz")  # not aligned to four bytes
 
 
 def test_numbers_beyond_the_largest_value_are_not_clean(tmp_path: Path) -> None:

@@ -19,14 +19,14 @@ MEGABYTE = 2**20
 
 
 def arrays(elements: int = 4 * MEGABYTE) -> dict[str, np.ndarray]:
-    """16 MiB of zeros with a few numbers in their midst, and a tensor of zeros at the end."""
+    """Return 16 MiB of zeros with a few numbers among them, and a tensor of zeros at the end."""
     large = np.zeros(elements, np.float32)
     large[elements // 2 : elements // 2 + 10] = 3.0
     return {"large": large, "last": np.zeros(MEGABYTE, np.int8)}
 
 
 def held(path: Path) -> int:
-    """Bytes that a file takes on the disk."""
+    """Return the number of bytes that a file takes on the disk."""
     return path.stat().st_blocks * 512
 
 

@@ -12,7 +12,7 @@ from potluck.common.tensors.large_arrays import LARGE_BYTES, copy, empty, large_
 
 
 def mapped_files() -> list[str]:
-    """Files of this process's memory that have been deleted."""
+    """Return the deleted files that are mapped into this process's memory."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return [line.split(maxsplit=5)[5] for line in lines if line.endswith("(deleted)")]
 

@@ -19,7 +19,7 @@ from potluck.common.tensors.tensor_files import NamedTensors, write_tensors
 
 
 class Network(nn.Module):
-    """A body with running statistics, and a head."""
+    """A network of a body with running statistics, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def test_trainable_tensors_missing_from_the_base_file_are_taken_from_the_task(
     tmp_path: Path,
 ) -> None:
     arrays = state_arrays(made(1))
-    arrays["head.weight"] = np.zeros((9, 4), np.float32)  # for other classes
+    arrays["head.weight"] = np.zeros((9, 4), np.float32)  # as for another number of classes
     del arrays["head.bias"]
     write_tensors(tmp_path / "base.safetensors", arrays)
     parts = divided(made(2), table(base="base.safetensors"), tmp_path)
@@ -148,7 +148,8 @@ def test_trainable_tensors_missing_from_the_base_file_are_taken_from_the_task(
 
 
 def adapted(seed: int) -> nn.Module:
-    """A network as `peft` leaves one: its own layers are inside of others, under longer names."""
+    """Return a network like those that `peft` makes: its own layers are inside other layers, under
+    longer names."""
     network = made(seed)
     body = nn.Module()
     body.base_layer, body.lora_A = network.body, nn.Linear(3, 2, bias=False)

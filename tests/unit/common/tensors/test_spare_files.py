@@ -92,7 +92,7 @@ def test_interrupted_transfer_over_a_spare_file_keeps_only_the_received_bytes(
     assert held_bytes(path) == 400
     second_spare = spare_file(tmp_path)
     rest = receiver(path, content, over=second_spare, offset=400)
-    assert not second_spare.exists()  # there is something to go on with
+    assert not second_spare.exists()  # deleted: a part exists to resume from
     rest.write(content[400:])
     rest.finish(digest_of(content))
     rest.close()

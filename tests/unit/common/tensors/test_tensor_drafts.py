@@ -27,8 +27,8 @@ from potluck.common.tensors.tensor_files import open_tensors, write_tensors
 
 
 def model(seed: int) -> dict[str, NDArray[Any]]:
-    """Tensors that don't lie in a file as they are counted: types of the same width between them,
-    wider ones, empty ones."""
+    """Return tensors whose order in a file differs from their order in the vector: some are not
+    floating-point, wider, or empty."""
     draw = np.random.default_rng(seed)
     return {
         "a": draw.normal(size=(70, 1000)).astype(np.float32),

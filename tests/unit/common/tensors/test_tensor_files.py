@@ -400,8 +400,8 @@ def test_failed_write_leaves_the_previous_file_and_no_other(tmp_path: Path) -> N
     path = tmp_path / "model"
     digest = write_tensors(path, {"w": np.ones(2, np.float32)})
     largest_file = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # Past the limit, write(2) fails like on a full disk; the signal that comes with it is ignored
-    # by Python.
+    # Beyond this limit, write(2) fails as on a full disk. Python ignores the signal that the kernel
+    # also sends.
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, largest_file[1]))
     try:
         with pytest.raises(StorageError, match="of 400072 bytes: File too large"):

@@ -191,7 +191,7 @@ def test_block_wider_than_needed_is_refused_at_any_position(place: int) -> None:
 @pytest.mark.parametrize("bits", [0, 7, 12, 23, 31, 38, 46, 54, 62])
 def test_each_block_of_lanes_can_be_read_alone(length: int, bits: int) -> None:
     lanes = random_lanes(bits, length, bits)
-    lanes[:BLOCK_LANES] >>= min(bits, 9)  # blocks of different widths
+    lanes[:BLOCK_LANES] >>= min(bits, 9)  # so that blocks have different widths
     packed = PackedLanes(*pack(reader(lanes), length), length)
     for begin, end in pairwise([*range(0, length, BLOCK_LANES), length]):
         assert np.array_equal(packed.read(begin, end), lanes[begin:end])

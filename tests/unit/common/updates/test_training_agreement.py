@@ -52,7 +52,7 @@ def test_client_seeds_depend_on_run_round_and_client() -> None:
         lambda work: setattr(work, "training_json", work.training_json.replace(":5,", ": 5 ,")),
         lambda work: setattr(work, "training_json", LocalTraining(steps=5).as_json()),
         lambda work: setattr(work, "weighting", rpc.WEIGHTING_EXACT),
-        lambda work: setattr(work, "seed", 1),  # of this client
+        lambda work: setattr(work, "seed", 1),  # not this client's seed
     ],
 )
 def test_equivalent_trainings_have_the_same_digest(edit: Edit) -> None:
@@ -88,7 +88,8 @@ Path = tuple[FieldDescriptor, ...]
 
 
 def paths(of: Descriptor, before: Path = ()) -> Iterator[Path]:
-    """Every field of a message, with those of the messages in it, but of none within itself."""
+    """Yield the paths of all fields of a message and of the messages in it, without recursion into
+    the same type."""
     for field in of.fields:
         path = (*before, field)
         inner = field.message_type
@@ -99,7 +100,7 @@ def paths(of: Descriptor, before: Path = ()) -> Iterator[Path]:
 
 
 def changed(path: Path) -> rpc.Train:
-    """The training with another value in one field."""
+    """Return the training with another value in one field."""
     work = training()
     message: Any = work
     for field in path[:-1]:

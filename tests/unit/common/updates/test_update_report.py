@@ -27,7 +27,7 @@ def test_message_and_database_table_have_the_fields_of_the_update_report() -> No
 def test_update_report_is_unchanged_by_its_message(report: UpdateReport) -> None:
     sent = transfer_pb2.TrainingReport.FromString(report.message().SerializeToString())
     received = UpdateReport.from_message(sent)
-    # A loss that is not said can't be told from 0 on the wire.
+    # In the message, a missing loss equals a loss of 0.
     assert received.values() == report.values() | {"loss": report.loss or 0.0}
 
 

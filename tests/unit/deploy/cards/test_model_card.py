@@ -94,7 +94,8 @@ def test_model_card_contains_model_cohorts_data_and_privacy() -> None:
     assert found.measures == {"accuracy": 0.2, "tuned_loss": 0.5}
     assert found.kept_by_clients == ["3.*"]
     assert found.tables["selector"] == {"name": "uniform|<b>"}
-    assert found.tables["strategy"] == {"name": "fedavg"}  # the run file leaves it out
+    # The default: the run file has no strategy.
+    assert found.tables["strategy"] == {"name": "fedavg"}
     first, second = found.clients
     assert (first.selected, first.included, first.samples) == (2, 2, 12)
     assert (first.data_epochs, first.software) == ([0, 1], ["0.1.0"])
@@ -155,7 +156,7 @@ def test_model_card_is_written_as_json_and_markdown_beside_the_model(tmp_path: P
     assert "the run's best by accuracy" in text
     assert "| coordinator: potluck | 0.1.0, then 0.2.0 |" in text
     assert 'name = "digits"' in text
-    # What others have named is not markup.
+    # Names from other parties don't become markup.
     assert "<b>" not in COMMONMARK.render(text)
     shards = tmp_path / "shards"
     shards.mkdir()
@@ -212,7 +213,7 @@ def test_run_name_with_markup_is_shown_as_plain_text(name: str) -> None:
 
 
 def test_web_address_in_a_run_name_is_not_linked() -> None:
-    # Some readers of Markdown link "https://", "www." and "@" wherever they stand.
+    # Some Markdown programs make links of "https://", "www." and "@" anywhere in a text.
     text = (
         card().model_copy(update={"name": "https://a.example www.b.example c@d.example"}).markdown()
     )

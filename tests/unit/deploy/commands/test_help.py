@@ -35,7 +35,8 @@ Run = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Calls `potluck` where no operator.toml is; returns exit code and all that it printed."""
+    """Return a function that calls `potluck` in a folder without operator.toml, and returns the
+    exit code and all output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
@@ -50,7 +51,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def commands(command: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command of a program with the words that call it."""
+    """Yield each command of a program, with the words that call it."""
     yield words, command
     if isinstance(command, TyperGroup):
         context = typer.Context(command)

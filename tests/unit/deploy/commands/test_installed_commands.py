@@ -1,4 +1,4 @@
-"""Commands of `potluck` that other packages bring."""
+"""Commands of `potluck` that other packages provide."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ Write = Callable[[Any], Path]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command; returns exit code, standard output, standard error."""
+    """Return a function that runs the command and returns (exit code, standard output, standard
+    error)."""
     app = typer.Typer()
     app.command(cls=CommandWithOldOptions)(select)
 
@@ -39,7 +40,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a value as a profile file."""
+    """Return a function that writes a value as a profile file."""
 
     def file(value: Any) -> Path:
         path = tmp_path / "profiles.json"
@@ -85,7 +86,7 @@ def test_select_prints_one_json_object_per_round(run: Run, write: Write) -> None
         assert list(line) == ["round", "cohort", "reasons"]
         assert list(line["reasons"]) == line["cohort"]
         assert line["reasons"][line["cohort"][1]].endswith("bit")
-    # a buffer of 4 keeps the cohorts of three rounds apart
+    # with a buffer of 4, no client is selected twice in three rounds
     assert sorted(client for line in lines for client in line["cohort"]) == [
         f"k{k}" for k in range(6)
     ]

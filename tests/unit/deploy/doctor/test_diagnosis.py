@@ -165,7 +165,7 @@ def test_problems_of_certificate_files_are_found(tmp_path: Path) -> None:
     assert expired.verdict is Verdict.ERROR
     assert "expired on" in expired.found
     assert "potluck pki" in expired.remedy
-    issued.key.chmod(0o640)  # as the systemd units have it
+    issued.key.chmod(0o640)  # the mode that the systemd units need
     assert verdict().verdict is Verdict.OK
     issued.key.chmod(0o644)
     assert verdict().remedy == f"chmod 600 {issued.key}"

@@ -24,7 +24,7 @@ from potluck.server.config import CoordinatorConfig
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The root of a federation with clients a and b on host-0."""
+    """Make the root of a federation with clients a and b on host-0."""
     make_federation(tmp_path / "pki", {"host-0": ["a", "b"]})
     root = tmp_path / "root"
     create_root(root, "test")

@@ -32,7 +32,7 @@ def findings(folder: Path, **disclosure: Any) -> list[Finding]:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
-    """The ledger of a client with one training of ε ≈ 5."""
+    """Write the ledger of a client with one training of ε ≈ 5."""
     folder = tmp_path / "privacy"
     folder.mkdir()
     training = ChargedTraining(

@@ -148,7 +148,7 @@ def test_demo_plot_shows_the_spread_over_clients(tmp_path: Path) -> None:
     spread, plain = (
         matplotlib.image.imread(tmp_path / name)[..., :3] for name in ("spread.png", "plain.png")
     )
-    band = np.array([0xDB, 0xEC, 0xE6]) / 255  # green, as faint as the band is
+    band = np.array([0xDB, 0xEC, 0xE6]) / 255  # the pale green of the band
     counts = [(np.abs(each - band).max(axis=-1) < 0.02).sum() for each in (spread, plain)]
     assert counts[0] > 20 * (counts[1] + 1)
 
@@ -261,7 +261,7 @@ def test_printed_summary_names_the_improvement_and_the_result_files(tmp_path: Pa
 
 
 def run_of(selector: str, *accuracies: float, **changes: object) -> RunSummary:
-    """A run with these accuracies of the worst group; each round moves 1.2 MB down."""
+    """Return a run with these worst-group accuracies; each round sends 1.2 MB to clients."""
     events = [status(), *(committed(i, 2 * each) for i, each in enumerate(accuracies, 1))]
     view = reduce(observe, events, RunView())
     return summarise(view, clients=24).model_copy(update={"selector": selector, **changes})

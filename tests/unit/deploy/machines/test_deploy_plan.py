@@ -106,7 +106,7 @@ def test_deployed_configurations_are_accepted_by_the_programs() -> None:
 
 
 def with_relay(**relay: Any) -> Inventory:
-    """The example, with its host behind a relay on the same machine."""
+    """Return the example inventory, with its host behind a relay on the same machine."""
     document = tomlkit.parse(example_inventory()).unwrap()
     [machine] = document["machines"]
     machine["relays"] = [{"name": "gate", "address": "gate.example.org:8443", **relay}]
@@ -150,7 +150,8 @@ def test_plan_creates_missing_containers_and_leaves_matching_ones() -> None:
         *(StepKind.PUT_IMAGE, StepKind.PUT_IMAGE, StepKind.CREATE, StepKind.CREATE)
     ]
     assert plan(wanted, observed(wanted), images) == []
-    assert plan(wanted, observed(wanted), {}) == []  # a registry's: whatever is there will do
+    # Images from a registry: any version on the machine is accepted.
+    assert plan(wanted, observed(wanted), {}) == []
 
 
 @pytest.mark.parametrize(
@@ -277,7 +278,7 @@ def test_gpus_limits_and_data_folder_are_passed_to_the_engine() -> None:
 def test_inventory_mistakes_are_named_with_their_place(old: str, new: str, message: str) -> None:
     text = example_inventory()
     assert old in text
-    last = "data_directory" in old  # the host's, not the coordinator's
+    last = "data_directory" in old  # replace the host's key, not the coordinator's
     text = new.join(text.rsplit(old, 1)) if last else text.replace(old, new, 1)
     with pytest.raises(ConfigurationError) as caught:
         inventory(text)
@@ -311,9 +312,9 @@ def test_any_inventory_value_is_accepted_or_refused_in_one_line(data: st.DataObj
     inner[last] = data.draw(VALUES)
     try:
         text = tomlkit.dumps(document)
-    except (TypeError, ValueError):  # what TOML has no word for
+    except (TypeError, ValueError):  # values that TOML can't represent
         return
-    with contextlib.suppress(ConfigurationError):  # and nothing else
+    with contextlib.suppress(ConfigurationError):  # no other error is allowed
         found = inventory(text)
         for machine in found.machines:
             files = {party.name: PartyFiles(tls={}) for party in parties_on([machine], found)}

@@ -1,4 +1,5 @@
-"""Slurm's commands as they are given, without a cluster; `test_deploy_slurm.py` has a real one."""
+"""The Slurm commands that are called, tested without a cluster; `test_deploy_slurm.py` uses a real
+one."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ FILES = {"lab-a": PartyFiles(tls={"certificate.pem": b"c", "key.pem": b"k"})}
 
 @dataclass
 class Cluster:
-    """Answers as Slurm does."""
+    """Fake of Slurm's commands, with Slurm's answers."""
 
     state: str = "RUNNING"
     said: list[list[str]] = field(default_factory=list)

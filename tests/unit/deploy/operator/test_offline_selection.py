@@ -22,7 +22,7 @@ POPULATION = Population(
 
 
 class Given(Selector):
-    """Selects given rows, with a reason for each of given ones."""
+    """Selector that returns given rows and given reasons."""
 
     def __init__(self, rows: Sequence[int], reasons: int | None = None) -> None:
         self._rows, self._reasons = rows, len(rows) if reasons is None else reasons
@@ -32,7 +32,7 @@ class Given(Selector):
 
 
 class Careless(Selector):
-    """Reads label counts without declaring that it needs them."""
+    """Selector that reads label counts without declaring that it needs them."""
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         counts: Any = context.population.label_counts

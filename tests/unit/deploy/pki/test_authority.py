@@ -78,7 +78,8 @@ def test_key_files_and_their_folder_are_readable_by_the_owner_only(tmp_path: Pat
     assert (folder / "issued").stat().st_mode & 0o777 == 0o700
     assert {modes[name] for name in modes if name.endswith(".key")} == {0o600}
     assert {modes[name] for name in modes if name.endswith(".pem")} == {0o644}
-    assert len(modes) == 8 + 4  # with the register and the revocations; no temporary file is left
+    # Includes the register and the revocation list, and no temporary file.
+    assert len(modes) == 8 + 4
 
 
 def test_certificate_validity_is_backdated_and_ends_with_the_authority(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_signed_request_gets_only_the_clients_the_operator_grants(
     assert [str(claim) for claim in identity.claims] == ["client-6", "client-7:10"]
     with pytest.raises(ConfigurationError, match="exists; add --force"):
         sign(folder, request, now=NOW)
-    sign(folder, request, force=True, now=NOW)  # as it was before
+    sign(folder, request, force=True, now=NOW)  # sign it again, with the same clients
     assert inspect(path).identity == identity
     revoke(folder, "lab-b", now=NOW)
     with pytest.raises(ConfigurationError, match=f"{asks}no client"):
@@ -288,7 +288,7 @@ def genuine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def damaged(pem: bytes, data: st.DataObject) -> bytes:
-    """Something else, or the same with some bytes of its content changed."""
+    """Return other bytes, or the PEM text with some bytes of its content changed."""
     if data.draw(st.booleans()):
         return data.draw(DAMAGE)
     head, *lines, tail = pem.splitlines()
@@ -324,7 +324,7 @@ def test_damaged_certificate_request_is_refused(
 @given(text=st.text(max_size=200))
 def test_any_text_is_parsed_to_an_identity_with_that_uri_or_refused(text: str) -> None:
     for uri in (text, f"potluck://test/host/{text}", f"potluck://test/host/h?clients={text}"):
-        with contextlib.suppress(IdentityError):  # and nothing else
+        with contextlib.suppress(IdentityError):  # no other error is allowed
             assert parse_identity(uri).uri() == uri
 
 

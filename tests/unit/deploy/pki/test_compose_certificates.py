@@ -45,7 +45,7 @@ def test_every_compose_party_gets_its_own_certificate_once(folder: Path) -> None
     before = [(folder / party / "key.pem").read_bytes() for party in PARTIES]
     before.append(password.read_bytes())
     assert make_certificates(folder) == []
-    (folder / "host-1" / "key.pem").unlink()  # killed amid it, say
+    (folder / "host-1" / "key.pem").unlink()  # as if killed before it was written
     assert make_certificates(folder) == ["host-1"]
     after = [(folder / party / "key.pem").read_bytes() for party in PARTIES]
     after.append(password.read_bytes())

@@ -227,7 +227,7 @@ def test_waiting_run_shows_the_missing_clients() -> None:
 def test_line_display_prints_the_begin_and_the_end_of_waiting() -> None:
     output, view = io.StringIO(), RunView()
     display = LinesDisplay(output)
-    moment = waits(status(), clients=9, seconds=3)  # for some that may come back
+    moment = waits(status(), clients=9, seconds=3)  # waits 3 s for clients that may reconnect
     lasting = [waits(status(), clients=clients, seconds=None) for clients in (2, 5, 8)]
     for event in [status(), moment, *lasting, status(committed=1)]:
         view = observe(view, event)

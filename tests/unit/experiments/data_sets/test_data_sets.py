@@ -133,7 +133,8 @@ def write_image(path: Path, value: int) -> None:
 
 
 def write_waterbirds(folder: Path, train: NDArray[np.int64]) -> None:
-    """As many images of each class (rows) and place as the matrix says; one of each to test."""
+    """Write training images, whose number per class (row) and place the matrix gives; and one test
+    image of each."""
     rows = ["img_id,img_filename,y,split,place,place_filename"]
     for split, counts in ((0, train), (1, np.ones((2, 2), dtype=np.int64)), (2, np.ones((2, 2)))):
         for (label, place), count in np.ndenumerate(counts):
@@ -153,7 +154,7 @@ def test_waterbirds_is_prepared_from_its_metadata(tmp_path: Path) -> None:
     assert cells.tolist() == [3, 2, 1, 4]
     red = arrays["x_train"][:, 4, 4, 0].astype(int)
     expected = 40 * arrays["y_train"].astype(int) + 20 * arrays["a_train"]
-    assert np.abs(red - expected).max() <= 6  # JPEG
+    assert np.abs(red - expected).max() <= 6  # JPEG changes the colours a little
 
 
 def test_file_name_outside_the_folder_is_refused(tmp_path: Path) -> None:

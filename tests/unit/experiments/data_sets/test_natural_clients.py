@@ -31,13 +31,13 @@ LINE = "Now is the time, and this the place; go on!"
 
 
 def written(folder: Path, task: NaturalTask, found: Found) -> Path:
-    """The arrays as a file of the task."""
+    """Write the arrays as a file of the task."""
     np.savez(folder / task.form.file_name, allow_pickle=False, **found)
     return folder
 
 
 def small_play(roles: dict[str, int]) -> str:
-    """Roles that take turns; each says its number of lines, two at a time."""
+    """Return a play in which roles take turns; each speaks its number of lines, two at a time."""
     left = dict(roles)
     blocks: list[str] = []
     while any(left.values()):
@@ -120,7 +120,7 @@ def test_the_coordinator_may_evaluate_on_all_clients_test_samples(tmp_path: Path
 
 
 def leaf_file(path: Path, users: dict[str, list[int]], **odd: Any) -> None:
-    """A file as LEAF writes it: paper is 1, and the ink of a sample is at its label's position."""
+    """Write a file as LEAF does: paper is 1, and the ink of a sample is at its label's position."""
     data = {}
     for user, labels in users.items():
         images = np.ones((len(labels), 784))

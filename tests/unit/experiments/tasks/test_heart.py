@@ -12,7 +12,8 @@ from potluck.common.names import ClientId
 from potluck.common.settings.plugins import TASKS, find
 from potluck.experiments.tasks.heart import HOSPITALS, INPUTS, Heart, patients
 
-MISSING_CHOL = 5  # columns: each number and its mark of absence, then the categories
+# A column. Each number is followed by its marker for a missing value; categories come last.
+MISSING_CHOL = 5
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_heart_patient_is_transformed_by_fixed_constants() -> None:
 
 
 def test_missing_value_of_a_patient_is_zero_with_a_marker() -> None:
-    inputs, _ = patients("hungarian")  # its third patient lacks cholesterol and the last three
+    inputs, _ = patients("hungarian")  # patient 2 lacks cholesterol and the last three features
     numbers, categories = inputs[2, :12], inputs[2, 12:]
     assert numbers[MISSING_CHOL - 1 : MISSING_CHOL + 1].tolist() == [0, 1]
     assert numbers[10:].tolist() == [0, 1]
@@ -47,7 +48,7 @@ def test_missing_value_of_a_patient_is_zero_with_a_marker() -> None:
 
 
 def test_cholesterol_of_zero_is_treated_as_missing() -> None:
-    inputs, _ = patients("switzerland")  # records 0 for all of its patients
+    inputs, _ = patients("switzerland")  # its cholesterol is 0 for all patients
     assert inputs[:, MISSING_CHOL].all()
     assert not inputs[:, MISSING_CHOL - 1].any()
 

@@ -80,7 +80,7 @@ def test_dropped_samples_sum_to_the_size_of_one_class(alpha: float, seed: int) -
     labels = balanced(10, 200)
     kept = without_drop(labels, alpha, np.random.default_rng(seed))
     dropped = 200 - np.bincount(labels[kept], minlength=10)
-    assert abs(int(dropped.sum()) - 200) <= 10  # rounding, at most half a sample per class
+    assert abs(int(dropped.sum()) - 200) <= 10  # rounding changes at most half a sample per class
 
 
 @pytest.mark.parametrize("kind", get_args(get_type_hints(Splitting)["partition"]))

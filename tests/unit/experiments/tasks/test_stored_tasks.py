@@ -28,7 +28,7 @@ from potluck.experiments.tasks.spurious import ColoredMnist
 def write_data(
     folder: Path, task: LabelSkewTask, *, train: int = 600, extra: Mapping[str, Any] | None = None
 ) -> Path:
-    """Random samples in the task's format."""
+    """Write random samples in the task's format."""
     form = task._form()
     generator = np.random.default_rng(0)
     arrays: dict[str, NDArray[Any]] = {}

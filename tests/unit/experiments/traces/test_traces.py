@@ -25,7 +25,7 @@ BRIEF = {"duration": 5, "active": [0], "inactive": [5], "finish_time": 30, "mode
 
 
 def available(trace: AvailabilityTrace) -> dict[str, list[tuple[float, float]]]:
-    """Begin and end of each stretch in which a client is available."""
+    """Return begin and end of each period in which a client is available, by client."""
     return {
         client: [(span.start, span.end) for span in own if span.speed > 0]
         for client, own in trace.spans.items()
@@ -81,7 +81,8 @@ def test_fedscale_entries_become_clients_in_file_order_and_repeat(
 
 
 def test_fedscale_capacities_become_samples_per_second() -> None:
-    """FedScale trains for three times the latency of inference, which is in milliseconds."""
+    """In FedScale, training on a sample takes three times as long as inference, which is given in
+    milliseconds."""
     devices = {"a": {"computation": 100.0, "communication": 5648.1}}
     trace = fedscale_trace({1: BRIEF}, devices, clients=1, seconds=40)
     assert available(trace) == {"client-0": [(0, 5), (30, 35)]}

@@ -30,7 +30,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class Generated:
-    """A state dict in which every tensor has values of its own."""
+    """Creates a state dict in which every tensor has different values."""
 
     def __init__(self) -> None:
         self.arrays: Arrays = {}
@@ -102,7 +102,7 @@ def test_every_trained_torchvision_tensor_is_assigned_to_the_model(name: str) ->
     assert found.fresh == []
     assert all("running" in each or "num_batches" in each for each in found.dropped)
     assert sum(array.size for array in found.arrays.values()) == parameters
-    # in the order of both models, values are the same: nothing changed places
+    # Values are equal in the order of both models, so no tensors were swapped.
     learned = [weights[each].flat[0] for each in weights if each not in found.dropped]
     assert sorted(array.flat[0] for array in found.arrays.values()) == sorted(learned)
     in_order = [array.flat[0] for array in found.arrays.values()]

@@ -82,7 +82,7 @@ def test_loop_trainer_reports_progress_repeats_itself_and_can_be_cancelled(
 
 
 class Stream(IterableDataset[Any]):
-    """Without a length."""
+    """A loader without a length."""
 
     def __iter__(self) -> Any:
         return iter(samples(10))

@@ -40,7 +40,7 @@ def test_presigned_url_equals_the_documented_example() -> None:
 
 
 def theirs(method: str, url: str, headers: dict[str, str], token: str) -> str:
-    """The signature that botocore computes."""
+    """Return the signature that botocore computes."""
     keys = TheirCredentials(CREDENTIALS.access_key, CREDENTIALS.secret_key, token or None)
     request = AWSRequest(method=method, url=url, headers=headers)
     with mock.patch.object(auth, "get_current_datetime", return_value=AT.replace(tzinfo=None)):

@@ -18,7 +18,7 @@ KINDS: list[Callable[..., Sink]] = [CsvFiles, ParquetFiles, TensorBoard]
 
 
 def written(kind: Callable[..., Sink], folder: Path) -> Path:
-    """The file that a sink makes of all rounds, one after the other."""
+    """Let a sink write all rounds, one after the other; return its file."""
     sink = kind(folder=str(folder))
     assert sink.open(TRACKED) == 0
     for each in ROUNDS:
@@ -44,7 +44,7 @@ def test_file_sink_reports_the_last_recorded_round(
 def test_file_truncated_at_any_byte_is_completed(kind: Callable[..., Sink], tmp_path: Path) -> None:
     path = written(kind, tmp_path)
     whole = path.read_bytes()
-    for length in range(0, len(whole), 13):  # each costs a sync to disk
+    for length in range(0, len(whole), 13):  # steps of 13: each try syncs to disk
         path.write_bytes(whole[:length])
         sink = kind(folder=str(tmp_path))
         last = sink.open(TRACKED)
@@ -65,7 +65,7 @@ def test_file_removed_during_a_run_is_created_again(
     removed.unlink()
     try:
         sink.write(TRACKED, ROUNDS[3:])
-    except FileNotFoundError:  # then its feed asks again
+    except FileNotFoundError:  # the feed then opens the sink again
         last = sink.open(TRACKED)
         assert last is not None
         sink.write(TRACKED, ROUNDS[last:])

@@ -66,7 +66,7 @@ def no_noise(count: int) -> NDArray[np.float64]:
 
 
 def moves(updates: list[Arrays], model: Arrays) -> list[NDArray[np.float64]]:
-    """The difference of each update, without its buffers."""
+    """Return the difference of each update from the model, without buffers."""
     found = [flat(each) - flat(model) for each in updates]
     for each in found:
         each[1000:1007] = 0.0
@@ -152,7 +152,8 @@ ADAPTED = PrivateUpdates(
 
 def test_privacy_loss_of_sum_and_count_equals_the_ledger_charge() -> None:
     of_sum = GaussianSteps(noise_multiplier=noise_of_sum(ADAPTED, 2.0))
-    # The count's deviation is 2/(2·√0.2), and a client changes it by 1/2.
+    # The noise of the count has a standard deviation of 2/(2·√0.2), and a client changes the count
+    # by 1/2.
     of_count = GaussianSteps(noise_multiplier=2.0 / math.sqrt(0.2))
     both = [one + other for one, other in zip(rdp_of(of_sum), rdp_of(of_count), strict=True)]
     assert both == pytest.approx(rdp_of(GaussianSteps(noise_multiplier=2.0)))

@@ -82,7 +82,7 @@ def test_settings_incompatible_with_masked_updates_are_refused_with_the_reason(
     top: str, tables: str, message: str
 ) -> None:
     if not message.startswith(("greater", "32")):
-        draw_up(top + TASK + tables, source="run file")  # which goes without masks
+        draw_up(top + TASK + tables, source="run file")  # valid without masks
     with pytest.raises(ConfigurationError, match=message):
         draw_up(MASKED + top + TASK + tables, source="run file")
 

@@ -1,4 +1,4 @@
-"""Masked files summed and unmasked block by block, compared with sums of open updates."""
+"""Masked files, summed and unmasked block by block, compared with sums of updates without masks."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ class Filed(Run):
 
 
 def session(folder: Path, *, bits: int = 32, strategy: Strategy | None = None) -> Filed:
-    """Six clients of unequal weight, one of them above the cap, one with a change to be clipped."""
+    """Return a session of six clients with unequal weights. One weight is above the cap, and one
+    change must be clipped."""
     federation = Federation(6, Purpose.UPDATE)
     normalized, auxiliary = isinstance(strategy, FedNova), strategy.auxiliary if strategy else ()
     metrics = metric_names(normalized=normalized)
@@ -105,7 +106,7 @@ def session(folder: Path, *, bits: int = 32, strategy: Strategy | None = None) -
 
 
 def moved(run: Filed, strategy: Strategy, state: State | None = None) -> tuple[Any, State]:
-    """The next model, from the survivors' files."""
+    """Return the next model and the strategy's state, from the survivors' files."""
     unmasking = run.session.unmasking
     assert unmasking is not None
     path = run.folder / "model.safetensors"
@@ -130,7 +131,7 @@ def flat(arrays: Any) -> NDArray[np.float64]:
 
 
 def mean(run: Filed, names: list[str], values: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
-    """By samples, capped; changes clipped."""
+    """Return the mean of clipped changes, weighted by numbers of samples up to the cap."""
     weights = [min(run.numbers[name].samples, CAP) for name in names]
     clipped = [np.clip(values[name].astype(np.float64), -0.5, 0.5) for name in names]
     return np.asarray(np.average(clipped, axis=0, weights=weights))

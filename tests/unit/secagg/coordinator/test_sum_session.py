@@ -46,7 +46,7 @@ def certificate(number: int, clients: Collection[str] = FEDERATION.names) -> Set
 
 
 async def invitation(store: Store, asked: SumTerms) -> int:
-    """Bytes of the invitation to one more sum."""
+    """Return the size in bytes of the invitation to one more sum."""
 
     async def in_store(call: Callable[[Store], Any]) -> Any:
         return call(store)

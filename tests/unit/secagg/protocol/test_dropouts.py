@@ -22,7 +22,8 @@ def subsets(names: list[str]) -> Iterator[list[str]]:
 
 
 def explore(run: Run, alive: list[str], stage: int, outcomes: Counter[str]) -> None:
-    """Every way to lose clients from here on. A client that is lost stays lost.
+    """Try every way to lose clients from this stage on; count the outcomes. A lost client stays
+    lost.
 
     Where the session has ended already, the losses that would follow all have that outcome.
     """
@@ -83,7 +84,7 @@ def test_abort_names_the_stage_the_count_and_the_missing_clients(
     assert (aborted.abort.stage, aborted.abort.rule) == (stage, rule)
     assert (aborted.abort.have, aborted.abort.need) == (3, need)
     assert aborted.abort.missing == ("d", "e", "f")
-    run.answer(["a", "b", "c"])  # they are told, and forget
+    run.answer(["a", "b", "c"])  # they receive the abort, and forget the session
     assert all(run.sessions[name].over for name in "abc" if name in run.sessions)
 
 
@@ -112,13 +113,13 @@ def test_dropped_client_is_not_in_the_sum_even_if_its_vector_arrives_late() -> N
 
 
 def test_threshold_counts_hosts_and_not_clients() -> None:
-    # Eight clients, but an attacker on one host controls five of them.
+    # An attacker that controls one host controls five of the eight clients.
     shared = dict.fromkeys("abcde", "big")
     federation = Federation(clients=8, hosts_of=shared)
     assert federation.header().threshold == (8 + 5) // 2 + 1
     run = federation.run().until(Stage.SHARE)
     run.answer()
-    run.answer(list("abcdefg"))  # three hosts are left of four
+    run.answer(list("abcdefg"))  # clients of three of the four hosts
     aborted = run.session.aborted
     assert aborted is not None
     assert (aborted.abort.rule, aborted.abort.have, aborted.abort.need) == (Rule.TOO_FEW, 3, 4)

@@ -48,7 +48,8 @@ NO_SHARES = SharePair(b"\xff" * 33, b"\xff" * 33)
 
 
 def sabotaged(sender: str = "f", victims: str = "a", **options: Any) -> Run:
-    """A session in which one client's shares for some others do not open, at their delivery."""
+    """Return a session, at the delivery of shares, in which one client's shares for some others
+    can't be decrypted."""
     run = Federation(clients=6, **options).run().until(Stage.SHARE)
     sabotage(run, sender, {name: bytes(82) for name in victims})
     run.answer([name for name in run.federation.names if name != sender])
@@ -62,7 +63,7 @@ def accusation(run: Run, accuser: str, accused: str) -> Envelope:
 
 
 def made_up(run: Run, key: Any, accuser: str, accused: str) -> Envelope:
-    """The best evidence that an accuser can make: it knows its key, and proves what it may."""
+    """Return the strongest evidence that an accuser can make with its own key."""
     roster = run.session.state.roster  # type: ignore[union-attr]
     other = roster.participants[accused].advert.channel_key
     context = roster.digest + accused.encode() + b"\0" + accuser.encode()
@@ -74,7 +75,7 @@ def made_up(run: Run, key: Any, accuser: str, accused: str) -> Envelope:
 
 
 def channel_keys(run: Run) -> dict[str, Any]:
-    """Clients' channel keys, which later stages forget."""
+    """Return the clients' channel keys, which sessions drop in later stages."""
     return {
         name: session.state.keys.channel_key  # type: ignore[union-attr]
         for name, session in run.sessions.items()
@@ -110,7 +111,7 @@ def test_accusers_do_not_upload_and_all_sessions_end() -> None:
 
 
 def test_client_that_seals_shares_outside_the_field_is_convicted() -> None:
-    """Their holder could not give them out, and would be taken for a liar."""
+    """Otherwise, the holder of such shares could not reveal them, and would be suspected."""
     run = Federation(clients=6).run().until(Stage.SHARE)
     step = run.tell("f", run.pending["f"][0])
     state = step.session.state
@@ -126,7 +127,7 @@ def test_client_that_seals_shares_outside_the_field_is_convicted() -> None:
 def test_only_the_client_with_a_false_accusation_is_excluded() -> None:
     run = Federation(clients=6).run().until(Stage.SHARE)
     run.answer(closing=False)
-    # Everybody's keys are those of `Shared` now, but the sessions have not heard the delivery.
+    # All sessions are in the stage `Shared`, so they still have their channel keys.
     keys = channel_keys(run)
     run.hear("a", accusation(run, "a", "f"))
     assert run.rejected == []
@@ -198,7 +199,8 @@ def test_accusation_after_the_upload_or_out_of_turn_is_refused() -> None:
     fork = run.fork()
     fork.hear("a", unasked)
     assert [each.rule for each in fork.rejected] == [Rule.STAGE]
-    # Who has uploaded has no channel key any more, and who has accused no masks.
+    # A client that has uploaded has dropped its channel key; a client that has accused has no
+    # masks.
     shown = Envelope(
         MessageType.DISPUTE,
         encode(Dispute(run.header.session_id, run.session.state.shares["f"])),  # type: ignore[union-attr]
@@ -256,7 +258,8 @@ def test_accusation_of_a_client_that_is_not_a_neighbour_is_refused() -> None:
     assert [each.rule for each in run.rejected] == [Rule.SET]
 
 
-# A coordinator that wants evidence against the honest: it would learn what they sealed.
+# A coordinator that wants evidence against honest clients, which would disclose their sealed
+# shares.
 
 
 def test_share_changed_by_the_coordinator_gives_no_evidence() -> None:
@@ -299,7 +302,7 @@ def test_evidence_is_given_once_and_ends_the_session() -> None:
     assert b"PrivateKey" not in repr(step.session).encode()
 
 
-# Readers of the record.
+# Checks of verdicts in session records.
 
 
 def test_changed_verdict_is_refused() -> None:
@@ -339,7 +342,7 @@ def test_evidence_key_opens_only_messages_between_accuser_and_accused() -> None:
     assert shown not in {agree(keys["a"], public[name]) for name in "bcde"}
 
 
-# A share that opens and is wrong can be seen in the end only.
+# A wrong share that can be decrypted is detected only at the end.
 
 
 def wrong_dealing(run: Run, sender: str, victims: str) -> None:
@@ -390,7 +393,8 @@ def test_masking_starts_after_all_shares_were_opened() -> None:
 
 
 def test_channel_keys_of_accusers_would_unmask_other_clients() -> None:
-    """The reason for a proof: each channel key opens a share of both secrets of all clients."""
+    """This is why evidence is a proof and not a key: a channel key decrypts shares of both secrets
+    of all clients."""
     run = Federation(clients=10).run().until(Stage.SHARE)
     header, colluders, accusers = run.header, "hij", "abcd"
     assert (header.threshold, header.colluding_hosts) == (7, 3)
@@ -398,7 +402,7 @@ def test_channel_keys_of_accusers_would_unmask_other_clients() -> None:
     run.answer(list("abcdefghi"), closing=False)
     keys = channel_keys(run)
     run.answer(closing=False)
-    assert set(run.uploads) >= set("efg")  # before anybody hears that the session is over
+    assert set(run.uploads) >= set("efg")  # before any client receives the end of the session
     state = run.session.state
     assert isinstance(state, Uploading)
     for victim in "efg":

@@ -53,12 +53,13 @@ from potluck.secagg.protocol.wire.transcript import sign
 
 
 def run_at(stage: Stage, **options: Any) -> Run:
-    """Six honest clients, whose next message is that of a stage."""
+    """Return a session of six honest clients, whose next messages are those of a stage."""
     return Federation(clients=6, **options).run().until(stage)
 
 
 def refusal(run: Run, envelope: Envelope, name: str = "a") -> Rule:
-    """The rule that a client names; its session ends, and it has told the coordinator so."""
+    """Return the rule that a client names in its refusal; check that its session ends and the
+    coordinator receives the refusal."""
     step = run.tell(name, envelope)
     assert step.refusal is not None
     assert step.session.over or isinstance(step.session.state, Accusing)
@@ -69,7 +70,8 @@ def refusal(run: Run, envelope: Envelope, name: str = "a") -> Rule:
 
 
 def rejection(run: Run, name: str, envelope: Envelope) -> Rule:
-    """The rule by which the coordinator refuses a message; its session is as before."""
+    """Return the rule by which the coordinator refuses a message; check that its session is
+    unchanged."""
     fork = run.fork()
     fork.hear(name, envelope)
     assert fork.session == run.session
@@ -78,7 +80,7 @@ def rejection(run: Run, name: str, envelope: Envelope) -> Rule:
 
 
 def invitation(run: Run, **changes: Any) -> Envelope:
-    """The invitation with another header."""
+    """Return the invitation with another header."""
     header = replace(run.header, **changes)
     return Envelope(MessageType.INVITATION, encode(Invitation(encode(header))))
 
@@ -163,7 +165,7 @@ def test_clients_with_different_models_never_form_a_roster() -> None:
         run.situation("a"),
     )
     assert rejection(run, "a", step.replies[0]) is Rule.HEADER
-    # A coordinator that does not mind is refused by the other clients.
+    # If a coordinator accepted this advert, the other clients would refuse.
     honest = run.until(Stage.SHARE)
     message = decode(RosterMessage, honest.pending["b"][0].payload)
     forged = replace(message, adverts=(step.replies[0], *message.adverts[1:]))
@@ -279,7 +281,7 @@ def test_changed_swapped_or_missing_ciphertexts_are_refused() -> None:
         bad = changed(envelope, encode(replace(message, shares=tuple(shares))))
         assert refusal(run, bad) is Rule.SHARE
     others, _ = delivery(run, "b")
-    assert refusal(run, others) is Rule.SHARE  # what was meant for somebody else
+    assert refusal(run, others) is Rule.SHARE  # shares for another client
     extra = (*message.sharers, "z")
     bad = changed(envelope, encode(replace(message, sharers=extra)))
     assert refusal(run, bad) is Rule.SET
@@ -296,7 +298,7 @@ def test_clients_with_different_sharer_sets_never_consent_to_one_sum() -> None:
     run.next("f")
     run.pending["f"] = [changed(envelope, encode(split))]
     run.answer()
-    # The coordinator sees it at once, being honest: the vector is for other sharers.
+    # An honest coordinator detects it at once: the vector is masked for another set of sharers.
     assert [each.rule for each in run.rejected] == [Rule.SET]
 
 
@@ -310,7 +312,7 @@ def test_client_consents_to_only_one_survivor_set() -> None:
     run.sessions["a"] = step.session
     again = run.tell("a", first)
     assert again.repeated
-    assert again.replies == step.replies  # the same question has the same answer
+    assert again.replies == step.replies  # a repeated message gets the same answer
     message = decode(Survivors, first.payload)
     other = changed(first, encode(replace(message, clients=message.clients[:-1])))
     assert refusal(run, other) is Rule.STAGE
@@ -319,7 +321,7 @@ def test_client_consents_to_only_one_survivor_set() -> None:
 @pytest.mark.parametrize(
     ("clients", "rule"),
     [
-        ("bcdef", Rule.SET),  # the client itself is missing
+        ("bcdef", Rule.SET),  # without the client itself
         ("abcdez", Rule.SET),
         ("abc", Rule.TOO_FEW),
         ("", Rule.SET),
@@ -357,7 +359,8 @@ def test_certificate_without_a_quorum_of_distinct_consents_is_refused() -> None:
 
 
 def test_certificate_for_another_survivor_set_is_refused() -> None:
-    # Set substitution: five consents to the whole set, shown to one who consented to a smaller one.
+    # Set substitution: a client that consented to a smaller set receives five consents to the whole
+    # set.
     run = run_at(Stage.CONSENT)
     victim = run.fork()
     smaller = Survivors(run.header.session_id, tuple("abcde"))
@@ -407,7 +410,7 @@ def test_expired_session_is_refused() -> None:
     assert step.refusal.rule is Rule.EXPIRED
 
 
-# Clients that lie, at the coordinator.
+# Lying clients, detected by the coordinator.
 
 
 def test_coordinator_refuses_a_message_of_a_client_of_another_host() -> None:
@@ -426,7 +429,7 @@ def test_coordinator_refuses_a_message_of_a_client_of_another_host() -> None:
     assert rejection(run, "z", genuine) is Rule.MEMBER
     run.hear("f", genuine)
     assert run.rejected == []
-    run.hear("f", genuine)  # sent twice on a bad line: nothing happens
+    run.hear("f", genuine)  # a repeated message has no effect
     assert run.rejected == []
     assert rejection(run, "f", other) is Rule.DUPLICATE
 
@@ -479,7 +482,7 @@ def test_shares_for_clients_other_than_the_neighbours_are_refused() -> None:
 
 
 def corrupt(run: Run, liars: str, owners: str) -> None:
-    """Let some clients reveal wrong shares of some owners' secrets, signed properly."""
+    """Let some clients reveal wrong shares of some owners' secrets, with valid signatures."""
     for name in run.federation.names:
         step = run.tell(name, run.next(name))
         [reply] = step.replies
@@ -502,7 +505,8 @@ def test_sum_is_exact_despite_wrong_shares_if_enough_are_correct(liars: str) -> 
     assert run.is_exact()
     unmasking = run.session.unmasking
     assert unmasking is not None
-    # Liars are named if they lied before the sum was known; later messages are not read.
+    # Liars are suspected only if their shares arrived before the sum was known; later messages are
+    # ignored.
     assert set(unmasking.suspects) <= set(liars)
     assert unmasking.suspects or liars == "f"
 

@@ -30,7 +30,7 @@ def test_protocol_package_imports_only_listed_modules() -> None:
                 outside.add(node.module)
     assert {name for name in outside if name and ".secagg" not in name} == {
         "potluck.common",  # plain_text
-        "potluck.common.disclosure",  # the smallest sums of owners and runs
+        "potluck.common.disclosure",  # minimum numbers of hosts
         "potluck.common.errors",
         "potluck.common.net.membership",
         "potluck.common.net.protocol",
@@ -59,7 +59,7 @@ def test_session_with_chacha20_gives_the_exact_sum() -> None:
 
 
 def test_session_over_a_neighbour_ring_gives_the_exact_sum() -> None:
-    # Without colluding hosts, a ring is safe for few clients; that suffices to drive the machines.
+    # Without colluding hosts, a ring is safe even for few clients, which suffice for this test.
     policy = ClientPolicy(
         least_hosts=5, colluding_hosts=0, circulant=True, disclosures=frozenset({"cells"})
     )
@@ -120,7 +120,7 @@ def test_noisy_sum_equals_the_sum_plus_the_noise_shares() -> None:
 
 
 def test_session_of_20_clients_on_five_hosts_completes_without_one_host() -> None:
-    # One of five hosts may collude: its four clients count.
+    # One of five hosts may collude, with its four clients.
     hosts = {f"{chr(97 + index)}": f"h{index % 5}" for index in range(20)}
     federation = Federation(clients=20, hosts_of=hosts)
     assert federation.header().threshold == (20 + 4) // 2 + 1

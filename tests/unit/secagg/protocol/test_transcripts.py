@@ -35,17 +35,17 @@ from potluck.secagg.protocol.wire.messages import (
 from potluck.secagg.protocol.wire.transcript import sharers_digest, sign, survivors_digest
 
 FLIPPED = "c"
-"""The client whose messages, both ways, are damaged."""
+"""The client whose messages are damaged in both directions."""
 
 
 def flips(data: bytes, step: int) -> Iterator[bytes]:
-    """The data with one bit changed: every `step`-th of its bits."""
+    """Yield the data with one bit changed, for every `step`-th bit."""
     for bit in range(0, 8 * len(data), step):
         yield data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
 
 
 def damaged(envelope: Envelope, step: int) -> Iterator[Envelope]:
-    """An envelope with one bit of its payload or signature changed."""
+    """Yield the envelope with one bit of its payload or signature changed."""
     for payload in flips(envelope.payload, step):
         yield replace(envelope, payload=payload)
     for signature in flips(envelope.signature, step):
@@ -53,7 +53,7 @@ def damaged(envelope: Envelope, step: int) -> Iterator[Envelope]:
 
 
 def check_flips(step: int) -> int:
-    """Change bits of everything that one of five clients hears and says; how many."""
+    """Change bits in all messages from and to one of five clients; return the number of changes."""
     run = Federation(clients=5).run()
     count = 0
     while not run.session.over:
@@ -65,7 +65,8 @@ def check_flips(step: int) -> int:
             if answer.refusal is not None:
                 assert answer.session.over or isinstance(answer.session.state, Accusing)
                 continue
-            # Only fields that are not checked before the answer get here; the answer is rejected.
+            # The client answered, since it can't check the changed field yet. The coordinator
+            # rejects the answer.
             assert heard.type is MessageType.INVITATION
             fork = run.fork()
             fork.sessions[FLIPPED] = answer.session
@@ -100,10 +101,10 @@ def test_every_changed_bit_in_messages_is_refused() -> None:
 
 
 class Coordinator(RuleBasedStateMachine):
-    """A coordinator that says what it likes, in any order, with up to one colluder of six.
+    """A coordinator that sends any messages in any order; one of six clients may collude.
 
-    The colluder may seal garbage for some. Whatever the coordinator gets: never both shares of one
-    client from one client, never two consents, and evidence against the colluder alone.
+    The colluder may seal garbage for some clients. In every case, no client gives both shares of
+    another client, none consents twice, and evidence exists only against the colluder.
     """
 
     @initialize(depth=st.sampled_from(list(Stage)), victims=st.sets(st.sampled_from("abcde")))
@@ -175,7 +176,7 @@ class Coordinator(RuleBasedStateMachine):
                     survivors_digest(session.sharers_sha256, asked),
                 )
             )
-            # The colluder signs everything; the others' signatures are made up.
+            # The colluder signs everything; signatures of the other clients are invented.
             given["f"] = sign(member_key("f"), MessageType.CONSENT, wanted).signature
         if padded:
             given |= {other: bytes(64) for other in asked if other not in given}
@@ -232,7 +233,8 @@ class Coordinator(RuleBasedStateMachine):
 
     @invariant()
     def no_secret_can_be_rebuilt_twice(self) -> None:
-        """Over all clients: fewer than the threshold give one of an owner's two secrets."""
+        """Over all clients, one of an owner's two secrets has fewer revealed shares than the
+        threshold."""
         kinds: dict[str, dict[Secret, int]] = defaultdict(lambda: defaultdict(int))
         for owners in getattr(self, "revealed", {}).values():
             for owner, given in owners.items():
@@ -251,10 +253,11 @@ def test_share_pair_has_only_the_methods_take_and_packed() -> None:
 
 
 def test_view_of_colluders_depends_only_on_the_sum() -> None:
-    """Two assignments with one sum over the two honest clients of six: what is seen is alike.
+    """Two pairs of inputs of the two honest clients have the same sum, so the views must be
+    indistinguishable.
 
-    The masked vectors of the honest are compared, and exactly so their sum, which is the rest of
-    what coordinator and colluders can compute.
+    The masked vectors of the honest clients are compared statistically, and their sums exactly:
+    coordinator and colluders can compute nothing else.
     """
 
     def seen(first: int, seed: int) -> Run:
@@ -276,7 +279,7 @@ def test_view_of_colluders_depends_only_on_the_sum() -> None:
 
 
 def test_no_message_contains_an_input() -> None:
-    """Counts are canaries of 40 bits; none is in any message, ledger or masked vector."""
+    """Counts are unique numbers of 40 bits; none occurs in a message, ledger or masked vector."""
     generator = random.Random(11)
     canaries = {name: [generator.randrange(2**39, 2**40) for _ in range(5)] for name in "abcdef"}
 
@@ -315,7 +318,7 @@ def varint(value: int) -> bytes:
 
 
 def test_masks_depend_on_the_set_of_sharers() -> None:
-    """The same keys mask differently for another set: two sets never share a mask."""
+    """With another set of sharers, the same keys give other masks."""
     run = Federation(clients=6).run().until(Stage.UPLOAD)
     [envelope] = run.pending["a"]
     message = decode(Delivery, envelope.payload)

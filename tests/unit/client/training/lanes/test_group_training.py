@@ -84,7 +84,7 @@ def mlp(dropout: float = 0.0) -> nn.Sequential:
 
 
 class Scene:
-    """A loaded task, and the trainings of an attempt by which all its clients are selected."""
+    """A loaded task, and the trainings of one attempt, with all clients in the cohort."""
 
     def __init__(
         self,
@@ -204,7 +204,8 @@ def test_batched_convolutions_give_the_weights_of_separate_trainings(tmp_path: P
 
 
 def unusual_networks() -> dict[str, tuple[nn.Module, Sequence[int]]]:
-    """Networks that are easily mistaken for simpler ones, with the shape of a sample."""
+    """Return networks that a careless check would take for simpler ones, with the shape of a
+    sample."""
     torch.manual_seed(1)
     relu, pool = nn.ReLU(inplace=True), nn.MaxPool2d(2)
     return {
@@ -412,6 +413,6 @@ def test_lane_measurement_does_not_use_diverged_weights(tmp_path: Path) -> None:
     with torch.no_grad():
         for tensor in scene.training.loaded.model.parameters():
             tensor.fill_(torch.nan)
-    with contextlib.suppress(UnfitForLanesError):  # as it happens to be faster
+    with contextlib.suppress(UnfitForLanesError):  # raised if single training is faster here
         scene.training.train_together([scene.member(each) for each in scene.clients], scene.clients)
     assert len(list((tmp_path / "choices").iterdir())) == 1

@@ -162,7 +162,8 @@ def focal(logits: Floats, labels: Rows, gamma: float) -> float:
 
 
 def symmetric(logits: Floats, labels: Rows, beta: float) -> float:
-    """0.1·CE + β·RCE, class by class, with log 0 := ln 1e-4 in the one-hot labels."""
+    """Return 0.1·CE + β·RCE, computed class by class, with log 0 := ln 1e-4 in the one-hot
+    labels."""
     p, one_hot = softmax(logits), np.eye(logits.shape[1])[labels]
     straight = -(one_hot * np.log(p)).sum(axis=1)
     reverse = -(p * np.log(np.where(one_hot > 0, 1.0, 1e-4))).sum(axis=1)
@@ -170,7 +171,7 @@ def symmetric(logits: Floats, labels: Rows, beta: float) -> float:
 
 
 def balanced(logits: Floats, labels: Rows, counts: Floats, tau: float) -> float:
-    """softmax weighed by frequencies: n_y^τ·e^{z_y} / Σ n_c^τ·e^{z_c}."""
+    """Return −log of the softmax weighted by frequencies: n_y^τ·e^{z_y} / Σ n_c^τ·e^{z_c}."""
     weighed = counts**tau * np.exp(logits)
     own = weighed[np.arange(len(labels)), labels]
     return float(np.mean(-np.log(own / weighed.sum(axis=1))))
@@ -179,7 +180,8 @@ def balanced(logits: Floats, labels: Rows, counts: Floats, tau: float) -> float:
 def not_true_distillation(
     logits: Floats, labels: Rows, received: Floats, beta: float, tau: float
 ) -> float:
-    """Sample by sample: Σ q̃·log(q̃/p̃) over the classes that are not the label."""
+    """Return the loss, computed sample by sample: Σ q̃·log(q̃/p̃) over all classes except the
+    label."""
     total = 0.0
     for z, y, told in zip(logits, labels, received, strict=True):
         others = np.arange(len(z)) != y

@@ -89,7 +89,7 @@ def test_bounded_means_with_a_large_clip_equal_the_exact_answer(question: Questi
     found = question.bounded_sums(asked(model, data), 1e4)
     means = {name: value / len(data) for name, value in found.values.items()}
     means.update(found.public)
-    if isinstance(question, Context):  # without noise, its losses are over parts of the samples
+    if isinstance(question, Context):  # without noise, its losses cover only parts of the samples
         assert means["seconds"] == plain["seconds"]
         plain = {"validation": Loss().answer(asked(model, data))["loss"]}
         means = {"validation": means["validation"]}

@@ -59,7 +59,7 @@ def test_soft_label_is_the_mean_model_output() -> None:
 
 
 def test_gradient_norm_is_that_of_the_mean_loss() -> None:
-    """The gradient of −log softmax(w, 0)₀ by both weights is ±(1 − p): (−½, ½) at w = 0."""
+    """The gradient of −log softmax(w)₀ with respect to both weights is (−½, ½) at w = 0."""
     for samples in (4, 600):
         found = GradientNorm().answer(context(0.0, samples))
         assert found["gradient-norm"] == pytest.approx(0.5**0.5, rel=1e-6)
@@ -73,7 +73,7 @@ def test_gradient_norm_is_that_of_the_mean_loss() -> None:
 
 
 def test_gradient_norm_excludes_frozen_parameters() -> None:
-    """The gradient of one batch by torch itself is the reference."""
+    """The reference is the gradient of one batch, computed by torch."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Dropout(), nn.Linear(5, 2))
     model[0].requires_grad_(False)

@@ -16,7 +16,7 @@ def within_quotas(data: Examples, quotas: list[float], *, classes: int, seed: in
 
 
 def examples(labels: list[int]) -> Examples:
-    """Each sample's input is its position."""
+    """Return samples with these labels; each input is the sample's position."""
     return Examples(
         inputs=torch.arange(float(len(labels)))[:, None],
         labels=torch.tensor(labels, dtype=torch.int64),

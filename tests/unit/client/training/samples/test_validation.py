@@ -28,7 +28,7 @@ def logits_of(*probabilities: float) -> torch.Tensor:
 
 
 class Table(nn.Module):
-    """Answers sample k, whose input is k, with row k."""
+    """A model that returns row k of a table for sample k, whose input is k."""
 
     def __init__(self, rows: torch.Tensor) -> None:
         super().__init__()
@@ -79,7 +79,8 @@ def test_validation_split_of_stored_samples_equals_that_in_memory() -> None:
 
 
 def test_mean_losses_of_known_probabilities_equal_hand_computed_values() -> None:
-    """p of the label 0.7 and 0.9: cross-entropy, and the reverse one 4 (1 − p) = 1.2 and 0.4."""
+    """The probabilities p of the labels are 0.7 and 0.9, so the reverse cross-entropies 4 (1 − p)
+    are 1.2 and 0.4."""
     data = Examples(inputs=torch.tensor([[0.0], [1.0]]), labels=torch.tensor([0, 0]))
     model = Table(logits_of(0.7, 0.9))
     cross_entropy = (-math.log(0.7) - math.log(0.9)) / 2

@@ -20,7 +20,7 @@ SETTINGS = LocalTraining(epochs=2, kept_epochs=1, batch_size=5, learning_rate=0.
 
 @dataclass
 class Watched(Objective):
-    """Cross-entropy that notes which tensors move between two steps."""
+    """Cross-entropy that records which tensors change between two steps."""
 
     model: nn.Module
     steps: list[dict[str, Tensor]] = field(default_factory=list)

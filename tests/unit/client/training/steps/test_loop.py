@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 def blobs(samples: int = 50) -> Examples:
-    """Two clouds of points, a class each."""
+    """Return two clouds of points, one per class."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(samples) % 2
     inputs = torch.randn(samples, 4, generator=generator) + 2.0 * labels[:, None]
@@ -70,7 +70,7 @@ def run(
 
 
 def test_sample_losses_are_measured_in_the_first_pass_only() -> None:
-    """With a learning rate near 0 they are those of the received model."""
+    """With a learning rate near 0, the losses of the first pass are those of the received model."""
     data, sums = blobs(), []
     for epochs in (1, 3):
         model = network()
@@ -109,7 +109,7 @@ def trained(*, dropout: float = 0.0, **changes: Any) -> dict[str, NDArray[Any]]:
 def bare_loop(
     model: nn.Module, data: Examples, optimizer: torch.optim.Optimizer, *, epochs: int, batch: int
 ) -> None:
-    """Train locally in plain PyTorch, as the product should."""
+    """Train locally in plain PyTorch: the reference for Potluck's own loop."""
     order = torch.Generator().manual_seed(3)
     for _ in range(epochs):
         permutation = torch.randperm(len(data), generator=order)
@@ -131,7 +131,7 @@ def test_training_equals_a_plain_loop_bit_for_bit() -> None:
 
 def test_training_with_dropout_is_reproducible_for_the_same_seed() -> None:
     first = trained(dropout=0.5, epochs=2)
-    torch.rand(5)  # what others draw makes no difference
+    torch.rand(5)  # other draws from the global generator don't matter
     assert same(first, trained(dropout=0.5, epochs=2))
     assert not same(first, trained(dropout=0.5, epochs=2, seed=4))
 
@@ -182,7 +182,7 @@ def test_local_work_is_limited_by_epochs_or_steps(settings: dict[str, Any], step
 
 @dataclass
 class CountingCrossEntropy(Objective):
-    """Cross-entropy that notes what it is handed."""
+    """Cross-entropy that records its arguments."""
 
     needs_received: bool = True
 

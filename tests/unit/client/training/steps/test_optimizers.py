@@ -44,7 +44,7 @@ def test_stochastic_gradient_descent_takes_the_steps_of_torch(
 def test_every_optimizer_takes_the_steps_of_torch_also_after_a_restart(
     optimizer: str, weight_decay: float
 ) -> None:
-    """Twice: after a restart it has forgotten the first training."""
+    """Two trainings are compared: after a restart, no state of the first one is left."""
     settings = LocalTraining.model_validate(
         {
             "optimizer": optimizer,

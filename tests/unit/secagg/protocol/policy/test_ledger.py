@@ -40,7 +40,7 @@ def finished(run: Run) -> Run:
 
 
 def again(run: Run, **changes: Any) -> Run:
-    """The next session with the same clients, inputs and ledgers."""
+    """Return the next session with the same clients, inputs and ledgers."""
     header = run.federation.header(session_id=bytes([len(run.ledgers["a"].entries)] * 16))
     return run.federation.run(replace(header, **changes), ledgers=dict(run.ledgers))
 
@@ -50,7 +50,7 @@ def test_privacy_budget_is_charged_before_a_noisy_sum_is_sent() -> None:
     noise = Noise(epsilon=0.4, sensitivity=2, contributors=3)
     ledgers = {name: Ledger(epsilon_budget=1.0) for name in federation.names}
     run = federation.run(federation.header(noise=noise), ledgers=ledgers).until(Stage.UPLOAD)
-    run.answer(closing=False)  # vectors are sent, and everybody is cut off
+    run.answer(closing=False)  # vectors are sent, then all clients are disconnected
     assert {float(ledger.spent) for ledger in run.ledgers.values()} == {0.4}
     second = again(run, noise=noise)
     assert finished(second).refusals == {}

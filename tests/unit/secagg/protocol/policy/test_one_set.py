@@ -45,7 +45,7 @@ def sessions(
     certified: tuple[SetCertificate, ...] = (),
     **changes: Any,
 ) -> Run:
-    """A session of some of the clients, after (or beside) an earlier one."""
+    """Return a session of some of the clients, after an earlier one or while it is unfinished."""
     federation = Federation(purpose=purpose, policy=policy).part(names)
     thresholds = complete_thresholds(federation.hosts.values(), 1)
     beside = [] if before is None else before.beside
@@ -65,7 +65,7 @@ def rules(run: Run) -> set[Rule]:
 
 
 def cut_off(run: Run, name: str) -> Run:
-    """Finish a session whose sum one client is in and is not asked to give shares for."""
+    """Finish a session whose sum includes a client that was not asked for its shares."""
     run.until(Stage.CONSENT)
     run.next(name)
     rest = [other for other in run.federation.names if other != name]
@@ -165,7 +165,7 @@ def test_certificate_tells_a_cut_off_client_the_released_set() -> None:
 
 def test_certificate_without_a_client_settles_that_it_was_in_no_sum() -> None:
     first = sessions(ALL).until(Stage.UPLOAD)
-    first.take("f", first.tell("f", first.pending["f"][0]))  # its vector comes too late
+    first.take("f", first.tell("f", first.pending["f"][0]))  # its vector arrives too late
     first.pending["f"] = []
     late = first.ledgers["f"]
     first = sessions(ALL)
@@ -213,7 +213,7 @@ def test_retry_after_client_losses_completes_without_certificates() -> None:
 
 
 def test_retry_is_refused_if_fewer_than_a_quorum_renounced_the_first_sum() -> None:
-    first = sessions(ALL).until(Stage.CONSENT)  # four consents would complete it
+    first = sessions(ALL).until(Stage.CONSENT)  # with four consents it would be complete
     retry = sessions("abcghi", first).finish()
     assert set(retry.refusals) == set("abc")
     assert retry.session.over
@@ -264,8 +264,8 @@ def test_reveal_is_refused_after_a_release_in_another_session() -> None:
 @dataclass(frozen=True)
 class Plan:
     """One session of a history. group: its clients. late: clients that are silent from the stage
-    `late_from` on. rests_at: stage at which it pauses until the next session has had its turn.
-    restarting: clients that restart then."""
+    `late_from` on. rests_at: stage at which it pauses until the next session has been played.
+    restarting: clients that restart during the pause."""
 
     group: str
     shown: bool
@@ -292,7 +292,7 @@ plans = st.builds(
 
 
 def hand_out(run: Run, plan: Plan) -> None:
-    """A stage. The colluder knows of nothing that it did, and answers whatever it is asked."""
+    """Play a stage. The colluder remembers nothing, and answers every request."""
     beside = run.beside
     for _ in run.pending.get("g", ()):
         run.ledgers["g"], run.beside = Ledger(), []
@@ -309,7 +309,7 @@ def go_on(run: Run, plan: Plan, until: Stage | None) -> None:
 
 
 def played(history: list[Plan]) -> list[Run]:
-    """The sessions of a history, each as far as it came."""
+    """Play the sessions of a history, each as far as it gets; return them."""
     resting: list[tuple[Run, Plan]] = []
     first: Run | None = None
     for plan in history:
@@ -331,7 +331,8 @@ def played(history: list[Plan]) -> list[Run]:
 
 
 def unmaskable(run: Run) -> frozenset[str]:
-    """The set whose sum the coordinator can have, with what the colluder knows."""
+    """Return the set whose sum the coordinator can unmask with the colluder's help; empty if there
+    is none."""
     certificate = run.session.certificate
     if certificate is None:
         return frozenset()
@@ -343,7 +344,8 @@ def unmaskable(run: Run) -> frozenset[str]:
 @given(st.lists(plans, min_size=2, max_size=5))
 @settings(max_examples=40, deadline=None)
 def test_no_honest_input_is_released_in_two_sets(history: list[Plan]) -> None:
-    """For any clients that a lying coordinator invites or cuts off, with one colluder."""
+    """This holds for any clients that a lying coordinator invites or disconnects, with one
+    colluder."""
     sets: dict[str, set[frozenset[str]]] = defaultdict(set)
     for run in played(history):
         found = unmaskable(run)

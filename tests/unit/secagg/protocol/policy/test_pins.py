@@ -1,4 +1,4 @@
-"""An owner's limits on the masked rounds that updates of one version of the data go into."""
+"""An owner's limits on runs and rounds with masked updates from one version of the data."""
 
 from __future__ import annotations
 

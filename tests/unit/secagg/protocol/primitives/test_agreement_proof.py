@@ -38,7 +38,8 @@ def test_proven_secret_equals_the_x25519_agreement(one: bytes, other: bytes) -> 
 
 
 def of_two_points(proof: AgreementProof) -> bytes:
-    """The point of order two added, which X25519 would not see: (x, y) becomes (-x, -y)."""
+    """Return the proof's point plus the point of order two: (x, y) becomes (-x, -y). X25519 ignores
+    this change."""
     number = int.from_bytes(proof.point, "little")
     y, sign = number % 2**255, number >> 255
     return ((P - y) | (1 - sign) << 255).to_bytes(32, "little")

@@ -117,7 +117,8 @@ def test_bytes_of_a_masked_vector_are_uniform(bits: int) -> None:
 
 @pytest.mark.parametrize("bit", [0, 31])
 def test_bits_of_summed_masks_have_no_linear_recurrence(bit: int) -> None:
-    # Sums of Mersenne Twisters stop at 19,937 in the lowest bit: this test is about them.
+    # The lowest bit of summed Mersenne Twisters has a linear complexity of 19,937 only; a good
+    # cipher reaches half the length.
     words = np.zeros(48_000, "<u4")
     add_masks(words, COUNTING)
     bits = (words >> np.uint32(bit) & 1).astype(np.uint8)
@@ -138,7 +139,8 @@ def test_masked_zeros_and_masked_maxima_have_the_same_distribution() -> None:
 
 
 def linear_complexity(bits: NDArray[np.uint8]) -> int:
-    """Length of the shortest linear feedback shift register: Berlekamp and Massey, over GF(2).
+    """Return the length of the shortest linear feedback shift register, by Berlekamp and Massey
+    over GF(2).
 
     Polynomials are whole numbers, bit i the coefficient of x^i; `window` holds the last bits, the
     newest lowest.

@@ -35,7 +35,7 @@ def test_secret_shares_equal_the_published_vector() -> None:
 
 
 def test_field_prime_is_the_smallest_above_all_secrets() -> None:
-    # Fermat's test to a few bases; the number is known to be prime.
+    # Fermat's test for a few bases suffices, since the number is known to be prime.
     assert all(pow(base, sharing.PRIME - 1, sharing.PRIME) == 1 for base in (2, 3, 5, 7, 11))
     for offset in range(1, 297, 2):
         assert pow(3, 2**256 + offset - 1, 2**256 + offset) != 1
@@ -69,7 +69,7 @@ def test_any_shares_up_to_the_threshold_reconstruct_the_secret(
 
 
 def test_fewer_shares_than_the_threshold_are_consistent_with_every_secret() -> None:
-    # Two of three shares, and any secret at all, lie on one polynomial.
+    # For any secret, there is a polynomial through the secret and two of three shares.
     shares = sharing.share(SECRET, 3, [1, 2, 3], random.Random(1).randbytes)
     for other in (bytes(32), b"\xff" * 32):
         points = {1: shares[0], 2: shares[1], 0: int.from_bytes(other, "big")}
@@ -93,7 +93,7 @@ def test_secret_shares_outside_the_field_are_refused() -> None:
         sharing.from_bytes(sharing.PRIME.to_bytes(33, "big"))
     with pytest.raises(ValueError, match="33 bytes"):
         sharing.from_bytes(bytes(32))
-    # A polynomial may pass through a number of 257 bits at zero; no secret does.
+    # At zero, a polynomial may have a value of 257 bits; a secret never has.
     assert sharing.combine({1: sharing.PRIME - 1}) is None
 
 
@@ -113,7 +113,7 @@ def test_any_two_quorums_share_an_honest_client(hosts: list[int], colluding_host
     quorum = complete_thresholds(names, colluding_hosts).quorum
     for bad in combinations(sorted(set(names)), min(colluding_hosts, len(set(names)))):
         honest = sum(name not in bad for name in names)
-        # Two quorums that share colluders only would need this many honest clients.
+        # Two quorums without a common honest client would need more honest clients than there are.
         assert 2 * (quorum - (len(names) - honest)) > honest
 
 

@@ -93,7 +93,7 @@ def test_sums_of_extreme_values_do_not_overflow(lane: Lane, clients: int, clip: 
     assert clipped == [value, negative]
     bound = 2 ** (lane.modulus_bits - 1) - 1
     assert 0 <= clients * value <= bound
-    # Nothing is given away either: one more bit would not fit.
+    # The scale is the largest possible: one more bit would not fit.
     assert lane.scale or clients * value > bound // 4 or clients > 2**29
     total = to_words(np.array([clients * value, -clients * value]), lane.modulus_bits)
     assert to_integers(total).tolist() == [clients * value, -clients * value]
@@ -140,7 +140,7 @@ def test_decoded_mean_equals_the_plain_weighted_mean(
     plain = np.average(updates.astype(np.float64), axis=0, weights=weights)
     error = np.sqrt(np.mean((mean - plain) ** 2)) / np.sqrt(np.mean(plain**2))
     assert error <= bound
-    # Rounding is off by half a unit for each client at most.
+    # Rounding changes each client's value by at most half a unit.
     unit = agreed.weight_bound / said.weight / lane_scale(lane, clients)
     assert np.abs(mean - plain).max() <= 0.51 * clients * unit
 

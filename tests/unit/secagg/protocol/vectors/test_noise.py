@@ -90,12 +90,13 @@ def test_a_million_sampled_noise_sums_follow_the_discrete_laplace_distribution()
 
 @pytest.mark.parametrize("lost", [0, 2])
 def test_neighbouring_noisy_histograms_are_distinguishable_at_most_as_claimed(lost: int) -> None:
-    # Six clients, of whom four are certain: with two lost the noise is exactly that of ε.
+    # Four of six clients are certain to contribute. If two are lost, the noise is exactly that of
+    # ε.
     generator = random.Random(7)
     noise = Noise(epsilon=1.0, sensitivity=1, contributors=4)
     draws = [noise_share(noise, 60_000, generator.randbytes) for _ in range(6 - lost)]
     here = np.sum(draws, axis=0)
-    for threshold in range(-2, 4):  # beyond these, samples are too few to tell
+    for threshold in range(-2, 4):  # beyond these, too few samples remain
         with_record, without = np.mean(here + 1 >= threshold), np.mean(here >= threshold)
         assert math.log(with_record / without) <= 1.0 + 0.05
         assert math.log((1 - without) / (1 - with_record)) <= 1.0 + 0.05
