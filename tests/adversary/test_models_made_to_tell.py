@@ -236,7 +236,7 @@ async def test_model_of_a_library_that_downloads_weights_is_refused(
     forged.time_left.FromSeconds(60)
     scene.liar.tell("host-0", forged)
     answer = await answer_to(scene, "forged/1")
-    assert "that this machine does not accept models from" in answer.failure.message
+    assert "`model_modules` of this machine's configuration does not list" in answer.failure.message
 
 
 # Forged instructions ------------------------------------------------------------------------------

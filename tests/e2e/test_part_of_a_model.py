@@ -97,7 +97,7 @@ async def test_host_with_another_base_is_excluded(federation: Federation) -> Non
     run_id = await federation.start_run()
     status = await federation.ended(run_id)
     assert status.state == operator_pb2.RUN_STATE_FINISHED, status.reason
-    assert "base of the model is" in federation.files.log("coordinator").read_text()
+    assert "the base model of this machine" in federation.files.log("coordinator").read_text()
 
 
 async def test_killed_coordinator_gives_the_same_model(federation: Federation) -> None:

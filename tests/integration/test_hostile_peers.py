@@ -430,7 +430,7 @@ async def test_file_truncated_while_it_is_served_fails_only_that_call(
         await drained(call)
     error = from_rpc_error(refused.value)
     assert isinstance(error, StorageError)
-    assert "the file ends at byte" in error.message
+    assert "bytes were expected" in error.message
     path.unlink()
     await honest_round(federation)
 

@@ -128,7 +128,7 @@ async def test_a_run_is_started_with_overrides_and_watched(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('sel = 1\n[task]\nname = "digits"', "potluck: run.toml: unknown key 'sel'; known here: "),
+        ('sel = 1\n[task]\nname = "digits"', "potluck: run.toml: unknown key 'sel'; known keys: "),
         ("rounds = = 3", "potluck: run.toml: not valid TOML"),
         ('[task]\nname = "digits"\n[selector]\nname = "powr"', "potluck: 'powr' is not installed"),
         (None, "potluck: can't read the run file run.toml: No such file or directory; "),

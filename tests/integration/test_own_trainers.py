@@ -46,12 +46,12 @@ async def test_rounds_continue_without_clients_whose_trainer_fails(
             set_values(path, {"cancel_timeout_seconds": 0.2})
         await federation.start_hosts()
         for fault, line in {
-            "raises": "failed at client 'client-1': ValueError: the scanner's file is empty",
-            "exits": "failed at client 'client-1': SystemExit: 3",
-            "interrupts": "failed at client 'client-1': KeyboardInterrupt: no message",
+            "raises": "failed for client 'client-1': ValueError: the scanner's file is empty",
+            "exits": "failed for client 'client-1': SystemExit: 3",
+            "interrupts": "failed for client 'client-1': KeyboardInterrupt: no message",
             "not-a-number": "left NaN, infinity or huge numbers in tensor 'slope'",
             "shapes": "left another model than it was given",
-            "undeclared": "has measure 'accuracy', which the task's trainer does not declare",
+            "undeclared": "has the measure 'accuracy', which the task's trainer does not declare",
         }.items():
             assert line in (await troubles(federation, fault))["client-1"]
         hanging = await troubles(federation, "hangs", "round.deadline_seconds=4")

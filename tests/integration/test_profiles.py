@@ -353,7 +353,7 @@ COUNTS = '{"label_counts": [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]}'
     ("respond", "why"),
     [
         (answer('{"label_counts": [1, NaN, 3, 4, 5, 6, 7, 8, 9, 0]}'), "is not valid"),
-        (answer('{"label_counts": [1, 2, 3]}'), "3 entries for 10 classes"),
+        (answer('{"label_counts": [1, 2, 3]}'), "3 entries, but the task has 10 classes"),
         (answer(COUNTS, signal="triplet"), "was asked for label_counts"),
         (answer(COUNTS, data_epoch=2), "data epoch 2"),
         (answer(COUNTS, parameters_json='{"mode":"exact"}'), "parameters of a profile"),

@@ -116,7 +116,7 @@ async def test_masked_rounds_give_the_same_model_without_training_metrics(
 @pytest.mark.parametrize(
     ("fault", "line"),
     [
-        ("raises", "failed at client 'client-1': ValueError: the scanner's file is empty"),
+        ("raises", "failed for client 'client-1': ValueError: the scanner's file is empty"),
         ("not-a-number", "left NaN, infinity or huge numbers in tensor 'slope'"),
         ("shapes", "left another model than it was given"),
     ],
@@ -226,9 +226,9 @@ async def test_label_counts_of_a_trainer_are_summed_securely(federation: SumFede
     [
         (
             "raises",
-            "failed at the coordinator's evaluation data: ValueError: the scanner's fi",
+            "failed for the coordinator's evaluation data: ValueError: the scanner's fi",
         ),
-        ("undeclared", "has measure 'accuracy', which the task's trainer does not declare"),
+        ("undeclared", "has the measure 'accuracy', which the task's trainer does not declare"),
     ],
 )
 async def test_rounds_are_committed_if_the_coordinator_cannot_evaluate(

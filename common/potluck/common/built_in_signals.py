@@ -91,7 +91,7 @@ class Triplet(ProfileSignal):
 
     def measure(self, context: SignalContext) -> Mapping[str, Any]:
         """Estimate the interaction matrix, add noise, and compute the triplet."""
-        context.examples("triplet")
+        context.examples("triplets")
         noisy = context.noisy if context.parameters.mode.adds_noise else None
         return released_triplet(context.estimated_matrix(), noisy)
 

@@ -40,9 +40,9 @@ ROUNDS_PER_EPOCH: Final = 1000
 made from one data epoch."""
 
 CLAIM: Final = (
-    "masks hide each update in the sum of its round from a coordinator that keeps to the protocol; "
-    "they promise nothing against operators, against a coordinator that lies, or over several "
-    "rounds and runs"
+    "masks hide each update in the sum of its round from a coordinator that keeps to the "
+    "protocol; they do not protect against operators, against a coordinator that lies, or over "
+    "several rounds and runs"
 )
 """The only protection that Potluck claims for updates with masks and without noise."""
 
@@ -184,7 +184,7 @@ def parse_parameters(text: str) -> Parameters:
         parameters = Parameters.model_validate_json(text)
         if parameters.canonical() == text:
             return parameters
-        why = "no canonical JSON"
+        why = "not canonical JSON (sorted keys, no spaces)"
     except ValidationError as error:
         why = first_fault(error)
     except ValueError as error:  # the task's options contain NaN

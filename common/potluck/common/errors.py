@@ -300,7 +300,9 @@ def disk_error(error: OSError, folder: str | os.PathLike[str]) -> StorageError:
     named = str(error.filename or "")
     where = named if named.startswith("/") else folder
     cause = error.strerror or type(error).__name__
-    return StorageError(f"can't use {where}: {cause}; see its disk", path=where, cause=cause)
+    return StorageError(
+        f"can't use {where}: {cause}; check the disk of this path", path=where, cause=cause
+    )
 
 
 class UnreachableError(PotluckError):

@@ -92,7 +92,7 @@ def interruption() -> Callable[[], None]:
 
     def check() -> None:
         if unwanted is not None and unwanted.is_set():
-            raise InterruptedWorkError("this work is no longer awaited")
+            raise InterruptedWorkError("the work was interrupted: its caller was cancelled")
 
     return check
 

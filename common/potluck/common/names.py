@@ -43,13 +43,13 @@ def check_tags(tags: Mapping[str, str], *, host_name: str) -> dict[str, str]:
     or value is not allowed."""
     if len(tags) > MOST_TAGS:
         raise ProtocolError(
-            f"host '{host_name}' has {len(tags)} tags; the maximum is {MOST_TAGS}: remove some "
-            "from its configuration"
+            f"host '{host_name}' has {len(tags)} tags, but at most {MOST_TAGS} are allowed; "
+            "remove tags from the host's configuration"
         )
     for name, value in tags.items():
         if not is_name(name) or not 0 < len(value) <= LONGEST_VALUE or not value.isprintable():
             raise ProtocolError(
-                f"host '{host_name}' has tag {name[:70]!r} = {value[:70]!r}; names are lower-case "
-                f"words, values up to {LONGEST_VALUE} printable characters"
+                f"host '{host_name}' has the tag {name[:70]!r} = {value[:70]!r}; a tag needs a "
+                f"name in lower case and a value of at most {LONGEST_VALUE} printable characters"
             )
     return dict(tags)

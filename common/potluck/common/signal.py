@@ -97,7 +97,7 @@ class SignalContext:
         if self.trains_by_itself:
             raise TrainingError(
                 f"task '{self.task}' has its own trainer and therefore no {wanted}; choose a "
-                "selector that does not need them"
+                f"selector that does not need {wanted}"
             )
         found: Examples = self.data().train
         return found
@@ -149,7 +149,8 @@ def signal_named(name: str) -> ProfileSignal:
     signal = create(ProfileSignal, name, {})
     if name not in signal.payload.model_fields:
         raise PluginError(
-            f"signal {name}: its payload has no field '{name}'; name a field like the signal",
+            f"signal {name}: the payload has no field '{name}'; give the field with the numbers "
+            "this name",
             name=name,
         )
     return signal
@@ -165,7 +166,7 @@ def check_known(name: str) -> None:
     known = installed(SIGNALS)
     if name not in known:
         raise ProtocolError(
-            f"there is no signal {name[:40]!r}; this software knows: {', '.join(known)}"
+            f"signal {name[:40]!r} is not installed; installed signals: {', '.join(known)}"
         )
 
 
@@ -176,13 +177,17 @@ def parse_request(name: str, text: str) -> Request:
     try:
         request = Request.model_validate_json(text)
     except ValidationError as error:
-        raise ProtocolError(f"parameters of a {name} request: {first_fault(error)}") from None
+        raise ProtocolError(
+            f"the parameters of a {name} request are not valid: {first_fault(error)}"
+        ) from None
     if request.mode not in signal.modes:
         raise ProtocolError(
-            f"{name} has no mode '{request.mode}'; it has: {', '.join(signal.modes)}", signal=name
+            f"signal {name} has no mode '{request.mode}'; its modes are {', '.join(signal.modes)}",
+            signal=name,
         )
     if (request.settings is None) == signal.needs_model:
-        raise ProtocolError(f"a {name} request must have settings if it is for a triplet only")
+        allowed = "must" if signal.needs_model else "must not"
+        raise ProtocolError(f"a {name} request {allowed} contain training settings")
     return request
 
 
@@ -193,25 +198,27 @@ def read_payload(name: str, parameters: Parameters, text: str, *, classes: int) 
     payload is signed. Numbers may be negative only if noise was added.
     """
     if len(text) > MOST_PAYLOAD_BYTES:
-        raise ProtocolError(f"a {name} profile of {len(text)} characters is too large")
+        raise ProtocolError(
+            f"a {name} profile has {len(text)} characters; the maximum is {MOST_PAYLOAD_BYTES}"
+        )
     if name not in installed(SIGNALS):
-        _refuse(name, "there is no such signal")
+        _refuse(name, "this process does not know the signal")
     signal = signal_named(name)
     try:
         numbers = np.array(getattr(signal.payload.model_validate_json(text), name), np.float64)
     except ValidationError as error:
         _refuse(name, first_fault(error))
     except (TypeError, ValueError):  # rows of unequal length, or texts
-        _refuse(name, "its numbers have no shape")
+        _refuse(name, "its numbers are not an array with rows of equal length")
     shape = signal.shape(classes)
     if numbers.ndim and shape[0] == classes != len(numbers):
-        _refuse(name, f"it has {len(numbers)} entries for {classes} classes")
+        _refuse(name, f"it has {len(numbers)} entries, but the task has {classes} classes")
     if numbers.shape != shape:
         _refuse(name, f"its numbers have the shape {numbers.shape}, not {shape}")
     if not bool((np.abs(numbers) <= MOST_SAMPLES).all()):
-        _refuse(name, "a number is beyond all data sets")
+        _refuse(name, f"a number is larger than {MOST_SAMPLES}")
     if not parameters.mode.adds_noise and bool((numbers < 0).any()):
-        _refuse(name, "a count is negative, though no noise was added")
+        _refuse(name, "a count is negative, although no noise was added")
     return numbers
 
 

@@ -182,7 +182,9 @@ class _Place:
         deleted. Raises RuntimeError outside a host.
         """
         if self.place is None:
-            raise RuntimeError("outside a host there is no folder; set `place` in the settings")
+            raise RuntimeError(
+                "a trainer that runs outside a host has no folder; set `place` in the settings"
+            )
         self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self.place
 
@@ -239,7 +241,10 @@ class TrainerSettings(_Place):
             yield optimizer, data
             return
         if self.privacy.engine is None:
-            raise RuntimeError("outside a host there is no engine for noisy steps; set `engine`")
+            raise RuntimeError(
+                "a trainer that runs outside a host has no engine for noisy steps; set `engine` "
+                "in the settings of `privacy`"
+            )
         with self.privacy.engine(model, optimizer, data, self.privacy) as found:
             yield found
 
@@ -312,7 +317,8 @@ class Trainer(ABC):
         if the sample changes one count by one. The host refuses counts whose sum exceeds `samples`.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} declares label_counts; give it a method of that name"
+            f"{type(self).__name__} declares the capability label_counts; add a method "
+            "`label_counts` to the class"
         )
 
     def samples(self, data: Any) -> int:
@@ -321,8 +327,8 @@ class Trainer(ABC):
         For the capabilities `label_counts` and `privacy`. A sample is a record as protected by
         `[privacy]`: one entry of the data set."""
         raise NotImplementedError(
-            f"{type(self).__name__} declares label_counts or privacy; give it a method samples as "
-            "well, which returns the number of training samples"
+            f"{type(self).__name__} declares the capability label_counts or privacy; add a "
+            "method `samples` that returns the number of training samples"
         )
 
     def gradient_norm(self, model: Any, data: Any) -> float:
@@ -332,5 +338,6 @@ class Trainer(ABC):
         capability `gradient-norm`.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} declares gradient-norm; give it a method gradient_norm"
+            f"{type(self).__name__} declares the capability gradient-norm; add a method "
+            "`gradient_norm` to the class"
         )

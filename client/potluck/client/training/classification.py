@@ -400,7 +400,7 @@ class Classification(TaskTraining):
             device=self._device,
         )
         if not math.isfinite(counts.loss_sum):
-            check_finite(held_out, f"client '{client_id}', held out,")
+            check_finite(held_out, f"the held-out data of client '{client_id}'")
         return counts
 
     def question_context(

@@ -192,8 +192,8 @@ def parse_trace(text: str, *, source: str) -> AvailabilityTrace:
             own = spans.setdefault(client, [])
             if own and span.start < own[-1].end:
                 raise ConfigurationError(
-                    f"{place}: 'start' is {row[1]}, but the row before of {client} ends at "
-                    f"{own[-1].end:g}; sort the rows of a client by start, without overlaps"
+                    f"{place}: 'start' is {row[1]}, but the row before of client '{client}' ends "
+                    f"at {own[-1].end:g}; sort the rows of each client by start, without overlaps"
                 )
             own.append(span)
     except csv.Error as error:
@@ -213,7 +213,7 @@ def _kind(header: Sequence[str], source: str) -> str:
     """Return the name of the fourth column: state or speed."""
     if tuple(header[:3]) != _COLUMNS or tuple(header[3:]) not in (("speed",), ("state",)):
         raise ConfigurationError(
-            f"{source}, line 1: the columns are '{_shown(','.join(header))}'; write "
+            f"{source}, line 1: the column names are '{_shown(','.join(header))}'; write "
             "'client,start,end,speed' or 'client,start,end,state'"
         )
     return header[3]
@@ -222,8 +222,8 @@ def _kind(header: Sequence[str], source: str) -> str:
 def _parsed(row: Sequence[str], kind: str, place: str) -> tuple[str, TraceSpan]:
     if len(row) != 4:
         raise ConfigurationError(
-            f"{place}: {len(row)} values in '{_shown(','.join(row))}'; write four: client,start,"
-            f"end,{kind}"
+            f"{place}: the row '{_shown(','.join(row))}' has {len(row)} values; write four: "
+            f"client,start,end,{kind}"
         )
     client = row[0]
     if not is_name(client):
@@ -235,7 +235,8 @@ def _parsed(row: Sequence[str], kind: str, place: str) -> tuple[str, TraceSpan]:
     end = _seconds(row[2], "end", place)
     if not start < end:
         raise ConfigurationError(
-            f"{place}: 'end' is {row[2]}, and 'start' is {row[1]}; write an end after the start"
+            f"{place}: 'end' is {row[2]}, but 'start' is {row[1]}; write an end that is after "
+            "the start"
         )
     return client, TraceSpan(start, end, _speed(row[3], kind, place))
 
@@ -254,14 +255,14 @@ def _speed(value: str, kind: str, place: str) -> float:
     if kind == "state":
         if value not in STATES:
             raise ConfigurationError(
-                f"{place}: 'state' is '{_shown(value)}'; write available or unavailable"
+                f"{place}: 'state' is '{_shown(value)}'; write 'available' or 'unavailable'"
             )
         return STATES[value]
     number = _number(value)
     if number is None:
         raise ConfigurationError(
-            f"{place}: 'speed' is '{_shown(value)}'; write a number from 0 (unavailable), such as "
-            "1.0"
+            f"{place}: 'speed' is '{_shown(value)}'; write a number ≥ 0, such as 1.0 (0 means "
+            "unavailable)"
         )
     return number
 

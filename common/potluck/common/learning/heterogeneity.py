@@ -53,11 +53,13 @@ def triplets(matrices: ArrayLike) -> Floats:
     counts = np.asarray(matrices, dtype=np.float64)
     if counts.ndim != 3 or counts.shape[1] < 2 or counts.shape[2] != 2:
         raise ConfigurationError(
-            f"interaction matrices have shape {counts.shape}; "
-            "give clients × classes × 2, with at least two classes"
+            f"interaction matrices have shape {counts.shape}; the shape must be clients × "
+            "classes × 2, with at least two classes"
         )
     if (counts < 0).any():
-        raise ConfigurationError("an interaction matrix has a negative count; give counts ≥ 0")
+        raise ConfigurationError(
+            "an interaction matrix has a negative count; all counts must be ≥ 0"
+        )
     clients, classes, _ = counts.shape
     class_entropy = entropy(counts.sum(axis=2))
     attribute_entropy = entropy(counts.sum(axis=1))
@@ -86,7 +88,9 @@ def federated_heterogeneity(matrices: ArrayLike) -> FederatedHeterogeneity:
     """
     counts = np.asarray(matrices, dtype=np.float64)
     if len(counts) == 0:
-        raise ConfigurationError("no interaction matrix was given; give at least one client's")
+        raise ConfigurationError(
+            "no interaction matrix was given; pass the matrix of at least one client"
+        )
     gci, gai, gsc = triplet(counts.sum(axis=0))
     cci, cai, csc = triplets(counts).mean(axis=0).tolist()
     return FederatedHeterogeneity(gci=gci, gai=gai, gsc=gsc, cci=cci, cai=cai, csc=csc)

@@ -107,24 +107,24 @@ def own_trainer(task: Task, name: str) -> Trainer | None:
     if trainer is None:
         if task.classes < 1:
             raise ConfigurationError(
-                f"{whose} has neither classes nor a trainer; give it `classes`, or a method "
-                "`trainer` that returns one"
+                f"{whose} has neither classes nor a trainer; give the task `classes`, or a "
+                "method `trainer` that returns a trainer"
             )
         return None
     if not isinstance(trainer, Trainer):
         raise ConfigurationError(
-            f"{whose}: its trainer is a {type(trainer).__name__}; derive it from "
-            "potluck.common.trainer.Trainer"
+            f"{whose}: its trainer is of the class {type(trainer).__name__}; derive this class "
+            "from potluck.common.trainer.Trainer"
         )
     _check_declarations(getattr(trainer, "measures", {}), whose)
     for capability, missing, remedy in (
         (Capability.LABEL_COUNTS, task.classes < 1, "`classes` to the task"),
-        (Capability.LOSS, "loss" not in trainer.measures, "a measure called loss"),
+        (Capability.LOSS, "loss" not in trainer.measures, "a measure called 'loss' to the trainer"),
     ):
         if capability in trainer.capabilities and missing:
             raise ConfigurationError(
-                f"{whose}: its trainer has the capability '{capability}', but not what the "
-                f"capability needs; add {remedy}"
+                f"{whose}: its trainer declares the capability '{capability}', but a part that "
+                f"the capability needs is missing; add {remedy}"
             )
     return trainer
 
@@ -132,8 +132,8 @@ def own_trainer(task: Task, name: str) -> Trainer | None:
 def _check_declarations(measures: Mapping[str, Measure], whose: str) -> None:
     if not 1 <= len(measures) <= MOST_MEASURES:
         raise ConfigurationError(
-            f"{whose}: its trainer declares {len(measures)} measures; from 1 to {MOST_MEASURES} "
-            "are needed"
+            f"{whose}: its trainer declares {len(measures)} measures; declare from 1 to "
+            f"{MOST_MEASURES}"
         )
     for name, measure in measures.items():
         sound = _NAME.fullmatch(name) and len(name) <= _LONGEST_NAME
@@ -145,18 +145,18 @@ def _check_declarations(measures: Mapping[str, Measure], whose: str) -> None:
             )
         if not isinstance(measure, Measure) or not measure.lowest < measure.highest:
             raise ConfigurationError(
-                f"{whose}: measure '{name}' must be a Measure with lowest < highest"
+                f"{whose}: measure '{name}' must be declared as a Measure with lowest < highest"
             )
         if len(measure.label) > _LONGEST_LABEL or len(measure.unit) > _LONGEST_LABEL:
             raise ConfigurationError(
-                f"{whose}: label and unit of measure '{name}' may have at most {_LONGEST_LABEL} "
-                "characters"
+                f"{whose}: the label or the unit of measure '{name}' is too long; shorten it to "
+                f"{_LONGEST_LABEL} characters"
             )
         known = CLASSIFICATION.get(name)
         if known is not None and known.unit == SHARE and measure.unit != SHARE:
             raise ConfigurationError(
-                f"{whose}: measure '{name}' is a share in [0, 1] everywhere; give it the unit "
-                f"{SHARE!r}, or another name"
+                f"{whose}: the name '{name}' is reserved for a measure with the unit {SHARE!r}; "
+                "set this unit, or rename the measure"
             )
 
 
@@ -171,8 +171,8 @@ def checked_measures(
     unknown = sorted(set(found) - set(declared))
     if unknown:
         raise TrainerError(
-            f"{whose} has measure {unknown[0][:80]!r}, which the task's trainer does not declare; "
-            f"declared: {', '.join(declared)}"
+            f"{whose} has the measure {unknown[0][:80]!r}, which the task's trainer does not "
+            f"declare; declared measures: {', '.join(declared)}"
         )
     return {
         name: _checked(name, found[name], declared[name], whose)
@@ -188,19 +188,19 @@ def _checked(name: str, value: Measured, measure: Measure, whose: str) -> Measur
         total, count = math.nan, -1
     if not 0 <= count <= MOST_COUNTED:
         raise TrainerError(
-            f"{whose} has {str(value)[:80]} as measure '{name}'; it must be Measured(sum, count), "
-            f"the count a whole number from 0 to {MOST_COUNTED}"
+            f"{whose} has the value {str(value)[:80]} for measure '{name}'; the value must be "
+            f"Measured(sum, count) with a whole count from 0 to {MOST_COUNTED}"
         )
     if not math.isfinite(total) or (count == 0 and total != 0):
         raise TrainerError(
-            f"{whose} has {total} as the sum of measure '{name}' over {count}; it must be finite, "
-            "and 0 over nothing"
+            f"{whose} has the sum {total} and the count {count} for measure '{name}'; the sum "
+            "must be finite, and 0 if the count is 0"
         )
     slack = 1e-9 * max(1.0, abs(measure.lowest), abs(measure.highest))
     if count and not measure.lowest - slack <= total / count <= measure.highest + slack:
         raise TrainerError(
-            f"{whose} has mean {total / count:g} of measure '{name}', which is declared to be from "
-            f"{measure.lowest:g} to {measure.highest:g}"
+            f"{whose} has the mean {total / count:g} for measure '{name}'; the trainer declares "
+            f"that this measure is from {measure.lowest:g} to {measure.highest:g}"
         )
     return Measured(total, count)
 

@@ -79,7 +79,7 @@ class EvaluationCounts:
         _require(len(confusion) == classes**2, "confusion", len(confusion), f"{classes}² entries")
         for name, values in (("group_samples", group_samples), ("group_correct", group_correct)):
             _require(len(values) == groups, name, len(values), f"{groups} entries")
-        _require(loss_sum >= 0, "loss_sum", loss_sum, "a number from 0")  # also refuses NaN
+        _require(loss_sum >= 0, "loss_sum", loss_sum, "a number ≥ 0")  # also refuses NaN
         for name, values in (("confusion", confusion), ("group_samples", group_samples)):
             _require(min(values, default=0) >= 0, name, min(values, default=0), "no entry below 0")
             _require(sum(values) <= _MOST_SAMPLES, name, sum(values), f"≤ {_MOST_SAMPLES} samples")
@@ -87,7 +87,7 @@ class EvaluationCounts:
             all(0 <= c <= n for c, n in zip(group_correct, group_samples, strict=True)),
             "group_correct",
             "a group",
-            "no more correct samples than samples",
+            "at most as many correct samples as samples",
         )
         counts = cls(
             loss_sum=float(loss_sum),
@@ -101,13 +101,16 @@ class EvaluationCounts:
     def _require_consistent(self) -> None:
         grouped, unknown = int(self.group_samples.sum()), self.samples
         unknown -= grouped
-        _require(unknown >= 0, "group_samples", grouped, f"≤ {self.samples} samples in groups")
+        _require(
+            unknown >= 0, "group_samples", grouped, f"at most {self.samples} samples in all groups"
+        )
         ungrouped_correct = self.correct - int(self.group_correct.sum())
         _require(
             0 <= ungrouped_correct <= unknown,
             "group_correct",
             int(self.group_correct.sum()),
-            f"what the confusion matrix says ({self.correct} correct)",
+            f"a number that is consistent with the confusion matrix ({self.correct} correct "
+            "samples)",
         )
 
     def __add__(self, other: EvaluationCounts) -> EvaluationCounts:
@@ -170,8 +173,8 @@ class EvaluationCounts:
 def _require(condition: bool, field: str, value: object, expected: str) -> None:
     if not condition:
         raise ProtocolError(
-            f"evaluation counts: {field} has {value}, expected {expected}; the client's task must "
-            "be the run's",
+            f"evaluation counts: {field} has {value}, expected {expected}; check that the "
+            "client has the same task as the run",
             field=field,
             value=value,
         )

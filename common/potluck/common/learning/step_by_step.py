@@ -19,18 +19,18 @@ LABEL_DISTANCE: Final = "label-distance"
 
 LEAKS: Final = (
     (
-        "each sum is over the cohort before and one client more, so the difference is that "
-        "client's exact label counts; every other client is told the sums as well"
+        "each sum covers one client more than the sum before, so their difference is this "
+        "client's exact label counts; every other client receives the sums too"
     ),
     (
-        "sums over clients drawn at random add up over the rounds: after about as many rounds as "
-        "there are clients, everybody's exact label counts follow from them"
+        "the random draws of several rounds can be combined: after about as many rounds as there "
+        "are clients, the sums give the exact label counts of all clients"
     ),
     (
-        "a distance is an equation about the label counts of the client that tells it, selected or "
-        "not: a few more distances than there are classes give them exactly"
+        "each distance is an equation about the label counts of the client that reports it, even "
+        "if the client is not selected: a few more distances than classes give the exact counts"
     ),
-    "distances can't be checked: a client that tells 0 is selected every time",
+    "distances can't be checked: a client that always reports 0 is always selected",
 )
 """Description of what the procedure discloses, for operators who choose it and owners who allow
 it."""

@@ -15,7 +15,7 @@ def check_client_data(data: ClientData, task: str, client: str) -> None:
     """Raise DataError unless every sample of a client has one label."""
     check_lengths(data.train, task, f"client '{client}'")
     if data.held_out is not None:
-        check_lengths(data.held_out, task, f"client '{client}', held out,")
+        check_lengths(data.held_out, task, f"the held-out data of client '{client}'")
 
 
 def check_lengths(examples: Examples, task: str, whose: str) -> None:
@@ -32,7 +32,7 @@ def check_lengths(examples: Examples, task: str, whose: str) -> None:
     if groups != labels:
         found = f"{inputs} inputs, {labels} labels and {groups} groups"
     raise DataError(
-        f"{whose} has {found}; task '{task}' must give one of each for every sample",
+        f"{whose}: task '{task}' returned {found}; these numbers must be equal",
         task=task,
         inputs=inputs,
         labels=labels,

@@ -26,8 +26,8 @@ def blamed_on_task(task: str, whose: str) -> Iterator[None]:
         cause = error.strerror or " ".join(str(error).split()) or type(error).__name__
         file = f"{error.filename}: " if error.filename is not None else ""
         raise TrainingError(
-            f"task '{task}' failed at {whose}: {file}{cause}; check that the files it needs exist "
-            "where it looks for them, and are complete and readable",
+            f"task '{task}' failed for {whose}: {file}{cause}; check that the task's files "
+            "exist, are complete and can be read",
             task=task,
             file=error.filename,
         ) from error
@@ -40,7 +40,7 @@ def crashed(error: BaseException) -> TrainingError:
     where = f" at {Path(frame[0].filename).name}:{frame[0].lineno}" if frame else ""
     text = " ".join(str(error).split())[:500]
     return TrainingError(
-        f"{type(error).__name__}{where}: {text or 'no message'}; see that the task fits its data"
+        f"{type(error).__name__}{where}: {text or 'no message'}; check the task's code and data"
     )
 
 
@@ -63,7 +63,7 @@ def blamed_on_trainer(task: str, whose: str) -> Iterator[None]:
         out_of_memory = type(error).__name__ == "OutOfMemoryError"
         cls = DeviceMemoryError if out_of_memory else TrainerError
         raise cls(
-            f"the trainer of task '{task}' failed at {whose}: {_in_words(error, frame, line)}"
+            f"the trainer of task '{task}' failed for {whose}: {_in_words(error, frame, line)}"
         ) from error
 
 

@@ -82,7 +82,9 @@ def make_task(
         return task
     chosen = model.get("name")
     if not isinstance(chosen, str):
-        raise ConfigurationError('a model needs a name: name = "lenet5", or "MODULE:NAME"')
+        raise ConfigurationError(
+            'the table of the model has no `name`; write name = "lenet5", or name = "MODULE:NAME"'
+        )
     arguments = {key: value for key, value in model.items() if key != "name"}
     vars(task)["model"] = model_maker(chosen, arguments, model_modules)  # tasks may be frozen
     return task
@@ -116,7 +118,9 @@ def model_maker(
             raise PluginError(f"model '{name}' can't be made: {text}", name=name) from error
         if not isinstance(model, nn.Module):
             raise PluginError(
-                f"model '{name}' creates a {type(model).__name__}, not a torch module", name=name
+                f"model '{name}' creates an object of the class {type(model).__name__}; it must "
+                "create a torch.nn.Module",
+                name=name,
             )
         return model
 
@@ -131,8 +135,8 @@ def _named(name: str, model_modules: Sequence[str]) -> Any:
     )
     if not allowed:
         raise PluginError(
-            f"model '{name}' is in a module that this machine does not accept models from; its "
-            "owner can list the module in model_modules (now "
+            f"model '{name}' is in a module that `model_modules` of this machine's configuration "
+            "does not list; add the module there (listed now: "
             f"{', '.join(model_modules) or 'none'})",
             name=name,
         )
@@ -140,19 +144,23 @@ def _named(name: str, model_modules: Sequence[str]) -> Any:
         function = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise PluginError(
-            f"model '{name}' is not installed here: {error}; install it on the coordinator's "
-            "machine and on every host",
+            f"model '{name}' is not installed on this machine: {error}; install the model on the "
+            "coordinator's machine and on every host",
             name=name,
         ) from error
     except Exception as error:  # a module may raise anything while it is imported
         text = " ".join(str(error).split())
         raise PluginError(
             f"the module of model '{name}' can't be imported: {type(error).__name__}: {text}; "
-            "check that it is compatible with the installed version of torch",
+            "check that the module is compatible with the installed version of torch",
             name=name,
         ) from error
     # Refuse objects that the module has only imported from another module.
     home = getattr(function, "__module__", None) or ""
     if not callable(function) or home.partition(".")[0] != module_name.partition(".")[0]:
-        raise PluginError(f"'{name}' is not a model of {module_name}", name=name)
+        raise PluginError(
+            f"'{name}' is not a function or class that the package of '{module_name}' defines; "
+            "name the function or class that creates the model",
+            name=name,
+        )
     return function

@@ -89,13 +89,13 @@ class VirtualClock(Settings):
     def _late_at_some_time(self) -> Self:
         if self.trace is not None and self.deadline_seconds is None:
             raise ValueError(
-                "trace needs deadline_seconds, after which a client that becomes unavailable "
-                "counts as late"
+                "`trace` needs `deadline_seconds`, the time after which an unavailable client "
+                "counts as late; set it, or remove trace"
             )
         if self.drop_outs and self.deadline_seconds is None:
             raise ValueError(
-                "drop_outs needs deadline_seconds, after which a client that drops out counts as "
-                "late"
+                "`drop_outs` needs `deadline_seconds`, the time after which a client that "
+                "dropped out counts as late; set it, or remove drop_outs"
             )
         return self
 

@@ -35,8 +35,8 @@ class Concatenation(nn.Module):
         """Choose the part that `forward` computes and that is therefore trained."""
         if part is not None and not 0 <= part <= len(self.encoders):
             raise ConfigurationError(
-                f"a model of {len(self.encoders)} groups has no part {part}; set the same number "
-                "of groups for the strategy",
+                f"the model has {len(self.encoders)} groups, but the strategy trains part "
+                f"{part}; set the same number of groups for the model and the strategy",
                 part=part,
             )
         self._part = part
@@ -79,8 +79,8 @@ def _cut(member: nn.Module) -> nn.Linear:
     linear = [name for name, each in member.named_modules() if isinstance(each, nn.Linear)]
     if not linear or not linear[-1]:
         raise ConfigurationError(
-            f"model concatenation: a {type(member).__name__} does not end in an nn.Linear; name a "
-            "model that does"
+            f"model concatenation: the model {type(member).__name__} does not end in an "
+            "nn.Linear; name a model that ends in one"
         )
     parent, _, own = linear[-1].rpartition(".")
     head = member.get_submodule(linear[-1])

@@ -36,8 +36,8 @@ class Ensemble(nn.Module):
         """Choose the part that `forward` computes and that is therefore trained."""
         if part is not None and not 0 <= part < len(self.members):
             raise ConfigurationError(
-                f"an ensemble of {len(self.members)} models has no part {part}; set the same "
-                "number of clients for the strategy",
+                f"the ensemble has {len(self.members)} models, but the strategy trains model "
+                f"{part}; set the strategy's number of clients to the number of models",
                 part=part,
             )
         self._part = part

@@ -47,9 +47,9 @@ class MetricsTls(TlsFiles):
         """
         if _read(self.authority) == _read(own.authority):
             raise ConfigurationError(
-                f"metrics_tls.authority {self.authority} is also the federation's: the owner of a "
-                "server certificate from it could pose as the coordinator; create another "
-                "authority with `potluck pki init`",
+                f"metrics_tls.authority {self.authority} is also the federation's authority, so "
+                "that the owner of a metrics certificate could pose as the coordinator; create "
+                "another authority with `potluck pki init`",
                 path=self.authority,
             )
         self.load(Role.COORDINATOR)
@@ -225,13 +225,16 @@ class _Server:
         head = await reader.readuntil(b"\r\n\r\n")
         match = _REQUEST.match(head)
         if match is None:
-            status, kind, body = _text(HTTPStatus.BAD_REQUEST, "not a request")
+            status, kind, body = _text(HTTPStatus.BAD_REQUEST, "not a valid HTTP request")
         elif not self._admits(writer):
             status, kind, body = _text(
-                HTTPStatus.FORBIDDEN, "this certificate is not among metrics_tls.scrapers"
+                HTTPStatus.FORBIDDEN,
+                "metrics_tls.scrapers does not list the operator of this certificate",
             )
         elif match["method"] not in (b"GET", b"HEAD"):
-            status, kind, body = _text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD")
+            status, kind, body = _text(
+                HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are supported"
+            )
         else:
             status, kind, body = await self._page(match["path"])
         writer.write(
@@ -259,7 +262,9 @@ class _Server:
             return _text(
                 HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, reason or "ok"
             )
-        return _text(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz and /readyz")
+        return _text(
+            HTTPStatus.NOT_FOUND, "unknown path; the paths are /metrics, /healthz and /readyz"
+        )
 
 
 def _text(status: HTTPStatus, text: str) -> tuple[HTTPStatus, str, bytes]:

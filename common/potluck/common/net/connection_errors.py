@@ -33,8 +33,8 @@ _OTHER_AUTHORITY = "CERTIFICATE_VERIFY_FAILED"
 _PROBE_SECONDS = 3.0
 _ISSUER = 200
 _ENDS_TLS = (
-    "TLS inspection, or a load balancer that ends TLS, stands in between; exempt {address} there, "
-    "or pass TLS through"
+    "a TLS inspection or a load balancer on the path ends the TLS connection; exempt {address} "
+    "from it, or let it pass TLS through"
 )
 _HTTP = "{address} answers as a web server does, not as a Potluck coordinator; check the address: "
 _NO_ANSWER = " (UNAVAILABLE)"  # how `from_rpc_error`'s text ends if gRPC itself failed
@@ -44,8 +44,9 @@ _CAUSES = (
     _Cause(
         "certificate has expired",
         IdentityError,
-        "the coordinator's certificate at {address} has expired; renew it with "
-        "`potluck pki renew FOLDER coordinator` and put it there; no restart is needed",
+        "the coordinator's certificate at {address} has expired; renew it with `potluck pki "
+        "renew FOLDER coordinator`, and copy it to the coordinator's machine; no restart is "
+        "needed",
     ),
     _Cause(
         "certificate is not yet valid",
@@ -55,19 +56,20 @@ _CAUSES = (
     _Cause(
         "unsupported certificate purpose",
         IdentityError,
-        "{address} does not show a coordinator's certificate; dial the coordinator of {authority}",
+        "the server at {address} sent a certificate that is not a coordinator's; set the address "
+        "of the coordinator that {authority} belongs to",
     ),
     _Cause(
         "Hostname Verification Check failed",
         IdentityError,
-        "the coordinator's certificate does not name {host}; issue it with --host {host}, or dial "
-        "a name that it holds",
+        "the coordinator's certificate does not name {host}; issue it with --host {host}, or "
+        "connect to a name in the certificate",
     ),
     _Cause(
         _OTHER_AUTHORITY,
         IdentityError,
-        "{address} shows a certificate of another CA than {authority}; copy authority.pem from "
-        "the coordinator's federation",
+        "the server at {address} sent a certificate that {authority} did not sign; copy "
+        "authority.pem from the coordinator's federation",
     ),
     _Cause(
         "WRONG_VERSION_NUMBER",
@@ -86,8 +88,8 @@ _CAUSES = (
         # The process hangs: the kernel accepts the connection, but the handshake gets no answer.
         "Endpoint closing",
         UnreachableError,
-        "{address} accepts connections, but does not answer; the process there hangs or its "
-        "machine is overloaded: see its log, restart it",
+        "{address} accepts connections, but does not answer; its process hangs or its machine is "
+        "overloaded; see the log of the process, and restart it",
     ),
     _Cause(
         # The server may refuse the certificate later: in TLS 1.3, the client's handshake ends
@@ -95,7 +97,7 @@ _CAUSES = (
         "last error: UNAVAILABLE",
         UnreachableError,
         "{address} closed the connection at once; if a coordinator runs there, it refused "
-        "{certificate}: is it of the same authority as the coordinator's?",
+        "{certificate}; check that one authority signed this certificate and the coordinator's",
     ),
 )
 
@@ -126,7 +128,9 @@ def connection_error(
                 certificate=files.certificate,
             )
             if proxy is not None:
-                message += f". The connection takes {_name(proxy)}, which may show its own"
+                message += (
+                    f". The connection uses {_name(proxy)}, which may send its own certificate"
+                )
             return cause.error(message, address=address)
     if proxy is not None and found.message.endswith(_NO_ANSWER):
         return _proxy_error(found.message.removesuffix(_NO_ANSWER), proxy, address)
@@ -172,7 +176,7 @@ def _proxy_error(detail: str, proxy: Proxy, address: str) -> UnreachableError:
         cause = " ".join(detail.split())
     host = address.rpartition(":")[0].strip("[]")
     return UnreachableError(
-        f"can't reach {address} through {_name(proxy)}: {cause}; see the proxy, correct "
+        f"can't reach {address} through {_name(proxy)}: {cause}; check the proxy, correct "
         f"{proxy.variable}, or add {host} to no_proxy",
         address=address,
         proxy=proxy.address,

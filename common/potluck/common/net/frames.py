@@ -97,8 +97,8 @@ def require(message: MessageType | memoryview | None, what: str) -> MessageType:
     """Return `message` if it is a parsed message. If it is a chunk or None, raise ProtocolError.
     what: expected message, for the error."""
     if message is None or isinstance(message, memoryview):
-        got = "bytes that are not a message" if message is None else "a chunk"
-        raise ProtocolError(f"the stream sent {got}; expected {what}")
+        got = "bytes that are not a valid message" if message is None else "a chunk"
+        raise ProtocolError(f"the stream contains {got}; expected {what}")
     return message
 
 
@@ -133,7 +133,7 @@ def update_header(first: Any) -> transfer_pb2.UpdateHeader:
     valid."""
     request = require(first, "an upload's header")
     if request.frame.WhichOneof("part") != "header":
-        raise ProtocolError("the first frame of an upload must be its header")
+        raise ProtocolError("the first frame of an upload is not its header; send the header first")
     return checked_header(request.frame.header)
 
 
@@ -155,7 +155,8 @@ def update_trailer(request: Any) -> transfer_pb2.FileTrailer:
     frame = require(request, "a chunk or a trailer").frame
     if frame.WhichOneof("part") != "trailer":
         raise ProtocolError(
-            "the upload sent an unexpected frame; expected a chunk or a trailer after the header"
+            "the upload contains an unexpected frame; after the header, only chunks and a "
+            "trailer may follow"
         )
     trailer: transfer_pb2.FileTrailer = frame.trailer
     return trailer

@@ -121,8 +121,8 @@ class Identity:
                 )
         if self.claims and self.role not in SPEAKING:
             raise IdentityError(
-                f"{self.role} {self.name!r} claims clients; only hosts and relays may send "
-                "messages for clients",
+                f"the certificate of {self.role} {self.name!r} lists clients, which only hosts "
+                "and relays may have; issue it without clients",
                 role=self.role,
                 name=self.name,
             )
@@ -144,8 +144,8 @@ def parse_identity(uri: str) -> Identity:
     match = _URI.fullmatch(uri) if len(uri) <= MAXIMUM_URI_BYTES else None
     if match is None:
         raise IdentityError(
-            f"{uri[:120]!r} is not a Potluck identity; expected "
-            f"{SCHEME}://FEDERATION/ROLE/NAME, for a host followed by ?clients=…"
+            f"{uri[:120]!r} is not a Potluck identity; expected {SCHEME}://FEDERATION/ROLE/NAME, "
+            "and for a host also ?clients=…"
         )
     if match["role"] not in set(Role):
         raise IdentityError(
@@ -201,8 +201,8 @@ def expand_clients(texts: Iterable[str]) -> list[ClientId]:
     count = sum(claim.count for claim in claims)
     if count > MAXIMUM_CLIENTS:
         raise ConfigurationError(
-            f"{count} clients are listed; a host has at most {MAXIMUM_CLIENTS}: "
-            "shorten the ranges or use more hosts",
+            f"{count} clients are listed, but a host may have at most {MAXIMUM_CLIENTS}; shorten "
+            "the ranges, or use more hosts",
             count=count,
             maximum=MAXIMUM_CLIENTS,
         )
@@ -294,7 +294,7 @@ def peer_credential(auth_context: Mapping[str, Iterable[bytes]]) -> Credential:
         raise IdentityError("the connection does not use TLS 1.3; connect with TLS 1.3")
     certificates = list(auth_context.get("x509_pem_cert", ()))
     if len(certificates) != 1:
-        raise IdentityError("the client sent no certificate; connect over mutual TLS")
+        raise IdentityError("the caller sent no certificate; connect with mutual TLS")
     return credential_from_pem(certificates[0])
 
 
@@ -304,8 +304,8 @@ def _claim(text: str) -> ClientClaim:
     if match is None:
         if not is_name(text):
             raise ValueError(
-                f"{text[:80]!r} is neither a client id (lower-case letters, digits, '.', '_', '-', "
-                "63 characters at most) nor a range such as client-0:23"
+                f"{text[:80]!r} is neither a client id nor a range such as client-0:23; a client "
+                "id has at most 63 lower-case letters, digits, '.', '_' and '-'"
             )
         return ClientClaim(prefix=text)
     first, last = match["first"], match["last"]

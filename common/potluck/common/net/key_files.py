@@ -124,7 +124,9 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     except (UnsupportedAlgorithm, TypeError, ValueError) as error:
         raise ConfigurationError(f"{path} is not an unencrypted private key in PEM form") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not _is_p256(key.public_key()):
-        raise ConfigurationError(f"{path} is not a P-256 key, the only kind that grpcio accepts")
+        raise ConfigurationError(
+            f"{path} is not a P-256 key, and grpcio accepts only P-256 keys; make a new key"
+        )
     return key
 
 
@@ -137,7 +139,8 @@ def read_request(path: Path) -> CertificateRequest:
         raise ConfigurationError(f"request {path} can't be read ({error.strerror})") from error
     if len(data) > MAXIMUM_REQUEST_BYTES:
         raise ConfigurationError(
-            f"{path} has more than {MAXIMUM_REQUEST_BYTES} bytes, so it is not a signing request"
+            f"{path} has more than {MAXIMUM_REQUEST_BYTES} bytes, so that it can't be a signing "
+            "request; make one with `potluck-client enroll`"
         )
     try:
         return parse_request(data)
@@ -169,13 +172,16 @@ def parse_request(pem: bytes) -> CertificateRequest:
     ) as error:
         raise ValueError(str(error) or type(error).__name__) from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not _is_p256(key):
-        raise ValueError("its key is not a P-256 key")
+        raise ValueError("the key of the request is not a P-256 key")
     if not genuine:
-        raise ValueError("it is not signed with the key that it contains")
+        raise ValueError("the request is not signed with the key that it contains")
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     ours = [uri for uri in uris if uri.startswith(f"{SCHEME}:")]
     if len(ours) != 1:
-        raise IdentityError(f"the request contains {len(ours)} Potluck identities instead of one")
+        raise IdentityError(
+            f"the request contains {len(ours)} Potluck identities instead of one; make one with "
+            "`potluck-client enroll`"
+        )
     return CertificateRequest(identity=parse_identity(ours[0]), public_key=key)
 
 
@@ -187,11 +193,10 @@ def _check_extensions(extensions: x509.Extensions) -> None:
     """
     for one in extensions:
         if isinstance(one.value, x509.BasicConstraints) and one.value.ca:
-            raise ValueError("it asks to be a certificate authority (CA:true)")
+            raise ValueError("the request asks for the rights of a certificate authority (CA:true)")
         if not isinstance(one.value, x509.SubjectAlternativeName | x509.BasicConstraints):
             raise ValueError(
-                f"it asks for the extension {one.oid.dotted_string}, which is not allowed; make a "
-                "request without it, with `potluck-client enroll`"
+                f"the request asks for the extension {one.oid.dotted_string}, which is not allowed"
             )
 
 

@@ -35,7 +35,7 @@ def _cause(host: str, port: str) -> str:
         _bind(host, port)
     except OSError as error:
         return explained(error, int(port))
-    return "the port was in use a moment ago; try again"
+    return "the port was in use, and is free again now; start the process again"
 
 
 def _bind(host: str, port: str) -> None:
@@ -52,8 +52,8 @@ def explained(error: OSError, port: int) -> str:
     """Return the cause and the remedy of an error that occurred when binding to a port."""
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return (
-            "the address is not this machine's; set `listen` or --listen to one of its own, or to "
-            "0.0.0.0"
+            "this machine does not have this address; set `listen` or --listen to an address of "
+            "the machine, or to 0.0.0.0"
         )
     if error.errno in (errno.EACCES, errno.EPERM) and port < _UNPRIVILEGED:
         return (

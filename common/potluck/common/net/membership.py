@@ -75,8 +75,8 @@ class MemberRecord(BaseModel):
         lasts = self.not_after - self.not_before
         if not timedelta(0) < lasts <= LONGEST_RECORD:
             raise ValueError(
-                f"the record of client '{self.client}' lasts {lasts.days} days, "
-                f"{LONGEST_RECORD.days} are allowed; renew it with `potluck pki member`"
+                f"the record of client '{self.client}' is valid for {lasts.days} days, but at "
+                f"most {LONGEST_RECORD.days} days are allowed; renew it with `potluck pki member`"
             )
         return self
 
@@ -113,13 +113,22 @@ class MembershipDocument(BaseModel):
     def _fits_together(self) -> Self:
         clients = [each.client for each in self.members]
         if clients != sorted(set(clients)):
-            raise ValueError("members are not sorted by client, or one has two records")
+            raise ValueError(
+                "the members are not sorted by client, or a client has two records; make the "
+                "list with `potluck pki member`"
+            )
         revoked = {(each.client, each.public_key) for each in self.revoked}
         for each in self.members:
             if (each.client, each.public_key) in revoked:
-                raise ValueError(f"the record of client '{each.client}' has a revoked key")
+                raise ValueError(
+                    f"the record of client '{each.client}' has a revoked key; make a record with "
+                    "another key with `potluck pki member`"
+                )
         if any(each.epoch > self.epoch for each in self.revoked):
-            raise ValueError("a revocation has a later epoch than its document")
+            raise ValueError(
+                "a revocation has a later epoch than the member list; make the list with "
+                "`potluck pki member`"
+            )
         return self
 
     def statement(self) -> bytes:
@@ -189,10 +198,10 @@ class Members:
         try:
             self.record(client, at).key().verify(signature, signed)
         except InvalidSignature:
-            what = "another signature" if signature else "no signature"
+            what = "a signature that is not from its member key" if signature else "no signature"
             raise IdentityError(
-                f"client '{client}' sent {what} than that of its member key; set `member_key` in "
-                "its configuration to the key its record names",
+                f"client '{client}' sent {what}; set `member_key` in the host's configuration to "
+                "the key of the client's member record",
                 client=client,
             ) from None
 
@@ -201,7 +210,7 @@ def troubles_of(members: Members | None, clients: Iterable[str], now: datetime) 
     """Return a line, with a remedy, for each client that is not a member or whose record expires
     soon."""
     if members is None:
-        return ["no membership has come yet; give the coordinator members.json"]
+        return ["this process has no member list yet; give the coordinator members.json"]
     lines: list[str] = []
     for client in clients:
         try:
@@ -264,8 +273,8 @@ def verified_members(
         root.verify(bytes.fromhex(signed.signature), document.statement())
     except InvalidSignature:
         raise IdentityError(
-            f"{source}: the member list is not signed by the federation root whose key is here; "
-            "get members.json and root.pub from the operator"
+            f"{source}: the member list is not signed by the federation root that is configured "
+            "on this machine; get members.json and root.pub from the operator"
         ) from None
     if document.federation != federation:
         raise IdentityError(
@@ -284,7 +293,7 @@ def read_membership(path: Path) -> MembershipDocument:
 def _parsed(data: bytes, source: str) -> SignedMembership:
     if len(data) > MAXIMUM_BYTES:
         raise ConfigurationError(
-            f"{source}: {len(data)} bytes; a member list has at most {MAXIMUM_BYTES}"
+            f"{source} has {len(data)} bytes; a member list may have at most {MAXIMUM_BYTES}"
         )
     try:
         return SignedMembership.model_validate_json(data)

@@ -84,7 +84,7 @@ class MembershipInForce:
             )
         if found.epoch <= self.epoch:
             return False
-        write_file(self._kept, document, PUBLIC_MODE, remedy="make room there")
+        write_file(self._kept, document, PUBLIC_MODE, remedy="free space on this disk")
         self.members, self.document = found, document
         log.info(
             "membership", epoch=found.epoch, members=len(found.records), revoked=len(found.revoked)
@@ -104,15 +104,15 @@ class MembershipInForce:
             try:
                 self._take_file(self._file)
             except PotluckError as error:  # for example, the file is being replaced
-                log.error("changed membership can't be used", why=error.message)
+                log.error("changed member list can't be used", why=error.message)
 
     def _take_file(self, file: Path) -> None:
         document = _read(file)
         found = self._verified(document, str(file))
         if found.epoch < self.epoch:
             log.warning(
-                f"{file} is of membership epoch {found.epoch}, and epoch {self.epoch} was seen "
-                "here before: that one stays in force; get the newest members.json"
+                f"{file} is of membership epoch {found.epoch}, but this process already uses "
+                f"epoch {self.epoch}, which stays in force; get the newest members.json"
             )
         else:
             self.take(document, str(file))

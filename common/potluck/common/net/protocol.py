@@ -74,14 +74,15 @@ def check_agreement(
     elif all(theirs > ours for theirs, ours in differing.values()):
         remedy = "upgrade Potluck on the coordinator"
     else:
-        remedy = "install the same release of Potluck on both"
+        remedy = "install the same release on the host and the coordinator"
     parts = "; ".join(
         f"{part if is_name(part) else 'another part'}: version {theirs or 'none'} on the host, "
         f"{ours or 'none'} on the coordinator"
         for part, (theirs, ours) in list(differing.items())[:_SHOWN]
     )
     raise ProtocolVersionError(
-        f"host '{host_name}' and the coordinator are of different releases ({parts}); {remedy}",
+        f"host '{host_name}' and the coordinator run different releases of Potluck ({parts}); "
+        f"{remedy}",
         host=host_name,
         differing=parts,
     )

@@ -41,7 +41,8 @@ def parse_revocations(pem: bytes, authority_pem: bytes, *, source: str) -> Revoc
     """
     if len(pem) > MAXIMUM_LIST_BYTES:
         raise ConfigurationError(
-            f"{source} has {len(pem)} bytes; a revocation list has at most {MAXIMUM_LIST_BYTES}"
+            f"{source} has {len(pem)} bytes; a revocation list may have at most "
+            f"{MAXIMUM_LIST_BYTES}"
         )
     try:
         found = x509.load_pem_x509_crl(pem)
@@ -57,7 +58,8 @@ def parse_revocations(pem: bytes, authority_pem: bytes, *, source: str) -> Revoc
         x509.InvalidVersion,
     ) as error:
         raise ConfigurationError(
-            f"{source} is not a revocation list in PEM form; `potluck pki revoke` writes one"
+            f"{source} is not a revocation list in PEM form; use the file that `potluck pki "
+            "revoke` writes"
         ) from error
     if not signed:
         raise IdentityError(

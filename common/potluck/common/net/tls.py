@@ -124,8 +124,9 @@ class TlsFiles(BaseModel):
         issuer = _issuer(certificate, authorities)
         if issuer is None:
             raise ConfigurationError(
-                f"{self.certificate} is the certificate of another CA than {self.authority}; "
-                "issue it from the same authority folder with `potluck pki issue`",
+                f"the authority {self.authority} did not sign the certificate "
+                f"{self.certificate}; issue the certificate from the folder of this authority "
+                "with `potluck pki issue`",
                 certificate=self.certificate,
                 authority=self.authority,
             )
@@ -174,8 +175,9 @@ def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
     material = files.load()
     if material.identity.role is Role.COORDINATOR:
         raise IdentityError(
-            f"{files.certificate} is for the role coordinator, which never connects to others; use "
-            "one made by `potluck pki issue FOLDER host` or `… operator`",
+            f"{files.certificate} is for the role coordinator, which can't be used to connect to "
+            "a coordinator; use a certificate made by `potluck pki issue FOLDER host` or `… "
+            "operator`",
             certificate=files.certificate,
         )
     return grpc.ssl_channel_credentials(
@@ -197,7 +199,8 @@ def channel(
     """
     if re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):[0-9]{1,5}", address) is None:
         raise ConfigurationError(
-            f"address {address[:120]!r} is not HOST:PORT; write it like coordinator:7443",
+            f"address {address[:120]!r} is not HOST:PORT; write an address such as "
+            "coordinator:7443",
             address=address[:120],
         )
     options = (*CHANNEL_OPTIONS, *direct_at_home(address), *options)

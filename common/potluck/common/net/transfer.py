@@ -44,8 +44,8 @@ def check_size(size: int, maximum: int) -> None:
     """Raise TooLargeError if the announced size is above `maximum`."""
     if size > maximum:
         raise TooLargeError(
-            f"a file of {size} bytes is announced, at most {maximum} are accepted; "
-            "see maximum_model_bytes",
+            f"the sender announced a file of {size} bytes, but at most {maximum} bytes are "
+            "accepted; raise maximum_model_bytes of the receiver",
             size=size,
             maximum=maximum,
         )
@@ -78,7 +78,9 @@ class FileReceiver:
         """
         check_size(size, maximum)
         if offset > size:
-            raise ProtocolError(f"offset {offset} is beyond the file's {size} bytes")
+            raise ProtocolError(
+                f"the transfer starts at offset {offset}, but the file has only {size} bytes"
+            )
         self._path = path
         self._part = part_path(path)
         self._blake3 = check_digest(blake3)
@@ -121,10 +123,13 @@ class FileReceiver:
     def write(self, chunk: bytes | memoryview) -> None:
         """Write the next bytes. Raises TooLargeError if they exceed the announced size."""
         if not chunk:
-            raise ProtocolError("a chunk is empty; a stream of empty chunks would never end")
+            raise ProtocolError(
+                "the sender sent an empty chunk; a chunk must have at least one byte"
+            )
         if self._received + len(chunk) > self._size:
             raise TooLargeError(
-                f"more than the {self._size} bytes announced were sent", size=self._size
+                f"the sender announced {self._size} bytes and sent more; announce the file's size",
+                size=self._size,
             )
         write_at(self._file.fileno(), memoryview(chunk), self._received)
         self._received += len(chunk)

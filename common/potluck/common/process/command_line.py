@@ -142,7 +142,10 @@ def _explain(error: Exception, program: str) -> int:
         _say(program, f"{cause.strerror}{where}")
     else:
         name = type(cause).__name__
-        _say(program, f"unexpected {name}: {cause}; for the traceback set {TRACEBACK_VARIABLE}=1")
+        _say(
+            program,
+            f"unexpected error {name}: {cause}; set {TRACEBACK_VARIABLE}=1 to see the traceback",
+        )
     return FAILED
 
 

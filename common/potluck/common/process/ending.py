@@ -63,7 +63,7 @@ class Ending:
 
         def leave() -> None:
             if seconds > LAST_WORK_SECONDS:
-                log.warning("left amid work that can't be stopped", seconds=seconds)
+                log.warning("exiting before work has ended that can't be stopped", seconds=seconds)
             sys.stderr.flush()
             os._exit(code)
 

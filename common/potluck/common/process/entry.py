@@ -14,8 +14,8 @@ from typing import NoReturn
 
 INTERRUPTED = 130
 WINDOWS = (
-    "Potluck does not run on Windows itself, which lacks the file locks, signals and process "
-    "groups that it relies on; use it in WSL2 or in a Linux container, where all of it works"
+    "Potluck does not run on Windows, which lacks file locks, signals and process groups that "
+    "Potluck needs; use WSL2 or a Linux container"
 )
 
 

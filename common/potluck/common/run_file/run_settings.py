@@ -319,19 +319,23 @@ class PrivateUpdates(Settings):
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.noise_multiplier is None) == (self.epsilon is None):
-            raise ValueError("needs either `noise_multiplier` or `epsilon`, and not both")
+            raise ValueError("set either `noise_multiplier` or `epsilon`, but not both")
         if self.trainings is not None and self.epsilon is None:
-            raise ValueError("`trainings` is of use only with `epsilon`")
+            raise ValueError("`trainings` needs `epsilon`; set `epsilon`, or remove `trainings`")
         if self.answers is not None and self.epsilon is None:
-            raise ValueError("`answers` is of use only with `epsilon`")
+            raise ValueError("`answers` needs `epsilon`; set `epsilon`, or remove `answers`")
         return self
 
     @model_validator(mode="after")
     def _fitting_noise(self) -> Self:
         if self.at_coordinator and self.unit != "client":
-            raise ValueError('noise = "coordinator" hides whole clients; set unit = "client"')
+            raise ValueError(
+                'noise = "coordinator" can only protect whole clients; set unit = "client"'
+            )
         if self.clip_quantile is not None and self.unit != "client":
-            raise ValueError('`clip_quantile` needs unit = "client"; leave it out')
+            raise ValueError(
+                '`clip_quantile` needs unit = "client"; set this unit, or remove `clip_quantile`'
+            )
         return self
 
     @property
@@ -518,7 +522,9 @@ class SelectionProof(Settings):
     @model_validator(mode="after")
     def _verifiable_first(self) -> Self:
         if self.hosts_verify and not self.verifiable:
-            raise ValueError("`hosts_verify` needs `verifiable = true`")
+            raise ValueError(
+                "`hosts_verify` needs `verifiable = true`; set it, or remove `hosts_verify`"
+            )
         return self
 
 

@@ -230,7 +230,7 @@ class RunFile(Settings):
     @classmethod
     def _printable(cls, name: str) -> str:
         if not name.isprintable():
-            raise ValueError("must be printable")
+            raise ValueError("must contain only printable characters")
         return name
 
     @model_validator(mode="after")

@@ -113,12 +113,12 @@ def toml_fault(error: tomllib.TOMLDecodeError) -> str:
 
     Duplicate keys and tables are described in Potluck's own words.
     """
-    said = str(error).replace("Cannot overwrite a value", "this is set twice")
+    said = str(error).replace("Cannot overwrite a value", "a key is set twice")
     twice = re.match(r"Cannot declare \((.*?),?\) twice", said)
     if twice is None:
         return said
     table = ".".join(part.strip(" '\"") for part in twice[1].split(","))
-    return f"table [{table}] is there twice{said[twice.end() :]}"
+    return f"table [{table}] is defined twice{said[twice.end() :]}"
 
 
 def validate(model: type[SettingsType], values: Mapping[str, Any], *, source: str) -> SettingsType:

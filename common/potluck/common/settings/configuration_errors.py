@@ -173,7 +173,7 @@ def _unknown(
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     known = _known_keys(model, table)
     hint = _hint(model, keys[0].rpartition(".")[2], known) if len(keys) == 1 else ""
-    listed = f"; known here: {', '.join(known)}" if hints and known else ""
+    listed = f"; known keys: {', '.join(known)}" if hints and known else ""
     return f"unknown key{'s' * (len(keys) > 1)} {shown}{more}{hint}{listed}"
 
 
@@ -215,7 +215,7 @@ def _explained(model: type[BaseModel], same: Sequence[ErrorDetails]) -> str:
     if isinstance(given, Mapping) and len(shown) > _LONGEST_VALUE:
         value = ""  # showing the start of a large table does not help
     if len(same) == 1 and detail["type"] in _NO_TABLE:
-        return f"'{where}' is a table{value}; {_as_table(model, detail, where)}"
+        return f"'{where}' must be a table{value}; {_as_table(model, detail, where)}"
     message = any_of(map(wanted, same))
     if len(message) > _LONGEST_MESSAGE:
         message = message[:_LONGEST_MESSAGE] + "…"

@@ -25,7 +25,7 @@ class OldSpellingWarning(FutureWarning):
 def warn_of_old_spelling(old: str, new: str, *, what: str = "key") -> None:
     """Warn that `old` is now spelled `new`. what: noun for the renamed part, such as "key"."""
     warnings.warn(
-        f"{old} is written {new} now; the old {what} is accepted until {ACCEPTED_UNTIL}",
+        f"{old} is written {new} now; the old {what} is accepted before version {ACCEPTED_UNTIL}",
         OldSpellingWarning,
         stacklevel=3,
     )

@@ -55,7 +55,9 @@ def checked(make: Callable[..., Any], options: Mapping[str, object], *, of: str)
         problems = _problems(make, error.errors(include_url=False), options)
         raise PluginError(f"{of}: {'; '.join(problems)}") from None
     except TypeError as error:  # an annotation that pydantic can't check
-        raise PluginError(f"{of}: its options can't be checked: {error}") from None
+        raise PluginError(
+            f"{of}: the options can't be checked: {error}; correct the type annotations"
+        ) from None
 
 
 @functools.lru_cache(maxsize=128)

@@ -94,7 +94,7 @@ def not_installed(group: str, name: str) -> PluginError:
     names."""
     if any(True for _ in entry_points(group=group, name=name)):
         return PluginError(
-            f"{group}: '{name}' was installed after this process had started; restart it",
+            f"{group}: '{name}' was installed after this process had started; restart the process",
             group=group,
             name=name,
         )
@@ -119,7 +119,10 @@ def find(group: str, name: str) -> type[Any]:
     """
     found = find_callable(group, name)
     if not isinstance(found, type):
-        raise PluginError(f"{group}: '{name}' is not a class", name=name)
+        raise PluginError(
+            f"{group}: '{name}' is not a class; name a class in the entry point of its package",
+            name=name,
+        )
     return found
 
 
@@ -147,7 +150,11 @@ def find_callable(group: str, name: str) -> Callable[..., Any]:
             f"{group}: '{name}' can't be loaded from {point.value}: {cause}", group=group, name=name
         ) from error
     if not callable(found):
-        raise PluginError(f"{group}: '{name}' ({point.value}) can't be called", name=name)
+        raise PluginError(
+            f"{group}: '{name}' ({point.value}) is not a class or function; correct the entry "
+            "point of its package",
+            name=name,
+        )
     return cast("Callable[..., Any]", found)
 
 

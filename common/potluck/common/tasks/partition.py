@@ -46,8 +46,8 @@ def put_aside(samples: Indices, wanted: int, seed: int, *, clients: int) -> tupl
     """
     if wanted and wanted > len(samples) - clients:
         raise ConfigurationError(
-            f"public is {wanted}, but the {len(samples)} samples must also suffice for {clients} "
-            "clients; lower public",
+            f"the option 'public' is {wanted}, but the {len(samples)} samples must also suffice "
+            f"for {clients} clients; lower public",
             public=wanted,
         )
     chosen = np.zeros(len(samples), dtype=bool)

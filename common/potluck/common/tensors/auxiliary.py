@@ -57,8 +57,8 @@ def update_layout(layout: Layout, encoding: Encoding, names: Iterable[str]) -> L
     for tensor in encoded.tensors:
         if tensor.name.startswith(PREFIX):
             raise LayoutError(
-                f"model tensor {quoted(tensor.name)} has a name that auxiliary tensors need; "
-                "rename it",
+                f"model tensor {quoted(tensor.name)} has a name that is reserved for auxiliary "
+                "tensors; rename it",
                 tensor=quoted(tensor.name),
             )
     return Layout.place([*((t.name, t.dtype, t.shape) for t in encoded.tensors), *extra])

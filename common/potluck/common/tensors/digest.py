@@ -31,7 +31,9 @@ def file_pieces(descriptor: int, begin: int, end: int, piece_bytes: int) -> Iter
     while begin < end:
         length = os.preadv(descriptor, [whole[: end - begin]], begin)
         if not length:
-            raise OSError(errno.EIO, f"the file ends at byte {begin}, before its byte {end}")
+            raise OSError(
+                errno.EIO, f"the file has only {begin} bytes, but {end} bytes were expected"
+            )
         yield whole[:length]
         begin += length
 

@@ -77,7 +77,9 @@ def encoded_layout(layout: Layout, encoding: Encoding) -> Layout:
     carried = [(t.name, t.dtype, t.shape) for t in layout.tensors if not t.floating]
     for name, _, _ in carried:
         if name in (INT8_VALUES, INT8_SCALES):
-            raise LayoutError(f"tensor {quoted(name)} has a name that int8 files need; rename it")
+            raise LayoutError(
+                f"tensor {quoted(name)} has a name that is reserved for int8 files; rename it"
+            )
     blocks = -(-layout.parameters // INT8_BLOCK)
     return Layout.place(
         [*carried, (INT8_VALUES, "I8", (layout.parameters,)), (INT8_SCALES, "F32", (blocks,))]

@@ -40,7 +40,7 @@ def name_at(layout: Layout, position: int) -> str:
             position -= tensor.elements
             if position < 0:
                 return tensor.name
-    raise IndexError(f"a model of {layout.parameters} parameters has no parameter at this position")
+    raise IndexError(f"the position is beyond the {layout.parameters} parameters of the model")
 
 
 class FlatVector:

@@ -187,14 +187,14 @@ class Layout:
                 )
             if found.shape != wanted.shape:
                 _refuse(
-                    f"{what} tensor {quoted(found.name)} has shape {_shape(found.shape)}, "
-                    f"the {whose}'s has {_shape(wanted.shape)}",
+                    f"{what} tensor {quoted(found.name)} has shape {_shape(found.shape)}, but "
+                    f"the {whose}'s tensor has shape {_shape(wanted.shape)}",
                     found.name,
                 )
             if found.dtype != wanted.dtype:
                 _refuse(
-                    f"{what} tensor {quoted(found.name)} is {found.dtype}, "
-                    f"the {whose}'s is {wanted.dtype}",
+                    f"{what} tensor {quoted(found.name)} has type {found.dtype}, but the "
+                    f"{whose}'s tensor has type {wanted.dtype}",
                     found.name,
                 )
         for found in self.tensors:
@@ -208,7 +208,7 @@ def parse_header(text: bytes) -> Layout:
         _refuse("a tensor file's header must begin with '{'; this is not a safetensors file")
     if text.count(b"[") + text.count(b"{") > 8 + len(text) // _CHARACTERS_PER_BRACKET:
         # An invalid header could cost Python seconds and 20 times its size in memory.
-        _refuse("a tensor file's header nests more than descriptions of tensors do")
+        _refuse("a tensor file's header has more brackets than a header of this length can need")
     try:
         described: object = json.loads(text.decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -234,7 +234,7 @@ def quoted(name: str) -> str:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        _refuse("a tensor file's header names something twice; every tensor needs its own name")
+        _refuse("a tensor file's header contains a name twice; all names must differ")
     return found
 
 
@@ -242,9 +242,9 @@ def _parse_tensor(name: str, described: object) -> TensorSpec:
     label = quoted(name)
     if not name.isprintable():
         # Such names can't be shown. This also refuses lone surrogates, which can't be encoded.
-        _refuse(f"tensor name {label} holds characters that can't be printed", name)
+        _refuse(f"tensor name {label} contains characters that can't be printed", name)
     if not isinstance(described, dict) or described.keys() != {"dtype", "shape", "data_offsets"}:
-        _refuse(f"tensor {label} must have exactly dtype, shape and data_offsets", name)
+        _refuse(f"tensor {label} must be described by dtype, shape and data_offsets only", name)
     dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         _refuse(f"tensor {label} has a dtype other than {', '.join(DTYPES)}", name)
@@ -256,10 +256,13 @@ def _parse_tensor(name: str, described: object) -> TensorSpec:
     # numpy multiplies all sizes other than 0, even for an empty tensor: that product must not
     # overflow.
     if math.prod(filter(None, shape)) * DTYPES[dtype].itemsize > _MAXIMUM_BYTES:
-        _refuse(f"tensor {label} is larger than any file", name)
+        _refuse(f"tensor {label} is larger than any file can be", name)
     begin, end = offsets
     if end - begin != size:
-        _refuse(f"tensor {label} needs {size} bytes, its data_offsets span {end - begin}", name)
+        _refuse(
+            f"tensor {label} needs {size} bytes, but its data_offsets span {end - begin} bytes",
+            name,
+        )
     return TensorSpec(name=name, dtype=dtype, shape=tuple(shape), begin=begin, end=end)
 
 
@@ -274,8 +277,12 @@ def _check_tiling(layout: Layout) -> None:
     position = 0
     for tensor in sorted(layout.tensors, key=lambda t: (t.begin, t.end)):
         if tensor.begin != position:
-            fault = "a gap before it" if tensor.begin > position else "others overlapping it"
-            _refuse(f"tensor {quoted(tensor.name)} has {fault} in the data", tensor.name)
+            fault = (
+                "is preceded by unused bytes"
+                if tensor.begin > position
+                else "overlaps another tensor"
+            )
+            _refuse(f"tensor {quoted(tensor.name)} {fault}", tensor.name)
         position = tensor.end
 
 

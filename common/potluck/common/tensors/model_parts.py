@@ -101,7 +101,10 @@ class DividedModel:
             others = self.layout.by_name.keys() | self.kept.keys()
             base = {name: state[name] for name in state if name not in others}
             if _digest(base) != self.base_blake3:
-                raise LayoutError("tensors that `trainable` of [model] does not name have changed")
+                raise LayoutError(
+                    "training has changed tensors of the base model; add these tensors to "
+                    "`trainable` of [model], or don't train them"
+                )
 
 
 def divided(network: Any, table: ModelTable | None, data: Path | None) -> DividedModel:
@@ -117,8 +120,8 @@ def divided(network: Any, table: ModelTable | None, data: Path | None) -> Divide
     arrays = isinstance(network, Mapping)
     if arrays and table.trainable:
         raise ConfigurationError(
-            "[model]: `trainable` names parts of torch modules; this task's model is arrays by "
-            "name, which are all trained"
+            "[model]: `trainable` needs a torch module, but this task's model is a dict of "
+            "arrays; remove `trainable`"
         )
     state = network if arrays else network.state_dict()
     travelling, kept = _parts(table, list(state))
@@ -134,11 +137,13 @@ def divided(network: Any, table: ModelTable | None, data: Path | None) -> Divide
         _load_base(state, travelling, table.base, data)
     blake3 = _digest(base)
     if table.base_blake3 not in ("", blake3):
-        found = f"is {table.base!r}" if table.base is not None else "is what the task's model has"
+        found = (
+            f"from the file {table.base!r}" if table.base is not None else "from the task's model"
+        )
         raise ConfigurationError(
-            f"the base of the model is {blake3[:12]}… on this machine, where it {found}; the run's "
-            f"is {table.base_blake3[:12]}…: name a file with the same weights on all machines as "
-            "`base` of [model]",
+            f"the base model of this machine ({found}) has the digest {blake3[:12]}…, but the "
+            f"run's base has {table.base_blake3[:12]}…; set `base` of [model] to a file that is "
+            "the same on all machines",
             base_blake3=blake3,
         )
     module: Any = network  # a module: arrays have returned above
@@ -165,14 +170,14 @@ def _parts(table: ModelTable, names: Sequence[str]) -> tuple[frozenset[str], fro
     both = sorted(travelling & kept)
     if both:
         raise ConfigurationError(
-            f"[model]: tensor {quoted(both[0])} matches `trainable`, by which it travels, and "
-            "`keep`, by which it never leaves a client; let it match one of them",
+            f"[model]: tensor {quoted(both[0])} matches both `trainable` (is sent) and `keep` "
+            "(never leaves a client); let it match only one",
             tensor=quoted(both[0]),
         )
     if not travelling:
         raise ConfigurationError(
-            "[model]: `keep` matches all tensors, so that nothing travels; leave some to be "
-            "trained together"
+            "[model]: `keep` matches all tensors, so that clients would send nothing; let `keep` "
+            "match fewer tensors"
         )
     return travelling, kept
 
@@ -183,8 +188,8 @@ def _matching(patterns: Sequence[str], names: Sequence[str], key: str) -> frozen
         matching = [name for name in names if fnmatchcase(name, pattern)]
         if not matching:
             raise ConfigurationError(
-                f"[model]: no tensor's name matches '{pattern}' of `{key}`; the model has "
-                f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}",
+                f"[model]: no tensor's name matches '{pattern}' of `{key}`; the model's tensors "
+                f"are {', '.join(names[:3])}{(', …' if len(names) > 3 else '')}",
                 pattern=pattern,
             )
         found.update(matching)
@@ -203,8 +208,8 @@ def _check_ties(
         key = "trainable" if (first in kept) == (name in kept) else "keep"
         if (first in travelling, first in kept) != (name in travelling, name in kept):
             raise ConfigurationError(
-                f"[model]: tensors {quoted(first)} and {quoted(name)} share their memory, and only "
-                f"one of them matches `{key}`; let both match, or neither",
+                f"[model]: tensors {quoted(first)} and {quoted(name)} share their memory, but "
+                f"only one matches `{key}`; change the patterns so that both match, or none",
                 tensor=quoted(name),
             )
 
@@ -237,8 +242,8 @@ def _load_base(
                     shape = None if specification is None else specification.shape
                     what = "is missing" if shape is None else f"has shape {shape}"
                     raise ConfigurationError(
-                        f"[model]: {path} does not fit: tensor {quoted(tensor_name)} {what}, "
-                        f"expected {tuple(tensor.shape)}",
+                        f"[model]: {path} does not fit the model: tensor {quoted(tensor_name)} "
+                        f"{what}; the model's tensor has shape {tuple(tensor.shape)}",
                         tensor=quoted(tensor_name),
                     )
     except (LayoutError, StorageError) as error:

@@ -126,7 +126,8 @@ def _weight_map(path: Path) -> dict[str, str]:
             raise ValueError
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         raise LayoutError(
-            f"{path} is not an index of shards: it must have a weight_map of tensors to files",
+            f"{path} is not an index of shards; an index has a weight_map from tensor names to "
+            "files",
             path=path,
         ) from None
     for name in places.values():

@@ -48,7 +48,7 @@ class OpenFile:
             while left:
                 length = os.preadv(self._descriptor, [left], begin)
                 if not length:
-                    raise OSError(errno.EIO, f"it ends at byte {begin}; it was shortened")
+                    raise OSError(errno.EIO, f"the file was shortened to {begin} bytes")
                 left, begin = left[length:], begin + length
         except OSError as error:
             raise StorageError(

@@ -286,7 +286,7 @@ def out_of_bounds(name: str, value: float) -> UpdateError:
     if not math.isfinite(value):
         return not_finite(name)
     return OutOfBoundsError(
-        f"tensor {quoted(name)} holds {value:.3g}; an update's numbers are below "
+        f"tensor {quoted(name)} holds {value:.3g}; an update's numbers must be below "
         f"{LARGEST_VALUE:.3g}: lower the learning rate or clip gradients",
         tensor=quoted(name),
     )
@@ -310,11 +310,13 @@ def _read_layout(
     prefix = file.read(0, LENGTH_BYTES)
     length = int.from_bytes(prefix, "little")
     if len(prefix) < LENGTH_BYTES or length > size - LENGTH_BYTES:
-        raise LayoutError(f"a file of {size} bytes is too short for the tensors it announces")
+        raise LayoutError(
+            f"a tensor file of {size} bytes is too short for its header; send the complete file"
+        )
     if length > maximum_header_bytes:
         raise LayoutError(
-            f"a tensor file's header of {length} bytes is announced, "
-            f"at most {maximum_header_bytes} are accepted"
+            f"a tensor file announces a header of {length} bytes, but at most "
+            f"{maximum_header_bytes} bytes are accepted"
         )
     text = file.read(LENGTH_BYTES, length)
     if expected is not None and prefix + text == expected.header:
@@ -327,7 +329,7 @@ def _read_layout(
     if held != layout.data_bytes:
         raise LayoutError(
             f"a tensor file contains {held} bytes of data, but its header describes "
-            f"{layout.data_bytes}"
+            f"{layout.data_bytes} bytes"
         )
     return layout
 
@@ -335,7 +337,9 @@ def _read_layout(
 def _check_fit(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> None:
     if arrays.keys() != layout.by_name.keys():
         missing = sorted(arrays.keys() ^ layout.by_name.keys())
-        raise LayoutError(f"arrays and layout differ in tensor {quoted(missing[0])}")
+        raise LayoutError(
+            f"tensor {quoted(missing[0])} is in the arrays or in the layout, but not in both"
+        )
     found = forms(arrays)
     for tensor in layout.tensors:
         array = found[tensor.name]

@@ -119,8 +119,7 @@ class PackedLanes:
         """Raises LayoutError if widths and bytes don't match this number of lanes."""
         if widths.shape != (blocks_of(lanes),) or packed.ndim != 1:
             raise LayoutError(
-                f"lanes have {widths.size} widths where {blocks_of(lanes)} are needed for "
-                f"{lanes} lanes"
+                f"a vector of {lanes} lanes has {widths.size} widths, but needs {blocks_of(lanes)}"
             )
         if widths.size and int(widths.max()) > MOST_BYTES:
             raise LayoutError(
@@ -132,7 +131,7 @@ class PackedLanes:
         ends = np.cumsum(sizes * widths)
         if (int(ends[-1]) if ends.size else 0) != packed.size:
             raise LayoutError(
-                f"packed lanes have {packed.size} bytes, and their widths say "
+                f"packed lanes have {packed.size} bytes, but their widths add up to "
                 f"{int(ends[-1]) if ends.size else 0}"
             )
         self.lanes = lanes
@@ -297,8 +296,8 @@ def opened_lanes(path: Path, vectors: Mapping[str, int] | None = None) -> Iterat
         lanes = LaneFile(file)
         if vectors is not None and lanes.vectors != vectors:
             raise LayoutError(
-                f"a sum's file has {_described(lanes.vectors)}, but the run's model needs "
-                f"{_described(vectors)}"
+                f"a sum's file has the vectors {_described(lanes.vectors)}, but the run's model "
+                f"needs {_described(vectors)}"
             )
         yield lanes
 
@@ -329,7 +328,7 @@ def _vector_names(layout: Layout) -> list[str]:
             name + _LANES: ("U8", -1),
         }
     for name in sorted(wanted.keys() ^ layout.by_name.keys()):
-        fault = "lacks" if name in wanted else "has"
+        fault = "lacks" if name in wanted else "has the unexpected"
         raise LayoutError(f"a sum's file {fault} tensor {quoted(name)}", tensor=quoted(name))
     for tensor in layout.tensors:
         dtype, elements = wanted[tensor.name]

@@ -90,9 +90,9 @@ class LaneTerms:
             and 1 <= self.weight_cap <= LARGEST_WEIGHT
         ):
             raise LayoutError(
-                f"lanes of {self.quantum_bits} bits with weights up to {self.weight_cap} in units "
-                f"of {unit} can't be made; bits are 1 to {LARGEST_QUANTUM_BITS}, weights up to "
-                f"{LARGEST_WEIGHT}, and the unit is a power of two"
+                f"lanes can't have {self.quantum_bits} bits, weights up to {self.weight_cap} and "
+                f"the weight unit {unit}; use 1 to {LARGEST_QUANTUM_BITS} bits, weights up to "
+                f"{LARGEST_WEIGHT}, and a power of two as the unit"
             )
 
     def weight(self, samples: int) -> int:
@@ -135,8 +135,8 @@ def quantise(values: NDArray[np.float64], factor: float, out: Lanes) -> None:
         )
     if not within:
         raise OutOfBoundsError(
-            f"a difference is NaN or beyond ±{LARGEST_LANE / factor:.6g}, the most that a sum at "
-            "the host can hold; lower training.learning_rate, or host_sums.quantum_bits"
+            f"a parameter's difference is NaN or beyond ±{LARGEST_LANE / factor:.6g}, the "
+            "maximum in a host's sum; lower training.learning_rate, or host_sums.quantum_bits"
         )
     np.copyto(out, values, casting="unsafe")
 
@@ -146,7 +146,7 @@ def check_lanes(lanes: Lanes, members: int) -> None:
     most = members * LARGEST_LANE
     if lanes.size and (int(lanes.max()) > most or int(lanes.min()) < -most):
         raise OutOfBoundsError(
-            f"a sum over {members} clients has a lane beyond ±{most}, which is impossible for this "
+            f"a sum over {members} clients has a number beyond ±{most}, the maximum for this "
             "number of clients",
             members=members,
         )

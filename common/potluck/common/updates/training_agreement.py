@@ -94,15 +94,15 @@ def check_alike(instruction: rpc.Instruction) -> None:
         "simulated seconds by the number of samples": work.pace != 0,
         "numbers reported beside the sum": bool(work.reports),
         "a question about its trained model": work.HasField("before_upload"),
-        "states kept of its earlier trainings": bool(set(work.kept.purposes) - {PERSONAL}),
-        "a seed that does not follow from the run's": work.seed
+        "states from its earlier trainings": bool(set(work.kept.purposes) - {PERSONAL}),
+        "a seed that is not derived from the run's seed": work.seed
         != client_seed(work.run_seed, instruction.round, client),
     }
     for what, found in alone.items():
         if found:
             raise ProtocolError(
-                f"client '{client}' was instructed to train for a secure sum with {what}; all "
-                "clients of a masked round must train alike",
+                f"client '{client}' received a training instruction with {what}, which a secure "
+                "sum does not allow; all clients of a masked round must train alike",
                 client=client,
             )
 
@@ -141,7 +141,9 @@ def _complete(given: Mapping[str, Any]) -> dict[str, Any]:
     settings = validate(LocalTraining, given, source="training")
     training: dict[str, Any] = json.loads(settings.as_json())
     if missing := training.keys() - given.keys():
-        raise ProtocolError(f"training settings for a secure sum don't set {min(missing)}")
+        raise ProtocolError(
+            f"training settings for a secure sum must set all keys; `{min(missing)}` is missing"
+        )
     return training
 
 

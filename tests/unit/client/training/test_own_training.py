@@ -113,13 +113,13 @@ def test_sample_counted_in_two_classes_is_refused() -> None:
 
 
 FAULTS = {
-    "raises": "failed at client 'client-1': ValueError: the scanner's file is empty (potluck_trai",
-    "exits": "failed at client 'client-1': SystemExit: 3 (potluck_trainers.py:",
+    "raises": "failed for client 'client-1': ValueError: the scanner's file is empty (potluck_trai",
+    "exits": "failed for client 'client-1': SystemExit: 3 (potluck_trainers.py:",
     "not-a-number": "left NaN, infinity or huge numbers in tensor 'slope'; lower",
     "shapes": "left another model than it was given: trained model tensor 'slope' has shape",
     "names": "left another model than it was given: ",
-    "undeclared": "has measure 'accuracy', which the task's trainer does not declare; dec",
-    "infinite": "has inf as the sum of measure 'squared_error' over 40; it must be finite",
+    "undeclared": "has the measure 'accuracy', which the task's trainer does not declare",
+    "infinite": "has the sum inf and the count 40 for measure 'squared_error'",
     "nothing": "returned a NoneType from `train`; return a Contribution",
 }
 
@@ -298,7 +298,7 @@ def test_evaluation_metric_outside_its_declared_range_is_refused(tmp_path: Path)
     assert isinstance(sums, MeasureSums)
     assert sums.measures["near"].count == SAMPLES
     assert (tmp_path / "own" / "evaluation").read_text() == "client-1 9 cpu"
-    with pytest.raises(TrainerError, match="which is declared to be from 0 to 1e\\+06"):
+    with pytest.raises(TrainerError, match="this measure is from 0 to 1e\\+06"):
         training("evaluation").evaluate(work, files(tmp_path), TrainingProgress())
     assert (sums + sums).means() == pytest.approx(sums.means())
     assert (sums + sums).measures["near"] == Measured(2 * sums.measures["near"].sum, 2 * SAMPLES)

@@ -89,22 +89,31 @@ def test_trace_states_available_and_unavailable_are_speeds_1_and_0() -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("", "t.csv, line 1: the columns are ''; write 'client,start,end,speed' or"),
-        ("client,begin,end,speed\n", "line 1: the columns are 'client,begin,end,speed'; write"),
+        ("", "t.csv, line 1: the column names are ''; write 'client,start,end,speed' or"),
+        (
+            "client,begin,end,speed\n",
+            "line 1: the column names are 'client,begin,end,speed'; write",
+        ),
         (HEADER, "t.csv: no client is ever available; add a row such as client-0,0,3600,1.0"),
         (HEADER + "a,0,9,0\n", "no client is ever available"),
-        (HEADER + "a,0,9\n", "line 2: 3 values in 'a,0,9'; write four: client,start,end,speed"),
-        (HEADER + "a,0,9,1\n\n", "line 3: 0 values"),
+        (
+            HEADER + "a,0,9\n",
+            "line 2: the row 'a,0,9' has 3 values; write four: client,start,end,speed",
+        ),
+        (HEADER + "a,0,9,1\n\n", "line 3: the row '' has 0 values"),
         (HEADER + "A b,0,9,1\n", "line 2: 'client' is 'A b', which is not a client id; use lower"),
         (HEADER + "a,now,9,1\n", "line 2: 'start' is 'now'; write seconds since the start"),
         (HEADER + "a,-1,9,1\n", "line 2: 'start' is '-1'; write seconds"),
         (HEADER + "a,0,inf,1\n", "line 2: 'end' is 'inf'; write seconds"),
         (HEADER + "a,0, 9,1\n", "line 2: 'end' is ' 9'; write seconds"),
-        (HEADER + "a,9,9,1\n", "line 2: 'end' is 9, and 'start' is 9; write an end after"),
-        (HEADER + "a,0,9,fast\n", "line 2: 'speed' is 'fast'; write a number from 0"),
-        (HEADER + "a,0,9,1\nb,0,9,1\na,8,12,1\n", "line 4: 'start' is 8, but the row before of a"),
+        (HEADER + "a,9,9,1\n", "line 2: 'end' is 9, but 'start' is 9; write an end that"),
+        (HEADER + "a,0,9,fast\n", "line 2: 'speed' is 'fast'; write a number ≥ 0"),
+        (
+            HEADER + "a,0,9,1\nb,0,9,1\na,8,12,1\n",
+            "line 4: 'start' is 8, but the row before of client 'a'",
+        ),
         (HEADER + 'a,0,"9,1\n', "not valid CSV: .*; write four values without quotes"),
-        ("client,start,end,state\na,0,9,on\n", "'state' is 'on'; write available or unavailable"),
+        ("client,start,end,state\na,0,9,on\n", "'state' is 'on'; write 'available' or"),
     ],
 )
 def test_invalid_trace_is_refused_with_line_value_and_remedy(text: str, error: str) -> None:

@@ -183,7 +183,7 @@ def test_consistent_evaluation_counts_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss_sum": math.nan}, "loss_sum has nan, expected a number from 0"),
+        ({"loss_sum": math.nan}, "loss_sum has nan, expected a number ≥ 0"),
         ({"loss_sum": -1e-9}, "loss_sum has -1e-09"),
         ({"confusion": [3, 1, 2]}, "confusion has 3, expected 2² entries"),
         ({"confusion": [3, 1, 2, 4, 0]}, "confusion has 5, expected 2² entries"),
@@ -191,11 +191,11 @@ def test_consistent_evaluation_counts_are_accepted() -> None:
         ({"confusion": [2**63, 1, 2, 4]}, "confusion has 9223372036854775815, expected ≤"),
         ({"group_samples": [4]}, "group_samples has 1, expected 2 entries"),
         ({"group_samples": [4, 2**64 - 1]}, "group_samples has 18446744073709551619, expected ≤"),
-        ({"group_samples": [4, 7]}, "group_samples has 11, expected ≤ 10 samples in groups"),
-        ({"group_correct": [5, 4]}, "no more correct samples than samples"),
-        ({"group_correct": [-1, 4]}, "no more correct samples than samples"),
-        ({"group_correct": [2, 4]}, r"what the confusion matrix says \(7 correct\)"),
-        ({"group_correct": [4, 4]}, r"what the confusion matrix says \(7 correct\)"),
+        ({"group_samples": [4, 7]}, "group_samples has 11, expected at most 10 samples"),
+        ({"group_correct": [5, 4]}, "at most as many correct samples as samples"),
+        ({"group_correct": [-1, 4]}, "at most as many correct samples as samples"),
+        ({"group_correct": [2, 4]}, r"consistent with the confusion matrix \(7 correct samples\)"),
+        ({"group_correct": [4, 4]}, r"consistent with the confusion matrix \(7 correct samples\)"),
         ({"group_correct": []}, "group_correct has 0, expected 2 entries"),
     ],
 )

@@ -23,9 +23,11 @@ def stored(rows: int) -> StoredExamples:
 def test_samples_without_exactly_one_label_are_refused() -> None:
     whole = Examples(inputs=torch.ones(20, 2), labels=LABELS, groups=LABELS)
     check_client_data(ClientData(train=whole, held_out=stored(20)), "t", "client-0")
-    with pytest.raises(TrainingError, match="client 'client-0', held out, has 19 inputs and 20 la"):
+    with pytest.raises(TrainingError, match="data of client 'client-0': task 't' returned 19 inp"):
         check_client_data(ClientData(train=whole, held_out=stored(19)), "t", "client-0")
-    with pytest.raises(TrainingError, match="the data has 20 inputs, 20 labels and 3 groups; task"):
+    with pytest.raises(
+        TrainingError, match="the data: task 't' returned 20 inputs, 20 labels and 3 groups"
+    ):
         check_lengths(
             Examples(inputs=whole.inputs, labels=LABELS, groups=LABELS[:3]), "t", "the data"
         )
@@ -44,7 +46,9 @@ def test_first_sample_with_nan_or_infinity_is_named_in_the_error(bad: float) -> 
 
 def test_os_error_is_attributed_to_the_task_and_storage_error_is_not() -> None:
     with (
-        pytest.raises(TrainingError, match=r"task 't' failed at us: /gone: No such file or direct"),
+        pytest.raises(
+            TrainingError, match=r"task 't' failed for us: /gone: No such file or direct"
+        ),
         blamed_on_task("t", "us"),
     ):
         open("/gone")  # noqa: PTH123, SIM115  # as tasks do

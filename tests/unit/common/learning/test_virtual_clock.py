@@ -87,5 +87,5 @@ def test_client_with_a_drop_out_chance_is_late_about_that_often() -> None:
 
 def test_drop_outs_without_a_deadline_are_refused() -> None:
     text = '[task]\nname = "digits"\n[virtual_clock]\nenabled = true\ndrop_outs = {a = 0.5}\n'
-    with pytest.raises(ConfigurationError, match="drop_outs needs deadline_seconds"):
+    with pytest.raises(ConfigurationError, match="`drop_outs` needs `deadline_seconds`"):
         parse_run_file(text, source="test")

@@ -88,7 +88,9 @@ def test_concatenation_of_invalid_models_is_refused(of: dict[str, object], messa
 
 
 def test_concatenation_refuses_a_model_without_an_output_layer_or_an_unknown_part() -> None:
-    with pytest.raises(ConfigurationError, match="a ReLU does not end in an"):
+    with pytest.raises(ConfigurationError, match="the model ReLU does not end in an"):
         Concatenation([nn.ReLU()])
-    with pytest.raises(ConfigurationError, match="a model of 3 groups has no part 4"):
+    with pytest.raises(
+        ConfigurationError, match="the model has 3 groups, but the strategy trains part 4"
+    ):
         network().use_part(4)

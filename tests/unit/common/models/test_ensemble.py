@@ -71,5 +71,7 @@ def test_ensemble_of_invalid_models_is_refused(of: dict[str, object], message: s
 
 
 def test_unknown_part_of_an_ensemble_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="an ensemble of 3 models has no part 3"):
+    with pytest.raises(
+        ConfigurationError, match="the ensemble has 3 models, but the strategy trains model 3"
+    ):
         network().use_part(3)

@@ -111,15 +111,27 @@ def test_callable_of_an_allowed_module_creates_a_model(own_module: tuple[str, ..
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("os:system", {"command": "true"}, "that this machine does not accept models from"),
-        ("potluck_own_models_too:x", {}, "that this machine does not accept models from"),
-        ("potluck_own_models:system", {}, "can't be made with these options|is not a model of"),
-        ("potluck_own_models:system", {"command": "true"}, "is not a model of"),
-        ("potluck_own_models:absent", {}, "is not installed here"),
-        ("potluck_own_models:number", {}, "is not a model of"),
+        (
+            "os:system",
+            {"command": "true"},
+            "`model_modules` of this machine's configuration does not list",
+        ),
+        (
+            "potluck_own_models_too:x",
+            {},
+            "`model_modules` of this machine's configuration does not list",
+        ),
+        (
+            "potluck_own_models:system",
+            {},
+            "can't be made with these options|is not a function or class",
+        ),
+        ("potluck_own_models:system", {"command": "true"}, "is not a function or class"),
+        ("potluck_own_models:absent", {}, "is not installed on this machine"),
+        ("potluck_own_models:number", {}, "is not a function or class"),
         ("potluck_own_models:tiny", {"depth": 3}, "can't be made with these options.*depth"),
         ("potluck_own_models:tiny", {"width": "x"}, "can't be made: "),
-        ("potluck_own_models:nothing", {}, "creates a int, not a torch module"),
+        ("potluck_own_models:nothing", {}, "creates an object of the class int"),
         (
             "lenet7",
             {},
@@ -135,10 +147,12 @@ def test_callable_that_does_not_create_a_model_is_refused(
 
 
 def test_torchvision_model_is_refused_unless_the_owner_lists_the_module() -> None:
-    with pytest.raises(PluginError, match="that this machine does not accept models from"):
+    with pytest.raises(
+        PluginError, match="`model_modules` of this machine's configuration does not list"
+    ):
         model_maker("torchvision.models:resnet18", {"weights": "DEFAULT"})
 
 
 def test_model_without_a_name_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="a model needs a name"):
+    with pytest.raises(ConfigurationError, match="the table of the model has no `name`"):
         make_task("digits", {}, model={"classes": 3})

@@ -82,13 +82,13 @@ def test_file_shortened_while_it_is_sent_raises_storage_error(tmp_path: Path) ->
     assert len(next(messages)) > 4096
     os.truncate(path, 6000)
     assert len(next(messages)) < 1000
-    with pytest.raises(StorageError, match=f"{path}: the file ends at byte 6000, before"):
+    with pytest.raises(StorageError, match=f"{path}: the file has only 6000 bytes, but"):
         next(messages)
 
 
 def test_missing_required_message_raises_protocol_error() -> None:
     assert require(Up(), "a header") == Up()
-    with pytest.raises(ProtocolError, match="the stream sent a chunk; expected a header"):
+    with pytest.raises(ProtocolError, match="the stream contains a chunk; expected a header"):
         require(memoryview(b"x"), "a header")
-    with pytest.raises(ProtocolError, match="bytes that are not a message"):
+    with pytest.raises(ProtocolError, match="bytes that are not a valid message"):
         require(None, "a header")

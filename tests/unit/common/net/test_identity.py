@@ -172,7 +172,7 @@ def test_client_list_of_a_million_ids_is_accepted() -> None:
         ("potluck://f/admin/h", "role 'admin' is unknown"),
         ("potluck://F/host/h", "federation name 'F' is not allowed"),
         ("potluck://f/host/..%2f", "host name"),
-        ("potluck://f/operator/o?clients=a", "only hosts and relays may send messages"),
+        ("potluck://f/operator/o?clients=a", "which only hosts and relays may have"),
         ("potluck://f/host/h?clients=" + "a," * MAXIMUM_URI_BYTES, "is not a Potluck identity"),
     ],
 )

@@ -31,7 +31,7 @@ def test_check_of_a_port_fails_only_while_another_process_listens() -> None:
 
 
 def test_error_about_listening_on_an_address_of_another_machine_names_the_cause() -> None:
-    assert "is not this machine's" in not_listening("192.0.2.1:7443").message
+    assert "this machine does not have this address" in not_listening("192.0.2.1:7443").message
 
 
 def test_error_about_a_privileged_port_names_the_missing_capability() -> None:

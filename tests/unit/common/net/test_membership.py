@@ -95,7 +95,7 @@ def test_signature_of_a_member_is_accepted(tmp_path: Path) -> None:
 )
 def test_signature_over_different_content_is_rejected(tmp_path: Path, change: Any) -> None:
     members = load_members(*write(tmp_path, signed(record())), federation="f")
-    with pytest.raises(IdentityError, match="another signature"):
+    with pytest.raises(IdentityError, match="not from its member key"):
         members.verify("a", profile(**change), MEMBER.sign(profile()), NOW)
 
 
@@ -153,7 +153,7 @@ def test_whitespace_changes_neither_signature_nor_digest_of_a_member_list() -> N
 def test_member_record_valid_for_more_than_366_days_is_refused() -> None:
     record(not_after=NOW + timedelta(days=365))
     for days in (366, 3650, -1):
-        with pytest.raises(ValidationError, match="366 are allowed"):
+        with pytest.raises(ValidationError, match="at most 366 days"):
             record(not_after=NOW + timedelta(days=days))
     assert "renew it with `potluck pki member`" in refusal(ten_years())
 
@@ -187,7 +187,7 @@ def test_damaged_membership_file_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"members\.json"):
         load_members(file, root, federation="f")
     file.write_bytes(bytes(MAXIMUM_BYTES + 1))
-    with pytest.raises(ConfigurationError, match="a member list has at most"):
+    with pytest.raises(ConfigurationError, match="a member list may have at most"):
         load_members(file, root, federation="f")
     root.write_text("not a key")
     with pytest.raises(ConfigurationError, match=r"root\.pub"):

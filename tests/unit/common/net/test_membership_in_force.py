@@ -68,7 +68,7 @@ def test_second_membership_of_the_same_epoch_is_refused(tmp_path: Path) -> None:
     [
         (signed(record(), epoch=9, root=MEMBER), "not signed by the federation root"),
         (signed(record(), epoch=9, federation="g"), "of federation 'g'"),
-        (ten_years(), "366 are allowed"),
+        (ten_years(), "at most 366 days"),
         (b"{}", "Field required"),
     ],
 )

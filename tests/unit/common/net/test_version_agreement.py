@@ -46,7 +46,7 @@ def test_host_with_the_same_versions_is_accepted() -> None:
                 "protocol: version 2 on the host, 1 on the coordinator; "
                 "framing: version 1 on the host, 2 on the coordinator"
             ),
-            "install the same release of Potluck on both",
+            "install the same release on the host and the coordinator",
         ),
         (
             {**OURS, "\x1b]0;owned\x07": 1},
@@ -62,7 +62,7 @@ def test_version_mismatch_is_refused_naming_the_side_to_upgrade(
     with pytest.raises(ProtocolVersionError) as caught:
         check_agreement(host, OURS, host_name="h2")
     assert caught.value.message == (
-        f"host 'h2' and the coordinator are of different releases ({found}); {remedy}"
+        f"host 'h2' and the coordinator run different releases of Potluck ({found}); {remedy}"
     )
 
 

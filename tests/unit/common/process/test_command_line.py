@@ -21,7 +21,8 @@ def raising(error: BaseException) -> Callable[[], None]:
 
 
 UNEXPECTED = (
-    "potluck: unexpected ZeroDivisionError: by zero; for the traceback set POTLUCK_TRACEBACK=1\n"
+    "potluck: unexpected error ZeroDivisionError: by zero; "
+    "set POTLUCK_TRACEBACK=1 to see the traceback\n"
 )
 
 

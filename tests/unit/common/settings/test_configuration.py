@@ -108,17 +108,20 @@ def test_error_about_a_key_in_the_wrong_table_names_the_correct_table(
     [
         (
             "task = 'digits'",
-            r"""'task' is a table \(got 'digits'\); write task\.name = "digits"$""",
+            r"""'task' must be a table \(got 'digits'\); write task\.name = "digits"$""",
         ),
         (
             "task = {name = 'x'}\nround = 3",
-            r"'round' is a table \(got 3\); write its keys below \[",
+            r"'round' must be a table \(got 3\); write its keys below \[",
         ),
         (
             "task = {name = 'x'}\nobjective = ['focal']",
-            r"""^run\.toml: 'objective\.0' is a table \(got 'focal'\); write \S+ = "focal"$""",
+            r"""^run\.toml: 'objective\.0' must be a table \(got 'focal'\); write \S+ = "focal"$""",
         ),
-        ("task = {name = 'x'}\ntraining = 3", r"'training' is a table \(got 3\); write its keys"),
+        (
+            "task = {name = 'x'}\ntraining = 3",
+            r"'training' must be a table \(got 3\); write its keys",
+        ),
     ],
 )
 def test_error_about_a_value_in_place_of_a_table_shows_the_correct_form(
@@ -174,16 +177,16 @@ def test_error_about_a_value_of_a_wrong_type_names_the_expected_type(
 @pytest.mark.parametrize("value", ["many", 3.5, {"a": 1}, [1], -1, float("nan"), ""])
 def test_type_errors_do_not_name_python_types(kind: str, value: object) -> None:
     for key in MODELS[kind].model_fields:
-        said = said_of(kind, key, value).partition("; known here")[0]
+        said = said_of(kind, key, value).partition("; known keys")[0]
         assert re.search(r"Input|<class|should|literal\[|\b(dict|tuple|int)\b", said) is None, said
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rounds = 1\nrounds = 2\n", r"not valid TOML: this is set twice \(at line 2"),
-        ("[task]\n[task]\n", r"not valid TOML: table \[task\] is there twice \(at line 2"),
-        ("[a.b]\n[a.b]\n", r"not valid TOML: table \[a\.b\] is there twice \(at line 2"),
+        ("rounds = 1\nrounds = 2\n", r"not valid TOML: a key is set twice \(at line 2"),
+        ("[task]\n[task]\n", r"not valid TOML: table \[task\] is defined twice \(at line 2"),
+        ("[a.b]\n[a.b]\n", r"not valid TOML: table \[a\.b\] is defined twice \(at line 2"),
     ],
 )
 def test_error_about_a_duplicate_key_or_table_is_in_plain_words(text: str, message: str) -> None:
@@ -194,7 +197,9 @@ def test_error_about_a_duplicate_key_or_table_is_in_plain_words(text: str, messa
 def test_error_about_an_option_assigned_to_a_table_shows_the_correct_form(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(FILES[RUN])
     ended = _run(tmp_path, "run.toml", "-o", 'task="digits"')
-    told = "potluck: run.toml: 'task' is a table (got 'digits'); write task.name = \"digits\"\n"
+    told = (
+        "potluck: run.toml: 'task' must be a table (got 'digits'); write task.name = \"digits\"\n"
+    )
     assert (ended[0], ended[1]) == (1, told)
 
 

@@ -37,7 +37,10 @@ def test_old_value_in_a_run_file_means_the_new_one_with_a_warning(
         found = run_file(f'{key} = "{old}"')
     assert found == run_file(f'{key} = "{new}"')
     assert [str(each.message) for each in noticed] == [
-        f'{key} = "{old}" is written {key} = "{new}" now; the old word is accepted until 0.2'
+        (
+            f'{key} = "{old}" is written {key} = "{new}" now; the old word is accepted before '
+            "version 0.2"
+        )
     ]
 
 
@@ -72,7 +75,7 @@ def test_old_key_in_a_run_file_means_the_new_one_with_a_warning(
     assert found == parse_run_file(f"{new} = {value}\n{TASK}", source="run.toml")
     assert getattr(found, new) == value
     assert [str(each.message) for each in noticed] == [
-        f"'{old}' is written '{new}' now; the old key is accepted until 0.2"
+        f"'{old}' is written '{new}' now; the old key is accepted before version 0.2"
     ]
 
 
@@ -103,7 +106,7 @@ def test_program_warns_about_an_old_value_in_one_line_and_continues(tmp_path: Pa
     assert done.returncode == 0
     assert done.stderr.decode() == (
         'potluck-client: triplet = "ldp" is written triplet = "noisy" now; the old word is '
-        "accepted until 0.2\n"
+        "accepted before version 0.2\n"
     )
 
 

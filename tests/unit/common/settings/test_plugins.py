@@ -34,7 +34,7 @@ def test_error_about_a_plugin_installed_after_the_start_asks_for_a_restart(
     with pytest.raises(PluginError, match=r"'late' is not installed; installed: .*digits"):
         plugins.create(Task, "late", {})
     install(tmp_path)
-    said = "potluck.tasks: 'late' was installed after this process had started; restart it"
+    said = "potluck.tasks: 'late' was installed after this process had started; restart the process"
     for look_up in (
         lambda: plugins.create(Task, "late", {}),
         lambda: check_installed(plugins.TASKS, "late"),

@@ -61,7 +61,7 @@ def test_public_images_belong_to_no_client_and_have_no_labels(task: Digits | Col
 
 def test_more_public_images_than_available_are_refused() -> None:
     with pytest.raises(
-        ConfigurationError, match="public is 1390, but the 1397 samples must also suffice"
+        ConfigurationError, match="'public' is 1390, but the 1397 samples must also suffice"
     ):
         Digits(public=1390).public_data(None)
 

@@ -99,9 +99,9 @@ def test_file_shortened_between_two_reads_raises_storage_error(tmp_path: Path) -
         with pytest.raises(StorageError) as caught:
             _ = file.arrays["second"]
         assert str(path) in caught.value.message
-        assert "it ends at byte 1000; it was shortened" in caught.value.message
+        assert "the file was shortened to 1000 bytes" in caught.value.message
         vector = FlatVector(file.arrays, file.layout)
-        with pytest.raises(StorageError, match="it was shortened"):
+        with pytest.raises(StorageError, match="was shortened"):
             vector.block(50_000, 60_000)
 
 
@@ -199,11 +199,11 @@ def test_equal_arrays_give_equal_files_and_parameter_counts(
     [
         (
             {"fc.weight": np.zeros((10, 64), np.float32)},
-            "update tensor 'fc.weight' has shape 10×64, the model's has 10×32",
+            "update tensor 'fc.weight' has shape 10×64, but the model's tensor has shape 10×32",
         ),
         (
             {"fc.weight": np.zeros((10, 32), np.float16)},
-            "update tensor 'fc.weight' is F16, the model's is F32",
+            "update tensor 'fc.weight' has type F16, but the model's tensor has type F32",
         ),
         ({"fc.bias": np.zeros(1, np.float32)}, "the update lacks tensor 'fc.weight' of the model"),
         (
@@ -241,21 +241,21 @@ TWO = b'{"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"v":{"dtype":"U8","
         (file_of(b" {}"), "must begin with '{'"),
         (file_of(b"{} x"), "not JSON"),
         (file_of(b'{"\xff":1}'), "UnicodeDecodeError"),
-        (file_of(b'{"a":' + b"[" * 100_000), "nests more than"),
-        (file_of(b'{"a":[' + b"[]," * 100_000 + b"0]}"), "nests more than"),
+        (file_of(b'{"a":' + b"[" * 100_000), "more brackets than"),
+        (file_of(b'{"a":[' + b"[]," * 100_000 + b"0]}"), "more brackets than"),
         (
             file_of(b'{"a":' + b'{"a         ":' * 20_000 + b" " * 100_000),
             r"not JSON \((Recursion|JSONDecode)Error\)",
         ),
         (file_of(b'{"a":' + b"1" * 5_000 + b"}"), "not JSON"),
-        (file_of({"w": 1}), "must have exactly dtype"),
+        (file_of({"w": 1}), "must be described by dtype"),
         (file_of({"__metadata__": {"a": 1}}), "__metadata__"),
         (file_of({"__metadata__": []}), "__metadata__"),
-        (file_of({"a\nb": {}}), r"name 'a\\nb' holds characters"),
+        (file_of({"a\nb": {}}), r"name 'a\\nb' contains characters"),
         (file_of(b'{"\\ud800":{}}'), "can't be printed"),
         (file_of(described(dtype="F31"), bytes(8)), "dtype other than"),
         (file_of(described(dtype=[]), bytes(8)), "dtype other than"),
-        (file_of(described(extra=1), bytes(8)), "must have exactly dtype"),
+        (file_of(described(extra=1), bytes(8)), "must be described by dtype"),
         (file_of(described(shape=[-2]), bytes(8)), "sizes ≥ 0"),
         (file_of(described(shape=[2.0]), bytes(8)), "sizes ≥ 0"),
         (file_of(described(shape=[True, 2]), bytes(8)), "sizes ≥ 0"),
@@ -267,11 +267,11 @@ TWO = b'{"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"v":{"dtype":"U8","
         (file_of(described(data_offsets=[0]), bytes(8)), "two data_offsets"),
         (file_of(described(data_offsets=[8, 0]), bytes(8)), "span -8"),
         (file_of(described(data_offsets=[0, 4]), bytes(8)), "needs 8 bytes"),
-        (file_of(described(data_offsets=[4, 12]), bytes(12)), "a gap before it"),
+        (file_of(described(data_offsets=[4, 12]), bytes(12)), "is preceded by unused bytes"),
         (file_of(described(), bytes(7)), "contains 7 bytes"),
         (file_of(described(), bytes(9)), "contains 9 bytes"),
-        (file_of(TWO + b'"data_offsets":[0,1]}}', bytes(1)), "others overlapping"),
-        (file_of(TWO + b'"data_offsets":[2,3]}}', bytes(3)), "a gap before"),
+        (file_of(TWO + b'"data_offsets":[0,1]}}', bytes(1)), "overlaps another"),
+        (file_of(TWO + b'"data_offsets":[2,3]}}', bytes(3)), "is preceded by unused bytes"),
         (file_of(b'{"w":1,"w":2}'), "twice"),
         (file_of(TWO[:-1] + b',"shape":[1],"data_offsets":[1,2]}}', bytes(2)), "twice"),
     ],
@@ -287,9 +287,9 @@ def test_malicious_header_is_refused(tmp_path: Path, content: bytes, message: st
 def test_header_longer_than_the_maximum_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "endless"
     path.write_bytes(file_of(b"{" + b" " * 2**20 + b"}"))
-    with pytest.raises(LayoutError, match="1048578 bytes is announced, at most"):
+    with pytest.raises(LayoutError, match="a header of 1048578 bytes, but at most"):
         open_tensors(path, expected=Layout.of({}))
-    with pytest.raises(LayoutError, match="at most 100 are accepted"):
+    with pytest.raises(LayoutError, match="at most 100 bytes are accepted"):
         open_tensors(path, maximum_header_bytes=100)
 
 

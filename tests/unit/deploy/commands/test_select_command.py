@@ -118,7 +118,7 @@ def test_select_accepts_the_old_name_of_an_option_with_a_warning(
         found = run(*command, *old)
     assert found == run(*command, "--clients-per-round", 2)
     assert [str(each.message) for each in noticed] == [
-        "--count is written --clients-per-round now; the old option is accepted until 0.2"
+        "--count is written --clients-per-round now; the old option is accepted before version 0.2"
     ]
 
 

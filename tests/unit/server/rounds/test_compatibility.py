@@ -171,7 +171,10 @@ def test_passes_per_client_are_refused_with_a_fixed_number_of_steps() -> None:
             "strategy rhfl-logits and host_sums are not compatible",
         ),
         ("[training]\nkept_epochs = 2\n", "kept_epochs is 2, and clients keep no tensors; name"),
-        ('[model]\nname = "os:system"\n', "that this machine does not accept models from"),
+        (
+            '[model]\nname = "os:system"\n',
+            "`model_modules` of this machine's configuration does not list",
+        ),
         (
             '[model]\nname = "lenet7"\n',
             r"'lenet7' is not installed \(did you mean 'lenet5'\?\); installed: conc",
@@ -248,7 +251,7 @@ def test_protocol_steps_are_accepted_only_for_selectors_that_support_them() -> N
     text = f'clients_per_round = 12\n{TASK}[selector]\nname = "dc-balanced"\n{STEPWISE}'
     plan = draw_up(text, source="run file")
     assert not plan.selector.needs_profiles
-    assert any("a client that tells 0 is selected every time" in each for each in plan.remarks)
+    assert any("a client that always reports 0 is always selected" in each for each in plan.remarks)
     with pytest.raises(
         ConfigurationError, match="selector fedentopt has no step-by-step procedure"
     ):

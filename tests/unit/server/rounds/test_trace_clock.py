@@ -54,7 +54,7 @@ def test_run_has_a_trace_clock_only_if_the_clock_is_enabled_with_a_trace(tmp_pat
 
 def test_trace_without_a_deadline_or_with_late_updates_is_refused() -> None:
     text = '[task]\nname = "digits"\n[virtual_clock]\nenabled = true\ntrace = "t.csv"\n'
-    with pytest.raises(ConfigurationError, match="trace needs deadline_seconds"):
+    with pytest.raises(ConfigurationError, match="`trace` needs `deadline_seconds`"):
         draw_up(text, source="test")
     text += "deadline_seconds = 50\n"
     assert draw_up(text, source="test").run_file.virtual_clock.trace == "t.csv"

@@ -69,6 +69,8 @@ def test_removing_a_missing_spool_succeeds() -> None:
 def test_disk_error_names_the_file_of_the_error_or_else_the_folder() -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/state/models/.abc")
     text = disk_error(full, "/state").message
-    assert text == "can't use /state/models/.abc: No space left on device; see its disk"
+    assert (
+        text == "can't use /state/models/.abc: No space left on device; check the disk of this path"
+    )
     bare = OSError(errno.ENOSPC, "No space left on device")
     assert disk_error(bare, "/state").message.startswith("can't use /state: No space left")

@@ -324,7 +324,7 @@ def test_training_settings_are_restored_from_json() -> None:
     [
         (
             {"learningrate": 0.1},
-            r"'learningrate' \(did you mean 'learning_rate'\?\); known here: batch_size, batched",
+            r"'learningrate' \(did you mean 'learning_rate'\?\); known keys: batch_size, batched",
         ),
         ({"learning_rate": 0}, "'learning_rate': must be greater than 0"),
         ({"learning_rate": math.inf}, "'learning_rate': must be a finite number"),
@@ -373,7 +373,10 @@ def test_model_state_is_exported_and_loaded_unchanged() -> None:
     [
         ({"bias": None}, "received lacks tensor 'bias' of the task's model"),
         ({"bias": np.zeros(3, np.float32)}, r"tensor 'bias' has shape .*3.*has .*2"),
-        ({"bias": np.zeros(2)}, "tensor 'bias' is F64, the task's model's is F32"),
+        (
+            {"bias": np.zeros(2)},
+            "tensor 'bias' has type F64, but the task's model's tensor has type F32",
+        ),
         ({"extra": np.zeros(2, np.float32)}, "tensor 'extra' is not in the task's model"),
     ],
 )
