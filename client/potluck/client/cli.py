@@ -184,15 +184,15 @@ def show_privacy(
 @app.command("kept")
 def show_kept(
     config: Annotated[Path, typer.Option(help="The configuration file of the host.")],
-    client: Annotated[str | None, typer.Option(help="List only this client.")] = None,
+    client: Annotated[str | None, typer.Option(help="List only tensors of this client.")] = None,
     run: Annotated[
-        str | None, typer.Option(help="List only this run: the first characters of its id.")
+        str | None, typer.Option(help="List only this run; the first characters of its id suffice.")
     ] = None,
     purpose: Annotated[
-        str | None, typer.Option(help="List only this kind: model, personal, correction.")
+        str | None, typer.Option(help="List only this kind: model, personal or correction.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="With -o: file of the run's model, from `potluck model`.")
+        Path | None, typer.Option(help="File of the run's model (`potluck model`); needs -o.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the tensors to this file.")

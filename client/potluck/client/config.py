@@ -52,8 +52,8 @@ class ClientConfig(Settings):
         "certificate must list each of them.",
     )
     state_directory: Path = Field(
-        description="Folder for fetched models and for updates that are not yet delivered;\n"
-        "needed after a restart. Each host process needs its own."
+        description="Folder for fetched models and for updates that are not yet delivered. The\n"
+        "host needs it again after a restart. Each host process needs its own folder."
     )
     data_directory: Path | None = Field(
         default=None,
@@ -78,8 +78,8 @@ class ClientConfig(Settings):
     )
     model_modules: tuple[str, ...] = Field(
         default=MODEL_MODULES,
-        description="Python modules from which a run file may name a model, MODULE:NAME; any\n"
-        "name in them can be called. The host refuses models of other modules.",
+        description="Python modules from which a run file may name a model, as MODULE:NAME. A\n"
+        "run file can call any function in them. The host refuses models of other modules.",
     )
     threads: int = Field(
         default=1,
@@ -91,22 +91,22 @@ class ClientConfig(Settings):
     workers: int | Literal["auto"] = Field(
         default=1,
         description="Number of trainings that each device runs in parallel, each in its own\n"
-        "process. auto: one for each processor that `threads` leaves free, if the memory\n"
-        "suffices; on a GPU, as many as its memory holds, measured in the first training. For\n"
-        "hosts with many clients, as in simulations.",
+        "process. auto: on CPUs, the number of processors divided by `threads`, or fewer if the\n"
+        "memory is small; on a GPU, as many as its memory holds, measured in the first training.\n"
+        "Useful for hosts with many clients, as in simulations.",
     )
     choices_directory: Path | None = Field(
         default=None,
         description="Folder in which the host stores whether it trains clients together or one\n"
-        "by one, if the run leaves this choice to the host. Hosts that share a folder make the\n"
-        "same choice. Unset: in the state directory.",
+        'by one, if the run leaves this choice to the host (training.batched = "auto"). Hosts\n'
+        "that share a folder make the same choice. Unset: a folder in the state directory.",
     )
     cancel_timeout_seconds: float = Field(
         default=CANCEL_TIMEOUT_SECONDS,
         gt=0,
         le=86_400,
-        description="Seconds for which a cancelled task may continue. Then its thread is\n"
-        "abandoned, and the device gets a new one.",
+        description="Seconds that a cancelled training has to stop. After that, the host\n"
+        "abandons its thread and uses a new thread for the device.",
     )
     maximum_model_bytes: int = Field(
         default=4 * 2**30,
@@ -117,8 +117,8 @@ class ClientConfig(Settings):
         default=4,
         ge=1,
         le=256,
-        description="Maximum number of models and updates in transfer at the same time; others\n"
-        "wait.",
+        description="Maximum number of models and updates in transfer at the same time; further\n"
+        "transfers wait.",
     )
     object_stores: tuple[str, ...] = Field(
         default=(),
@@ -128,16 +128,21 @@ class ClientConfig(Settings):
     )
     object_store_authority: Path | None = Field(
         default=None,
-        description="CA certificate of the object stores' addresses, if the CA is not public.",
+        description="File with the CA certificate with which the host checks the object stores'\n"
+        "certificates. Unset: public CAs.",
     )
     cached_models: int = Field(
         default=2,
         ge=1,
-        description="Number of models kept on disk, the last used ones, so that they need not be\n"
-        "fetched again.",
+        description="Number of recently used models that the host keeps on disk, so that it need\n"
+        "not fetch them again.",
     )
     reconnect_maximum_seconds: float = Field(
-        default=5.0, gt=0, le=3600, description="Maximum seconds between two attempts to\nconnect."
+        default=5.0,
+        gt=0,
+        le=3600,
+        description="Maximum pause between two attempts to connect\n"
+        "to the coordinator, in seconds.",
     )
     metrics_address: MetricsAddress = Field(
         default="",
@@ -155,16 +160,17 @@ class ClientConfig(Settings):
     )
     member_key: Path | None = Field(
         default=None,
-        description="File with the clients' Ed25519 key, or a folder with CLIENT.key for each\n"
-        "client; `potluck pki member` makes it. It signs what clients disclose. A folder `next`\n"
-        "beside it may hold the key that will replace it. Not needed in a federation without a\n"
-        "root.",
+        description="File with the Ed25519 key that signs what the clients disclose, or a folder\n"
+        "with a key CLIENT.key for each client. `potluck pki member` makes the keys. A folder\n"
+        "`next` beside it may hold the keys that will replace them. Not needed in a federation\n"
+        "without a federation root.",
     )
     members: Path | None = Field(
         default=None,
-        description="The file members.json that the operator hands out; a replaced file is read\n"
-        "again. Unset, or if the coordinator has a newer version: the coordinator's version is\n"
-        "used, if the federation root has signed it.",
+        description="File members.json, the signed list of the federation's members, from the\n"
+        "operator. It is reloaded when it changes. If the coordinator has a newer version that\n"
+        "the federation root has signed, the host uses that version. Unset: the host uses the\n"
+        "coordinator's version.",
     )
     federation_root: Path | None = Field(
         default=None,
@@ -175,8 +181,8 @@ class ClientConfig(Settings):
     independent_root: bool = Field(
         default=False,
         description="True if the person who keeps the federation root does not run the\n"
-        "coordinator. Only then are secure sums protected against a lying coordinator. The\n"
-        "setting only changes what reports claim.",
+        "coordinator. Only then do secure sums protect against a dishonest coordinator. The\n"
+        "setting changes only the wording of reports.",
     )
     metrics_tls: MetricsTls | None = Field(
         default=None,
@@ -187,18 +193,17 @@ class ClientConfig(Settings):
     )
     availability: AvailabilityPlan = Field(
         default=AvailabilityPlan(),
-        description="When the clients are expected to be available. Sent only to selectors that\n"
-        "ask for it (refl), and only if `questions` of [disclosure] allows it.",
+        description="When the clients are expected to be available. The host sends this only if\n"
+        "the selector asks for it (refl) and `questions` of [disclosure] allows it.",
     )
     tracing: TracingSettings = Field(
         default=TracingSettings(),
-        description="Collector of OpenTelemetry spans, for the rounds that the coordinator\n"
-        "traces.",
+        description="Collector that receives OpenTelemetry spans of the rounds that the\n"
+        "coordinator traces.",
     )
     disclosure: DisclosurePolicy = Field(
         default=DisclosurePolicy(),
-        description="What may leave this host besides updates; the host refuses all other\n"
-        "requests.",
+        description="What may leave this host. The host refuses requests for anything else.",
     )
     tls: TlsFiles = Field(
         description="Certificate and key of this host, made by `potluck pki\nissue`."

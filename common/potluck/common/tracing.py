@@ -76,21 +76,21 @@ class TracingSettings(Settings):
 
     endpoint: str = Field(
         default="",
-        description="Collector that receives OTLP over gRPC, http://HOST:PORT or\n"
-        "https://HOST:PORT. Empty: no traces. It learns how long clients train, if the\n"
-        "run discloses exact numbers of samples.",
+        description="Address of the collector that receives OpenTelemetry spans, OTLP over gRPC:\n"
+        "http://HOST:PORT or https://HOST:PORT. The collector learns how long clients train, if\n"
+        "the run discloses exact numbers of samples. Empty: no traces are sent.",
     )
     authority: Path | None = Field(
         default=None,
-        description="Certificate of the authority of an https address, if that is not a public\n"
-        "authority.",
+        description="Certificate of the authority that signs the collector's https certificate.\n"
+        "Unset: public authorities.",
     )
     share: float = Field(
         default=1.0,
         gt=0,
         le=1,
         description="Share of the rounds that are traced, evenly spread. The coordinator's value\n"
-        "counts.",
+        "applies to its hosts, too.",
     )
 
     @field_validator("endpoint")

@@ -26,7 +26,7 @@ class AvailabilityPlan(Settings):
         default=1.0,
         ge=0,
         le=1,
-        description="Probability that a client is available when it is selected.",
+        description="Probability that a client of this host is available, during `hours`.",
     )
     hours: tuple[str, ...] = Field(
         default=(),
@@ -35,7 +35,8 @@ class AvailabilityPlan(Settings):
     )
     clients: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(
         default_factory=dict,
-        description="Other probabilities of single clients, e.g. clients = {client-3 = 0.2}.",
+        description="Probabilities of single clients, instead of `chance`, such as clients = "
+        "{client-3 = 0.2}.",
     )
 
     @field_validator("hours")

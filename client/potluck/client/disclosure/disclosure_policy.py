@@ -62,9 +62,10 @@ class DisclosurePolicy(Settings):
 
     signals: tuple[str, ...] = Field(
         default=(LABEL_COUNTS, TRIPLET),
-        description="Signals that clients may disclose: label_counts, triplet,\n"
-        "interaction_matrix, or those of installed packages. interaction_matrix has no noisy\n"
-        "form: it discloses exact counts.",
+        description="Signals that clients may disclose: label_counts (samples per class),\n"
+        "triplet (class imbalance, attribute imbalance and spurious correlation),\n"
+        "interaction_matrix (samples per class and attribute), or those of installed packages.\n"
+        "interaction_matrix has no noisy form: it discloses exact counts.",
     )
     exact_signals: tuple[str, ...] = Field(
         default=(),
@@ -76,16 +77,16 @@ class DisclosurePolicy(Settings):
     )
     triplet: NoisyOrExact = Field(
         default="noisy",
-        description="noisy: triplets are computed from a matrix with noise. exact: triplets\n"
-        "without noise are allowed, too. For two classes, an exact triplet reveals the matrix,\n"
-        "except for the names of its rows and columns.",
+        description="noisy: triplets are computed from an interaction matrix with noise. exact:\n"
+        "triplets without noise are also allowed. For two classes, an exact triplet reveals the\n"
+        "matrix, except for the names of its rows and columns.",
     )
     epsilon: float = Field(
         default=1.0,
         gt=0,
         allow_inf_nan=False,
-        description="Privacy loss ε of a noisy disclosure. Runs that ask for a larger one are\n"
-        "refused.",
+        description="Privacy loss ε of each noisy disclosure. Smaller: more noise. Runs that ask\n"
+        "for a larger ε are refused.",
     )
     epsilon_budget: float = Field(
         default=4.0,
@@ -96,9 +97,9 @@ class DisclosurePolicy(Settings):
     )
     adjacency: Adjacency = Field(
         default="replace",
-        description="Difference in data that the noise hides: replace (one sample by another;\n"
-        "the number of samples is public) or add-remove (one sample; holds only with weighting\n"
-        '= "equal").',
+        description="Change in a client's data that the noise hides: replace (one sample is\n"
+        "replaced by another; the number of samples is public) or add-remove (one sample is\n"
+        'added or removed; holds only with weighting = "equal").',
     )
     weighting: Weighting = Field(
         default=Weighting.EXACT,
@@ -108,24 +109,24 @@ class DisclosurePolicy(Settings):
     )
     updates: Literal["open", "masked", "private"] = Field(
         default="open",
-        description="How a client's update leaves this host. open: as the run asks for it.\n"
-        "masked: only in a secure sum over at least sum_hosts hosts; runs without\n"
+        description="Form in which a client's update leaves this host. open: as the run asks\n"
+        "for. masked: only in a secure sum over at least sum_hosts hosts; runs without\n"
         "secure_aggregation are refused. private: only from a training with noise, within\n"
         "training_epsilon; runs without [privacy] are refused.",
     )
     verified_selection: bool = Field(
         default=False,
-        description="Whether clients train only in runs whose cohorts this host recomputes; runs\n"
-        "without selection.hosts_verify are refused.",
+        description="True to train only in runs whose cohorts this host recomputes. Runs without\n"
+        "selection.hosts_verify are then refused.",
     )
     training_epsilon: float = Field(
         default=8.0,
         ge=0,
         allow_inf_nan=False,
         description="Maximum privacy loss ε of all trainings with noise on one data_epoch,\n"
-        "over all runs and coordinators: of each record, and of the client if the noise hides\n"
-        "whole updates. The host refuses a training that would exceed it. Trainings without\n"
-        'noise are not counted; updates = "private" refuses them.',
+        "over all runs and coordinators. It limits the loss of each record, and the loss of\n"
+        "the client if the noise hides whole updates. The host refuses a training that would\n"
+        'exceed it. Trainings without noise are not counted; updates = "private" refuses them.',
     )
     training_delta: float = Field(
         default=1e-5,
@@ -138,15 +139,15 @@ class DisclosurePolicy(Settings):
         default=None,
         ge=0,
         allow_inf_nan=False,
-        description="Most privacy loss (epsilon) of a record by everything with noise together:\n"
-        "all profiles and sums, and trainings and answers on one data_epoch, in any order.\n"
-        "epsilon_budget and training_epsilon are further limits. Unset: only these two.",
+        description="Maximum privacy loss ε of a record by all disclosures with noise together,\n"
+        "in any order: profiles, sums, and trainings and answers on one data_epoch.\n"
+        "epsilon_budget and training_epsilon still apply. Unset: only these two apply.",
     )
     sets_per_model: Literal["one", "any"] = Field(
         default="one",
-        description="Number of different sets of clients with which a client's updates of one\n"
+        description="Number of different sets of clients in which a client's updates of one\n"
         "model may be summed: one or any. Two sums over nearly the same clients reveal a\n"
-        'single update; with "any", this can also reveal updates of other clients.',
+        'single update. With "any", they can also reveal updates of other clients.',
     )
     masked_runs: int = Field(
         default=RUNS_PER_EPOCH,
@@ -154,13 +155,14 @@ class DisclosurePolicy(Settings):
         le=1_000_000,
         description="Maximum number of runs with masked updates on one data_epoch. Sums of\n"
         "several runs with different settings can reveal single samples: the more runs, the less\n"
-        "masks protect.",
+        "the masks protect.",
     )
     masked_rounds: int = Field(
         default=ROUNDS_PER_EPOCH,
         ge=1,
         le=1_000_000_000,
-        description="Maximum number of masked rounds on one data_epoch, over all runs.",
+        description="Maximum number of rounds with masked updates on one data_epoch, over all\n"
+        "runs.",
     )
     held_out_counts: bool = Field(
         default=False,
@@ -177,19 +179,21 @@ class DisclosurePolicy(Settings):
     questions: tuple[str, ...] = Field(
         default=(),
         description='Questions of selectors that clients may answer: "loss" (mean loss of the\n'
-        'coordinator\'s model; pow-d), "context" (flash), "gradient-norm" (norm of the model\'s\n'
-        'gradient; feel, ocs), "sketch" (22 sums over a local update, which takes a training;\n'
-        'hcsfed), "label-entropy" (evenness of labels, estimated from a local update;\n'
-        "hics-fl), or those of installed packages. In runs with [privacy], answers have noise\n"
-        "and are charged to training_epsilon. Without noise, a coordinator that chooses the\n"
-        "model can compute the samples per class from ten answers.\n"
+        'coordinator\'s model; pow-d), "context" (losses on training samples and held-out\n'
+        'samples; flash), "gradient-norm" (norm of the model\'s gradient; feel, ocs), "sketch"\n'
+        '(22 sums over a local update, which takes a training; hcsfed), "label-entropy"\n'
+        '(evenness of labels, estimated from a local update; hics-fl), "soft-label" (mean\n'
+        "predictions of the trained model; fedentropy), or those of installed packages. In\n"
+        "runs with [privacy], answers have noise and are charged to training_epsilon. Without\n"
+        "noise, a coordinator that chooses the model can compute the samples per class from\n"
+        "ten answers.\n"
         '"availability" (the plan in [availability]; refl) discloses nothing about data.',
     )
     sums: tuple[SumName, ...] = Field(
         default=("total", "cells"),
         description="Secure sums of label counts in which the clients take part: total (over the\n"
-        "federation) and cells (over random groups). The coordinator learns only the sum. They\n"
-        "need member_key, members and federation_root.\n"
+        "federation) and cells (over random groups of clients). The coordinator learns only the\n"
+        "sums. Secure sums need member_key, members and federation_root.\n"
         "unsafe-stepwise: sums over any group, one after another, and the question\n"
         "label-distance, as in the paper on DC selection. These reveal each client's exact\n"
         "counts; allow them only if the data need no protection.",
@@ -197,8 +201,8 @@ class DisclosurePolicy(Settings):
     exact_sums: bool = Field(
         default=False,
         description="True to allow total and cells without noise. A party that knows all other\n"
-        "clients' counts can compute the remaining client's counts from such a sum. A version of\n"
-        "the data is used in one such sum only.",
+        "clients' counts can compute the remaining client's counts from such a sum. Each version\n"
+        "of the data is used in only one such sum.",
     )
     sum_hosts: int = Field(
         default=LEAST_HOSTS,
@@ -210,8 +214,8 @@ class DisclosurePolicy(Settings):
     sum_colluding_hosts: int | None = Field(
         default=None,
         ge=0,
-        description="Number of hosts assumed to collude with the coordinator. Unset: a third of\n"
-        "the hosts.",
+        description="Number of hosts assumed to collude with the coordinator. Larger: more\n"
+        "clients must answer in each sum. Unset: a third of the hosts.",
     )
     data_epoch: int = Field(
         default=1,

@@ -26,8 +26,8 @@ class TripletSettings(Settings):
     )
     pretraining_participation: Literal["cohort", "all"] = Field(
         default="cohort",
-        description="Clients that train in the pretraining_rounds. cohort: as many random clients\n"
-        "as in any round (Alg. 1). all: all clients (App. C).",
+        description="Clients that train in the pretraining_rounds. cohort: as many random\n"
+        "clients as in any round (the paper's Alg. 1). all: all clients (the paper's App. C).",
     )
     pretraining_always: bool = Field(
         default=False,
@@ -37,39 +37,43 @@ class TripletSettings(Settings):
     bias_steps: int = Field(
         default=50,
         ge=1,
-        description="Number of steps of the biased model. With more steps, it also fits samples\n"
-        "that contradict the bias.",
+        description="Number of training steps of the biased model, which learns only what is\n"
+        "easy to learn. With more steps, it also fits samples that contradict the bias.",
     )
     attribute_steps: int = Field(
         default=10,
         ge=1,
-        description="Number of steps of the head that predicts the attribute.",
+        description="Number of training steps of the attribute head: the layer that predicts a\n"
+        "sample's attribute.",
     )
     q: float = Field(
         default=0.3,
         gt=0,
         le=1,
-        description="q of the generalized cross-entropy. Near 0, it is cross-entropy; towards 1,\n"
-        "it ignores samples that the model finds hard.",
+        description="Exponent q of the generalized cross-entropy. Near 0, it is cross-entropy;\n"
+        "towards 1, it ignores samples that the model finds hard.",
     )
     learning_rate: float = Field(
         default=1e-3,
         gt=0,
         allow_inf_nan=False,
-        description="Learning rate of both trainings; small, because the paper starts from a\n"
-        "network pre-trained on ImageNet. The paper names no optimiser; Potluck\n"
-        "uses SGD without momentum.",
+        description="Learning rate of the biased model and of the attribute head. It is small\n"
+        "because the paper starts from a network pre-trained on ImageNet. The paper names no\n"
+        "optimiser; Potluck uses SGD without momentum.",
     )
     attribute_learning_rate: float | None = Field(
         default=None,
         gt=0,
         allow_inf_nan=False,
         description="Learning rate of the attribute head. Not in the paper, but a randomly\n"
-        "initialised head hardly learns in 10 steps of 0.001\n"
+        "initialised head hardly learns in 10 steps with a learning rate of 0.001\n"
         "(docs/research/triplet-estimate.md). Unset: learning_rate.",
     )
     batch_size: int = Field(
-        default=28, ge=1, description="Number of samples per step of both trainings."
+        default=28,
+        ge=1,
+        description="Number of samples in each step of training the biased\n"
+        "model and the attribute head.",
     )
     head: Literal["random", "zero"] = Field(
         default="random",

@@ -33,8 +33,8 @@ class VirtualClock(Settings):
 
     enabled: bool = Field(
         default=False,
-        description="Time trainings by simulated durations instead of measured ones. Records,\n"
-        "selectors and the deadline then use simulated seconds.",
+        description="True: trainings take simulated instead of measured time. Records, selectors\n"
+        "and the deadline then use simulated seconds.",
     )
     seconds_per_sample: float = Field(
         default=1.0,
@@ -46,38 +46,38 @@ class VirtualClock(Settings):
         default=1.0,
         ge=0,
         allow_inf_nan=False,
-        description="Mean of the exponential time that is added, per sample, in seconds (λ_T).\n"
-        "FLASH uses 1, 10 and 100.",
+        description="Mean of the random, exponentially distributed time that is added, per\n"
+        "sample, in seconds (λ_T). Larger: durations differ more. FLASH uses 1, 10 and 100.",
     )
     draw: Literal["round", "client"] = Field(
         default="round",
-        description="round: drawn again in each round; client: drawn once for each client, so\n"
-        "that slow clients stay slow.",
+        description="When random times are drawn: round (again in each round) or client (once\n"
+        "for each client, so that slow clients stay slow).",
     )
     deadline_seconds: float | None = Field(
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="Simulated seconds after which a client is late. Unset: no client is late.",
+        description="Simulated seconds after its selection at which a client is late. Unset: no\n"
+        "client is late.",
     )
     slower: dict[Clients, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         default_factory=dict,
-        description="Factor by which the trainings of some clients take longer, e.g. slower =\n"
-        '{"client-0:5" = 4.0, client-9 = 2.0}.',
+        description="Factors by which the trainings of some clients take longer, such as\n"
+        'slower = {"client-0:5" = 4.0, client-9 = 2.0}.',
     )
     drop_outs: dict[Clients, Annotated[float, Field(ge=0, le=1)]] = Field(
         default_factory=dict,
-        description="Probability in each round that a client's update does not arrive, e.g.\n"
-        'drop_outs = {"client-0:5" = 0.4}. The client is then late; needs\n'
-        "deadline_seconds.",
+        description="Probabilities that a client's update does not arrive in a round, such as\n"
+        'drop_outs = {"client-0:5" = 0.4}. The client is then late; needs deadline_seconds.',
     )
 
     trace: str | None = Field(
         default=None,
         min_length=1,
-        description="CSV file of when clients are available and how fast they are, in the\n"
-        "coordinator's data directory. Needs deadline_seconds. Unset: all clients\n"
-        "are always available.",
+        description="CSV file in the coordinator's data directory that lists when clients are\n"
+        "available and how fast they are; `potluck traces` creates such files. Needs\n"
+        "deadline_seconds. Unset: all clients are always available.",
     )
     trace_sha256: str | None = Field(
         default=None,

@@ -36,7 +36,7 @@ class MetricsTls(TlsFiles):
 
     scrapers: tuple[str, ...] = Field(
         min_length=1,
-        description="names in the operator certificates of the scrapers",
+        description="Names of the scrapers, as in their operator certificates.",
     )
 
     def check(self, own: TlsFiles) -> None:

@@ -93,13 +93,14 @@ class TlsFiles(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     certificate: Path = Field(
-        description="certificate of this party; created by `potluck pki issue`"
+        description="Certificate of this party, created by `potluck pki issue`."
     )
     key: Path = Field(
-        description="private key of the certificate; keep it readable to its owner only"
+        description="Private key of the certificate. Only its owner should be able to read the\n"
+        "file."
     )
     authority: Path = Field(
-        description="authority.pem of the federation, whose certificates are accepted"
+        description="File authority.pem of the TLS authority whose certificates are accepted."
     )
 
     def load(

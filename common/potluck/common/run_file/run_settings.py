@@ -28,7 +28,7 @@ class PluginTable(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    name: str = Field(description="Name under which it is installed.")
+    name: str = Field(description="Name of the installed plug-in.")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -57,18 +57,19 @@ class LateUpdates(Settings):
         default=0,
         ge=0,
         le=1000,
-        description="Maximum number of rounds by which an update may be late and still join the\n"
-        "current round. 0: late updates are refused. Their clients continue to train, and are\n"
-        "selected meanwhile only if the others don't suffice. The coordinator's disk keeps this\n"
-        "number of additional models.",
+        description="Maximum number of rounds by which an update may be late and still be\n"
+        "included in the current round. Late clients continue to train, and are selected\n"
+        "meanwhile only if too few other clients are available. The coordinator keeps this\n"
+        "number of additional models on disk. 0: late updates are refused.",
     )
     beta: float = Field(
         default=0.35,
         ge=0,
         le=1,
-        description="A late update has (1 - beta)/(rounds late + 1) of the weight of a fresh one,\n"
-        "and up to 0.632 beta in addition: the more, the more it differs from the fresh ones'\n"
-        "mean.",
+        description="Part of a late update's weight that depends on its difference from the mean\n"
+        "of the fresh updates. A late update has (1 - beta)/(rounds late + 1) of the weight of a\n"
+        "fresh update, and up to 0.632 beta in addition if it differs most. Larger: late updates\n"
+        "that differ weigh more.",
     )
 
 
@@ -78,54 +79,59 @@ class RoundPolicy(Settings):
     deadline_seconds: float = Field(
         default=600.0,
         gt=0,
-        description="Seconds after its selection when a client that has not answered is late.",
+        description="Seconds after its selection at which a client that has not sent its update\n"
+        "is late. Larger: slow clients are included, but rounds can take longer.",
     )
     question_deadline_seconds: float = Field(
         default=60.0,
         gt=0,
-        description="How long to wait for answers if the selector asks clients before it chooses.\n"
-        "It then chooses without the missing answers.",
+        description="Seconds to wait for clients' answers if the selector asks clients before it\n"
+        "selects. It then selects without the missing answers.",
     )
     quorum: float = Field(
         default=0.5,
         gt=0,
         le=1,
-        description="Share of the cohort whose updates a round needs. With fewer, the round is\n"
-        "abandoned at its deadline, and repeated with a new cohort.",
+        description="Share of the cohort whose updates a round needs. With fewer updates at its\n"
+        "deadline, the round is abandoned and repeated with a new cohort.",
     )
     attempts: int = Field(
         default=3,
         ge=1,
-        description="Number of attempts at a round before the run fails without a quorum. Each\n"
-        "pause is longer than the one before. Attempts that fail because hosts disconnect don't\n"
-        "count.",
+        description="Number of attempts at a round before the run fails because too few updates\n"
+        "arrived. The pauses between attempts grow. Attempts that fail because hosts disconnect\n"
+        "don't count.",
     )
     over_selection: int = Field(
         default=0,
         ge=0,
-        description="Clients to select beyond `clients_per_round`. The round closes once\n"
-        "`clients_per_round` clients have answered. The fastest clients are then included, so the\n"
-        "run can't be reproduced.",
+        description="Number of clients to select in addition to `clients_per_round`. The round\n"
+        "closes once `clients_per_round` clients have sent their updates. The fastest clients\n"
+        "are then included, so the run can't be reproduced.",
     )
     late_joiners: LateJoiners = Field(
         default=LateJoiners.NEXT_ROUND,
-        description="Treatment of a client that first connects after round 1 began: next-round\n"
-        "(it may be selected from the next round on) or refuse (this run never selects it).",
+        description="Treatment of a client that first connects after round 1 has begun:\n"
+        "next-round (the client may be selected from the next round on) or refuse (the run never\n"
+        "selects it).",
     )
     leavers: Leavers = Field(
         default=Leavers.WAIT,
-        description="Treatment of a selected client whose host disconnects: drop (lost at once)\n"
-        "or wait (lost unless the host reconnects within grace_seconds; it then continues).",
+        description="Treatment of a selected client whose host disconnects: drop (the round\n"
+        "continues without the client) or wait (the client continues if the host reconnects\n"
+        "within grace_seconds; otherwise, as drop).",
     )
     grace_seconds: float = Field(
         default=5.0,
         ge=0,
-        description="Seconds that `wait` waits for a host to reconnect, in a round and before one.",
+        description='Seconds to wait for a disconnected host with leavers = "wait", in a round\n'
+        "and before a round.",
     )
 
     late_updates: LateUpdates = Field(
         default=LateUpdates(),
-        description="Updates that arrive after the deadline, or after the round has enough.",
+        description="Treatment of updates that arrive after the deadline, or after the round has\n"
+        "closed.",
     )
 
     def needed(self, cohort: int) -> int:
@@ -139,14 +145,17 @@ class DirectionSettings(Settings):
 
     encoding: Encoding = Field(
         default=Encoding.FLOAT32,
-        description="float32 (exact), bfloat16 (half) or int8 (a quarter).",
+        description="Encoding of each number: float32 (exact), bfloat16 (half the bytes) or int8\n"
+        "(a quarter of the bytes).",
     )
     delta: bool = Field(
         default=False,
-        description="Send the difference from the receiver's model instead of weights.",
+        description="Send the difference from a model that the receiver has, instead of the\n"
+        "weights.",
     )
     compress: bool = Field(
-        default=False, description="Compress with Zstandard; pays for int8 deltas."
+        default=False,
+        description="Compress files with Zstandard. Useful for differences\n(`delta`) in int8.",
     )
 
 
@@ -154,10 +163,10 @@ class Transport(Settings):
     """Encoding and compression of models and updates on the wire."""
 
     down: DirectionSettings = Field(
-        default=DirectionSettings(), description="From the coordinator to hosts."
+        default=DirectionSettings(), description="Models that the coordinator sends to hosts."
     )
     up: DirectionSettings = Field(
-        default=DirectionSettings(), description="From hosts to the coordinator."
+        default=DirectionSettings(), description="Updates that hosts send to the coordinator."
     )
 
 
@@ -172,30 +181,33 @@ class Evaluation(Settings):
     )
     spread: bool = Field(
         default=False,
-        description="Whether all connected clients evaluate the model on the samples they hold\n"
-        "out. The spread of their metrics is shown: quantiles, and the mean of the worst tenth.",
+        description="True: all connected clients evaluate the model on the samples that they\n"
+        "hold out. The run then shows the spread of their metrics: quantiles, and the mean of\n"
+        "the worst tenth.",
     )
     least_group: int = Field(
         default=LEAST_GROUP,
         ge=SMALLEST_GROUP,
-        description="Minimum number of clients over which a spread is shown. A client that\n"
-        "requires more refuses.",
+        description="Minimum number of clients over which a spread is shown. A client whose\n"
+        "owner requires a larger number refuses to evaluate.",
     )
 
     least_share: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="Share of the clients asked that must evaluate a model. A metric over fewer\n"
-        "is marked partial, and is ignored for the best model and for [stop].",
+        description="Minimum share of the asked clients that must evaluate a model. With fewer\n"
+        "clients, a metric is marked as partial, and is ignored for the best model and for\n"
+        "[stop].",
     )
 
     fine_tune_epochs: int = Field(
         default=0,
         ge=0,
         le=1000,
-        description="Epochs for which clients train the round's model on their data before they\n"
-        "evaluate it (as tuned_…). The trained model is then discarded. 0: no such evaluation.",
+        description="Number of epochs for which clients train the round's model on their own\n"
+        "data before an additional evaluation, whose metrics are named tuned_…. The trained\n"
+        "model is then discarded. 0: no such evaluation.",
     )
 
     @property
@@ -209,19 +221,23 @@ class PersonalModels(Settings):
 
     method: Literal["none", "ditto"] = Field(
         default="none",
-        description="ditto: each client also trains and keeps a model of its own, held near the\n"
-        "round's, and evaluates it in each evaluation (as personal_…).",
+        description="ditto: each client also trains and keeps a model of its own, which stays\n"
+        "close to the round's model. Its metrics in each evaluation are named personal_…. none:\n"
+        "no such models.",
     )
     pull: float = Field(
         default=1.0,
         ge=0,
         allow_inf_nan=False,
-        description="Strength with which it is held there: Ditto's lambda. 0: training alone.",
+        description="Strength with which a client's own model is pulled towards the round's\n"
+        "model: Ditto's lambda. Larger: closer to the round's model. 0: each client trains\n"
+        "alone.",
     )
     epochs: int | None = Field(
         default=None,
         ge=1,
-        description="Passes over the client's data in its training. Unset: as the run's own.",
+        description="Number of passes over the client's data in the training of its own model.\n"
+        "Unset: the same as for the run's model.",
     )
 
 
@@ -237,83 +253,89 @@ class PrivateUpdates(Settings):
     )
     noise: Literal["clients", "coordinator"] = Field(
         default="clients",
-        description="Who adds the noise with unit = client: clients (each a share, before its\n"
-        "update is masked) or coordinator (to the sum of a round's updates, which it sees without\n"
-        "noise). With records, it is each client for itself.",
+        description="With unit = client, the party that adds the noise: clients (each adds a\n"
+        "share, before its update is masked) or coordinator (it adds noise to the sum of a\n"
+        "round's updates, and sees the updates without noise). With unit = record, always\n"
+        "clients: each adds its own noise.",
     )
     noise_multiplier: float | None = Field(
         default=None,
         gt=0,
         le=1e4,
-        description="Standard deviation of the noise of a step, or of a round's sum of updates,\n"
-        "in units of `clip`. Larger: less privacy loss, less accurate. Give this or `epsilon`.",
+        description="Standard deviation of the noise, in units of `clip`: of the noise in each\n"
+        "step of training (unit = record), or in a round's sum of updates (unit = client).\n"
+        "Larger: less privacy loss, less accurate. Set this or `epsilon`.",
     )
     epsilon: float | None = Field(
         default=None,
         gt=0,
         le=1000,
-        description="Privacy loss of a client in the whole run; the noise follows from it. With\n"
-        "unit = record, each host computes it from its number of samples. Smaller: more noise.",
+        description="Maximum privacy loss ε of a client in the whole run; the noise is computed\n"
+        "from it. With unit = record, each host computes the noise from its number of samples.\n"
+        "Smaller: more noise.",
     )
     delta: float = Field(
         default=1e-5,
         gt=0,
         le=0.01,
-        description="Chance that the privacy loss is larger; well below 1 / number of records, or\n"
-        "of clients.",
+        description="Probability that the privacy loss is larger than `epsilon`. Choose it well\n"
+        "below 1 / number of records, or 1 / number of clients with unit = client.",
     )
     clip: float = Field(
         default=1.0,
         gt=0,
         le=1e6,
-        description="Longest gradient of a record, or longest update of a client (L2 norm over\n"
-        "all tensors); longer ones are scaled down. Larger: less is cut off, but more noise.",
+        description="Maximum length of a record's gradient, or of a client's update (L2 norm\n"
+        "over all tensors); longer vectors are scaled down. Larger: less is cut off, but more\n"
+        "noise.",
     )
     trainings: int | None = Field(
         default=None,
         ge=1,
         le=1_000_000,
-        description="Trainings of a client that `epsilon` is for; further ones are refused.\n"
-        "Fewer: less noise. Unset: one in each round.",
+        description="Number of trainings of a client for which `epsilon` must suffice; the\n"
+        "client refuses further trainings. Smaller: less noise. Unset: one training in each\n"
+        "round.",
     )
 
     clip_quantile: float | None = Field(
         default=None,
         gt=0,
         lt=1,
-        description="Share of updates that are not clipped; `clip` is then the first bound, and\n"
-        "each round adapts it by a noisy count. Larger: a larger bound, and more noise. Only for\n"
-        "unit = client. Unset: the bound stays.",
+        description="Target share of updates that are shorter than the bound, and so are not\n"
+        "clipped. `clip` is then the first bound, and each round adapts the bound by a noisy\n"
+        "count. Larger: a larger bound, and more noise. Only for unit = client. Unset: the bound\n"
+        "stays the same.",
     )
     clip_quantile_share: float = Field(
         default=0.01,
         gt=0,
         le=0.5,
-        description="Share of the privacy loss that the noisy count of `clip_quantile` takes.\n"
-        "Larger: a steadier bound, and more noise in the sum.",
+        description="Share of the privacy loss that is spent on the noisy count of\n"
+        "`clip_quantile`. Larger: a steadier bound, but more noise in the sum of updates.",
     )
     answers: int | None = Field(
         default=None,
         ge=1,
         le=1_000_000,
-        description="Answers of a client to the selector's questions about data that `epsilon` is\n"
-        "also for; a client refuses more. Fewer: less noise. Unset: one in each round, if the\n"
-        "selector asks about data.",
+        description="Number of a client's answers to the selector's questions about data for\n"
+        "which `epsilon` must also suffice; the client refuses further answers. Smaller: less\n"
+        "noise. Unset: one answer in each round, if the selector asks about data.",
     )
     answer_noise_multiplier: float | None = Field(
         default=None,
         gt=0,
         le=1e4,
-        description="Standard deviation of the noise of an answer, in units of what one record\n"
-        "changes it by at most. Larger: less privacy loss, less accurate. Unset: a quarter of\n"
-        "`epsilon` is for all answers.",
+        description="Standard deviation of the noise of an answer, divided by the largest change\n"
+        "that one record can cause. Larger: less privacy loss, less accurate. Unset: all answers\n"
+        "together may spend a quarter of `epsilon`.",
     )
     answer_clip: float = Field(
         default=4.0,
         gt=0,
         le=1e6,
-        description="Bound on the loss or the gradient's length of a record in an answer; larger\n"
-        "ones are scaled down. Larger: less is cut off, but more noise is added.",
+        description="Maximum loss, or length of the gradient, of a record in an answer; larger\n"
+        "values are scaled down. Larger: less is cut off, but more noise is added.",
     )
 
     @model_validator(mode="after")
@@ -358,15 +380,16 @@ class ProfileSettings(Settings):
 
     missing: MissingProfiles = Field(
         default=MissingProfiles.FAIL,
-        description="Treatment of a client that refuses what the selector needs, or sends invalid\n"
-        "values: fail (the run fails; after round 1, as exclude), exclude (it is never selected)\n"
-        "or include (the selector treats it as a client without a profile).",
+        description="Treatment of a client that refuses to disclose what the selector needs, or\n"
+        "discloses invalid values: fail (the run fails; after round 1, as exclude), exclude (the\n"
+        "client is never selected) or include (the selector treats it as a client without a\n"
+        "profile).",
     )
     deadline_seconds: float = Field(
         default=600.0,
         gt=0,
-        description="How long to wait for an answer. A client that has not answered by then is\n"
-        "not available in this round, and is asked again before the next.",
+        description="Seconds to wait for a client's profile. A client that has not answered by\n"
+        "then is not available in this round, and is asked again before the next round.",
     )
     disclosure: Annotated[
         Literal["noisy", "cells", "unsafe-stepwise", "exact"],
@@ -383,53 +406,59 @@ class ProfileSettings(Settings):
         default=None,
         ge=LEAST_EPSILON,
         allow_inf_nan=False,
-        description="Privacy loss of each noisy disclosure. Unset: each client's own choice.",
+        description="Privacy loss ε of each noisy disclosure. Smaller: more noise. Unset: the\n"
+        "value of each client's owner.",
     )
     adjacency: Adjacency | None = Field(
         default=None,
-        description="Difference in data that the noise hides: replace (one sample by another) or\n"
-        "add-remove (one sample). Unset: each client's own choice.",
+        description="Change in a client's data that the noise hides: replace (one sample is\n"
+        "replaced by another) or add-remove (one sample is added or removed). Unset: the value\n"
+        "of each client's owner.",
     )
     sum_hosts: int = Field(
         default=5,
         ge=3,
-        description="Minimum number of distinct hosts in a secure sum. A client refuses fewer\n"
-        "than its own minimum.",
+        description="Minimum number of distinct hosts in a secure sum. A client refuses sums\n"
+        "over fewer hosts than its owner's minimum.",
     )
     sum_colluding_hosts: int | None = Field(
         default=None,
         ge=0,
-        description="Number of hosts assumed to work with the coordinator. Unset: a third of them.",
+        description="Number of hosts assumed to collude with the coordinator. Larger: more\n"
+        "clients must answer in each sum. Unset: a third of the hosts.",
     )
     sum_stage_seconds: float = Field(
         default=30.0,
         gt=0,
         le=3600,
-        description="Seconds that each of the five stages of a secure sum waits for slow clients.",
+        description="Seconds to wait for slow clients in each of the five stages of a secure\nsum.",
     )
     sum_mode: Literal["noisy", "exact"] = Field(
         default="noisy",
-        description="Totals and cells with noise that the clients make together, or exact ones:\n"
-        "only of clients whose owner allows these (exact_sums), and once for their data. The sums\n"
-        "of unsafe-stepwise are always exact.",
+        description="noisy: totals and cells have noise that the clients make together. exact:\n"
+        "no noise; only for clients whose owner allows this (exact_sums), and only once for the\n"
+        "same data. The sums of unsafe-stepwise are always exact.",
     )
     sum_epsilon: float = Field(
         default=0.5,
         ge=1e-3,
         allow_inf_nan=False,
-        description="Privacy loss of each noisy sum, charged to the budget of every client that\n"
-        "sends its masked counts, also if the sum then fails and is repeated.",
+        description="Privacy loss ε of each noisy sum. Smaller: more noise. It is charged to the\n"
+        "budget of every client that sends its masked counts, even if the sum then fails and is\n"
+        "repeated.",
     )
     triplet_mode: NoisyOrExact = Field(
         default="noisy",
-        description="Triplets from noisy counts, or exact ones. With two classes, an exact\n"
-        "triplet discloses each client's counts, except the names of classes and attributes.",
+        description="noisy: triplets from noisy counts. exact: triplets without noise. With two\n"
+        "classes, an exact triplet discloses each client's counts, except the names of classes\n"
+        "and attributes.",
     )
     triplet: TripletSettings = Field(
         default=TripletSettings(),
         json_schema_extra=RECOMMENDED,
-        description="How clients estimate their triplet. Unset values are those that the task\n"
-        "recommends, or else the paper's.",
+        description="How clients estimate their triplet (class imbalance, attribute imbalance,\n"
+        "spurious correlation). Unset values are those that the task recommends, or else the\n"
+        "paper's.",
     )
 
 
@@ -441,37 +470,40 @@ class MaskingSettings(Settings):
         gt=0,
         le=1e6,
         allow_inf_nan=False,
-        description="The most a single parameter may change in a round; larger changes are cut\n"
-        "off there, and the run says how many were. Smaller: finer steps.",
+        description="Maximum change of a single parameter in a round; larger changes are cut\n"
+        "off, and the run reports their number. Smaller: numbers are rounded more finely.",
     )
     weight_cap: int = Field(
         default=10_000,
         ge=1,
         le=2**31,
-        description="Maximum weight of a client; more samples count as this number. Set it a\n"
-        "little above the largest number of samples: a smaller value gives finer steps.",
+        description="Maximum weight of a client; a client with more samples has this weight. Set\n"
+        "it a little above the largest number of samples: smaller values round more finely.",
     )
     bits: Literal[32, 64] = Field(
         default=32,
-        description="Of each masked parameter; 64 doubles uploads, and only proves that 32 do.",
+        description="Number of bits of each masked parameter. 64 doubles the size of uploads,\n"
+        "and serves only to check that 32 bits suffice.",
     )
     hosts: int = Field(
         default=LEAST_HOSTS,
         ge=SMALLEST_LEAST_HOSTS,
-        description="Fewest distinct hosts in a round's sum; clients refuse less than their own.",
+        description="Minimum number of distinct hosts in a round's sum. Clients refuse a smaller\n"
+        "number than their owner's minimum.",
     )
     colluding_hosts: int | None = Field(
         default=None,
         ge=0,
-        description="Number of hosts assumed to work with the coordinator. Unset: a third of them.",
+        description="Number of hosts assumed to collude with the coordinator. Larger: more\n"
+        "clients must answer in each sum. Unset: a third of the hosts.",
     )
     stage_seconds: float = Field(
         default=30.0,
         gt=0,
         le=3600,
-        description="How long to wait for slow clients in each short exchange of messages; for\n"
-        "their keys, before which they fetch the model, they have half of\n"
-        "round.deadline_seconds.",
+        description="Seconds to wait for slow clients in each short exchange of messages.\n"
+        "Exception: for the exchange of keys, before which clients fetch the model, the wait is\n"
+        "half of round.deadline_seconds.",
     )
 
     @property
@@ -488,18 +520,18 @@ class SelectorLimits(Settings):
         default=1.0,
         gt=0,
         le=1,
-        description="Maximum share of a run's cohorts so far that a client may be in, rounded up.\n"
-        "If too few others are available, those selected least often are used.",
+        description="Maximum share of the run's cohorts so far in which a client may be, rounded\n"
+        "up. If too few other clients are available, those selected least often are used.",
     )
     eligible: dict[Name, Annotated[tuple[TagValue, ...], Field(min_length=1)]] = Field(
         default_factory=dict,
-        description="Values of host tags. Only clients of hosts that have one of the values of\n"
-        'each tag take part, e.g. eligible = {site = ["north", "south"]}.',
+        description="Required values of host tags. Only clients of hosts that have one of the\n"
+        'listed values of each tag take part, such as eligible = {site = ["north", "south"]}.',
     )
     at_most_per: dict[Name, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict,
         description="Maximum number of clients in a cohort whose hosts have the same value of a\n"
-        "tag, e.g. at_most_per = {site = 2}. Hosts without the tag share one value.",
+        "tag, such as at_most_per = {site = 2}. Hosts without the tag count as one value.",
     )
 
 
@@ -508,15 +540,15 @@ class SelectionProof(Settings):
 
     verifiable: bool = Field(
         default=False,
-        description="Whether the coordinator commits to the seed and the inputs of each selection\n"
-        "before it selects, in a hash chain that hosts receive, and keeps all inputs. `potluck\n"
-        "audit-selection` repeats the selections. Costs three short messages per host and round.",
+        description="True: before each selection, the coordinator commits to its seed and inputs\n"
+        "in a hash chain that hosts receive, and keeps all inputs. `potluck audit-selection` can\n"
+        "then repeat the selections. Costs three short messages per host and round.",
     )
     hosts_verify: bool = Field(
         default=False,
-        description="Whether hosts also help to make each seed, recompute each cohort, and refuse\n"
-        "to train in another one. Cohorts then differ between runs with the same seed. Only for\n"
-        "the selectors uniform and round-robin. Needs verifiable = true.",
+        description="True: hosts help to make each seed, recompute each cohort, and refuse to\n"
+        "train in any other cohort. Cohorts then differ between runs with the same seed. Only\n"
+        "for the selectors uniform and round-robin. Needs verifiable = true.",
     )
 
     @model_validator(mode="after")
@@ -535,28 +567,30 @@ class SampleLimits(Settings):
         default=None,
         ge=1,
         description="Maximum number of samples that a client of this federation can have. A\n"
-        "client that reports more is weighted by this number. Unset: only the bound below holds.",
+        "client that reports more samples is weighted by this number. Unset: only\n"
+        "maximum_multiple limits weights.",
     )
     maximum_multiple: float = Field(
         default=100.0,
         ge=1,
-        description="Maximum weight of a client, as a multiple of the median of the others'\n"
-        "samples.",
+        description="Maximum weight of a client, as a multiple of the median number of samples\n"
+        "of the other clients.",
     )
 
 
 class Retention(Settings):
     """Model versions that stay on the coordinator's disk."""
 
-    keep_last: int = Field(default=2, ge=1, description="Number of newest models to keep.")
+    keep_last: int = Field(default=2, ge=1, description="Number of newest model versions to\nkeep.")
     keep_every: int = Field(
         default=0,
         ge=0,
-        description="Number of rounds between models that are kept in addition; 0: none.",
+        description="Number N: the model of every N-th round is also kept. 0: none.",
     )
     keep_best: str | None = Field(
         default=None,
         min_length=1,
-        description="Metric whose best model is kept in addition, the first of equals; `potluck\n"
-        "model --best` fetches it. Unset: that of stop.measure, if the run has one.",
+        description="Metric whose best model is also kept; of equally good models, the first.\n"
+        "`potluck model --best` fetches it. Unset: the metric of stop.measure, if the run has\n"
+        "one.",
     )

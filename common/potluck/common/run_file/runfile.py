@@ -38,22 +38,22 @@ class Stopping(Settings):
 
     measure: str = Field(
         min_length=1,
-        description="Metric of the round's model that decides: accuracy, loss or one that the\n"
-        "task's trainer declares; also tuned_…, personal_… and training_….",
+        description="Metric of the round's model that decides when the run ends: accuracy, loss\n"
+        "or another metric of the task's trainer; also tuned_…, personal_… and training_….",
     )
     patience: int | None = Field(
         default=None,
         ge=1,
         description="Number of evaluations in a row without an improvement after which the run\n"
-        "ends. An evaluation without the metric has none; one in which it is partial is ignored.\n"
-        "Unset: the run ends at the target only.",
+        "ends. An evaluation without the metric counts as no improvement; an evaluation with a\n"
+        "partial metric is ignored. Unset: the run ends only at the target.",
     )
     minimum_delta: float = Field(
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="With patience: the gain of the metric must be larger than this to be an\n"
-        "improvement.",
+        description="Smallest gain of the metric that counts as an improvement, for `patience`;\n"
+        "the gain must be larger than this.",
     )
     target: float | None = Field(
         default=None,
@@ -93,23 +93,26 @@ class RunFile(Settings):
     old_keys: ClassVar[Mapping[str, str]] = OLD_KEYS
 
     name: Annotated[str, Field(max_length=80)] = Field(
-        default="run", description="Name that people see; need not be unique."
+        default="run",
+        description="Name of the run, for people. Several runs may have the same\nname.",
     )
-    rounds: int = Field(default=30, ge=1, le=1_000_000, description="Number of rounds to commit.")
+    rounds: int = Field(
+        default=30, ge=1, le=1_000_000, description="Number of rounds after\nwhich the run ends."
+    )
     clients_per_round: int = Field(
         default=9, ge=1, description="Number of clients to select in each round."
     )
     expected_clients: int = Field(
         default=0,
         ge=0,
-        description="Number of clients to wait for before round 1. 0: the run starts as soon as\n"
-        "`clients_per_round` clients are connected.",
+        description="Number of clients that must be connected before round 1. 0: the run starts\n"
+        "as soon as `clients_per_round` clients are connected.",
     )
     start_timeout_seconds: float = Field(
         default=300.0,
         gt=0,
-        description="Seconds to wait for these clients before the run fails. After its first\n"
-        "selection, a run waits without limit if too few clients are connected.",
+        description="Seconds to wait before round 1 for enough clients; then the run fails.\n"
+        "After its first selection, a run waits without limit if too few clients are connected.",
     )
     seed: int = Field(
         default=0,
@@ -134,33 +137,40 @@ class RunFile(Settings):
     )
     selector: PluginTable = Field(
         default=PluginTable(name="uniform"),
-        description="Selector of each round's clients; other keys are its options.",
+        description="Selector, which chooses the clients of each round; other keys are its\n"
+        "options.",
     )
     strategy: PluginTable = Field(
         default=PluginTable(name="fedavg"),
-        description="Strategy that combines updates; other keys are its options.",
+        description="Strategy, which combines the clients' updates into the next model; other\n"
+        "keys are its options.",
     )
     objective: Annotated[tuple[PluginTable, ...], Field(min_length=1, max_length=16)] = Field(
         default=(PluginTable(name="cross-entropy"),),
-        description="The clients' local loss; other keys are the objective's options. Several are\n"
-        "added up; [objective] is short for one. An objective that does not use labels, such as\n"
-        "fedprox, is added to cross-entropy if it stands alone.",
+        description="Loss that each client minimises in its training; other keys are the\n"
+        "objective's options. Several objectives are added up; [objective] is short for one. An\n"
+        "objective that does not use labels, such as fedprox, is added to cross-entropy if no\n"
+        "other is listed.",
     )
     training: Annotated[dict[str, Any], ReadLater(LocalTraining)] = Field(
         default_factory=dict,
-        description="Local training; unset values are those that the task recommends.",
+        description="Settings of the clients' training. Unset values are those that the task\n"
+        "recommends.",
     )
     round: RoundPolicy = Field(
-        default=RoundPolicy(), description="How long a round waits, and for which clients."
+        default=RoundPolicy(),
+        description="How long a round waits for clients, and how many\nupdates it needs.",
     )
     transport: Transport = Field(
-        default=Transport(), description="How models and updates are sent."
+        default=Transport(), description="Encoding of the models and updates that are sent."
     )
     evaluation: Evaluation = Field(
         default=Evaluation(), description="When and how the model is evaluated."
     )
     personal: PersonalModels = Field(
-        default=PersonalModels(), description="Models of single clients, in addition to the run's."
+        default=PersonalModels(),
+        description="Models that single clients train for themselves,\n"
+        "in addition to the run's model.",
     )
     weighting: Weighting = Field(
         default=Weighting.EXACT,
@@ -170,42 +180,50 @@ class RunFile(Settings):
     )
     privacy: PrivateUpdates | None = Field(
         default=None,
-        description="Noise that hides single records; without this table updates have none.",
+        description="Noise in updates that hides single records or clients. Without this table,\n"
+        "updates have no noise.",
     )
     secure_aggregation: bool = Field(
         default=False,
-        description="Whether updates are masked, so that the coordinator learns their sum over a\n"
-        "round's cohort and nothing else. Needs a federation root and a strategy that averages.",
+        description="True: updates are masked, so that the coordinator learns only their sum\n"
+        "over a round's cohort. Needs a federation root and a strategy that averages.",
     )
     masking: MaskingSettings = Field(
-        default=MaskingSettings(), description="How updates are masked, with secure_aggregation."
+        default=MaskingSettings(),
+        description="How updates are masked; used only with\nsecure_aggregation.",
     )
     host_sums: HostSumSettings = Field(
         default=HostSumSettings(),
-        description="Whether hosts add up their clients' updates and send only the sum.",
+        description="Sums of updates that hosts compute: each host adds up its clients' updates\n"
+        "and sends only the sum.",
     )
     profiles: ProfileSettings = Field(
         default=ProfileSettings(),
-        description="What clients are asked to disclose, if the selector needs it.",
+        description="Profiles that clients are asked to disclose, if the selector needs them.",
     )
     selector_limits: SelectorLimits = Field(
-        default=SelectorLimits(), description="Bounds on who is selected, and how often."
+        default=SelectorLimits(),
+        description="Limits on which clients are selected, and how\noften.",
     )
     selection: SelectionProof = Field(
-        default=SelectionProof(), description="How others can check who is selected."
+        default=SelectionProof(), description="How hosts and auditors can check the selections."
     )
     sample_limits: SampleLimits = Field(
         default=SampleLimits(),
-        description="Bounds on the number of samples by which a client is weighted.",
+        description="Limits on the number of samples by which a client is weighted.",
     )
     virtual_clock: VirtualClock = Field(
         default=VirtualClock(),
-        description="Simulated durations, to try selectors on clients of unequal speed.",
+        description="Simulated durations of trainings, to test selectors on clients of unequal\n"
+        "speed.",
     )
     stop: Stopping | None = Field(
-        default=None, description="When the run ends early. Unset: it ends after `rounds`."
+        default=None,
+        description="Conditions for an early end of the run. Unset: the run ends\nafter `rounds`.",
     )
-    retention: Retention = Field(default=Retention(), description="Which model versions are kept.")
+    retention: Retention = Field(
+        default=Retention(), description="Model versions that the\ncoordinator keeps."
+    )
 
     @property
     def followed(self) -> str | None:

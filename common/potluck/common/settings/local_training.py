@@ -33,8 +33,8 @@ class LocalTraining(Settings):
         default=1.0,
         gt=0,
         le=1,
-        description="Factor by which the learning rate is multiplied after each round. Below 1,\n"
-        "clients' updates differ less in late rounds.",
+        description="Factor by which the learning rate is multiplied after each round. With a\n"
+        "factor below 1, clients' updates differ less in late rounds.",
     )
     learning_rate_decay_rounds: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(),
@@ -46,27 +46,28 @@ class LocalTraining(Settings):
         default=0.0,
         ge=0,
         lt=1,
-        description="Momentum of sgd: share of the last step that the next step repeats. Larger:\n"
-        "faster, but clients with skewed data drift further apart. adam and adamw use\n"
-        "betas.",
+        description="Momentum of sgd: share of the last step that is added to the next step.\n"
+        "Larger: faster, but clients with skewed data drift further apart. adam and adamw use\n"
+        "`betas` instead.",
     )
     betas: tuple[Beta, Beta] = Field(
         default=(0.9, 0.999),
-        description="Decay rates of Adam's moving averages of gradients and of their squares.",
+        description="Decay rates of the moving averages of gradients and of their squares, in\n"
+        "adam and adamw.",
     )
     epsilon: float = Field(
         default=1e-8,
         gt=0,
         allow_inf_nan=False,
-        description="Number added to Adam's denominator, so that steps stay small where gradients\n"
-        "vanish.",
+        description="Number added to the denominator in adam and adamw, so that steps stay small\n"
+        "when gradients vanish.",
     )
     weight_decay: float = Field(
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="Factor of the L2 penalty (adamw: decay of the weights). Larger: less\n"
-        "overfitting to few samples.",
+        description="Factor of the L2 penalty on weights; with adamw, of the decay of weights.\n"
+        "Larger: less overfitting on clients with few samples.",
     )
     batch_size: int = Field(
         default=32,
@@ -77,21 +78,21 @@ class LocalTraining(Settings):
     smallest_batch_size: int | None = Field(
         default=None,
         ge=1,
-        description="Minimum batch size to which a client halves its batches if its device lacks\n"
-        "memory; its steps then differ from those of other clients. Unset: its\n"
-        "training fails.",
+        description="Minimum batch size to which a client may halve its batches if its device\n"
+        "lacks memory. Its steps then differ from those of other clients. Unset: the client's\n"
+        "training fails instead.",
     )
     epochs: int = Field(
         default=1,
         ge=1,
-        description="Number of passes over the client's samples. Larger: fewer rounds, but more\n"
-        "drift.",
+        description="Number of passes over the client's samples. Larger: fewer rounds are\n"
+        "needed, but clients' models drift further apart.",
     )
     steps: int | None = Field(
         default=None,
         ge=1,
-        description="Number of steps instead of epochs, so that clients with many samples don't\n"
-        "train longer.",
+        description="Number of training steps of each client, instead of `epochs`, so that\n"
+        "clients with many samples don't train longer. Unset: `epochs` decides.",
     )
     kept_epochs: int = Field(
         default=0,
@@ -116,16 +117,16 @@ class LocalTraining(Settings):
     )
     batched: bool | Literal["auto"] = Field(
         default=False,
-        description="Whether clients of a round that are on the same host are trained in one\n"
-        "batched step, if their network allows it: much faster for small networks.\n"
-        "Updates then differ by the rounding of floats from those of clients trained\n"
-        "one by one. auto: each host measures once for each network which is faster,\n"
-        "and always uses that.",
+        description="true: clients of a round on the same host are trained together, in batched\n"
+        "steps, if their network allows it. This is much faster for small networks. Updates then\n"
+        "differ by rounding from those of clients trained one by one. auto: each host measures\n"
+        "once for each network which way is faster, and always uses that way.",
     )
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32",
-        description="bfloat16: if the device is a GPU, products are computed in bfloat16 (torch's\n"
-        "autocast); weights stay float32. Faster on recent GPUs, a little less exact.",
+        description="Precision of matrix products: float32, or bfloat16 (only on GPUs, by\n"
+        "torch's autocast; weights stay float32). bfloat16 is faster on recent GPUs, and a\n"
+        "little less exact.",
     )
 
     @field_validator("batched", mode="before")

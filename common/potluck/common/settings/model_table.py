@@ -37,18 +37,19 @@ class ModelTable(BaseModel):
         default=None,
         ge=0,
         lt=2**63,
-        description="Seed of the initial values of the kept tensors. Unset: the run's seed.",
+        description="Seed of the initial values of the tensors in `keep`. Unset: the run's seed.",
     )
     base: str | None = Field(
         default=None,
         description="Weights of the base: a .safetensors file, or the folder of a model as\n"
-        "transformers saves it, in the data directory of each machine. Unset: the\n"
-        "weights that the task's model has.",
+        "transformers saves it, in the data directory of each machine. Unset: the weights of the\n"
+        "task's model.",
     )
     base_blake3: str = Field(
         default="",
         pattern="^([0-9a-f]{64})?$",
-        description="Digest that the base must have. Unset: the digest of the coordinator's base.",
+        description="BLAKE3 digest that the base must have. Unset: the digest of the\n"
+        "coordinator's base.",
     )
 
     @property

@@ -40,24 +40,24 @@ class HostSumSettings(Settings):
 
     enabled: bool = Field(
         default=False,
-        description="Whether a host adds up its clients' updates and sends one exact sum. Needs a\n"
-        "strategy and a selector that read no single updates. The coordinator then\n"
-        "learns only sums of updates, and each client's report.",
+        description="True: each host adds up its clients' updates and sends one exact sum. Needs\n"
+        "a strategy and a selector that read no single updates. The coordinator then learns only\n"
+        "sums of updates, and each client's report.",
     )
     quantum_bits: int = Field(
         default=30,
         ge=10,
         le=LARGEST_QUANTUM_BITS,
-        description="Changes of parameters are rounded to multiples of 2^-quantum_bits, for a\n"
-        "client with the weight weight_unit. Eight bits more: up to a quarter more\n"
-        "bytes.",
+        description="Precision of the sums: changes of parameters are rounded to multiples of\n"
+        "2^-quantum_bits, for a client with the weight weight_unit. Eight bits more: up to a\n"
+        "quarter more bytes.",
     )
     weight_unit: int = Field(
         default=1024,
         ge=1,
         le=LARGEST_WEIGHT,
-        description="Power of two near the number of samples of a large client. Smaller: finer\n"
-        "steps for all clients, and more bytes.",
+        description="Number of samples of a large client, as a power of two. Smaller: finer\n"
+        "rounding for all clients, and more bytes.",
     )
 
     @field_validator("weight_unit")
