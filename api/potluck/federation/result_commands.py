@@ -51,7 +51,7 @@ async def _export(
             "--output",
             "-o",
             metavar="FILE",
-            help="File to write; its suffix sets the format: .csv or .parquet.",
+            help="File to write, .csv or .parquet.",
             show_default=False,
         ),
     ],
@@ -59,8 +59,9 @@ async def _export(
     what: Annotated[
         What,
         typer.Option(
-            help="rounds: metrics, seconds and bytes per round. selections: the selected clients "
-            "per round, with reason and outcome. clients: one row per client ever selected."
+            help="Table to write. rounds: metrics, seconds and bytes per round. selections: the "
+            "selected clients per round, with reason and outcome. clients: one row per client "
+            "ever selected."
         ),
     ] = What.ROUNDS,
 ) -> None:
@@ -95,7 +96,7 @@ async def _evaluate(
     client: OperatorClient,
     run_id: RunOrNewest = None,
     round_number: Annotated[
-        int, typer.Option("--round", min=0, help="Round of the model; 0 for the last.")
+        int, typer.Option("--round", min=0, help="Round of the model; 0 for the last round.")
     ] = 0,
     best: BestModel = False,
     data: Annotated[
@@ -103,7 +104,7 @@ async def _evaluate(
         typer.Option(
             "--data",
             metavar="FOLDER",
-            help="Data folder of the task, if it evaluates on files.",
+            help="Folder of the task's data, if its evaluation data are files.",
             show_default=False,
         ),
     ] = None,

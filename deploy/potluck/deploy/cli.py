@@ -69,7 +69,7 @@ def options(
 
 @app.command()
 def config(
-    what: Annotated[Example, typer.Argument(help="Which file.")] = Example.RUN,
+    what: Annotated[Example, typer.Argument(help="Configuration file to print.")] = Example.RUN,
 ) -> None:
     """Print an annotated example of a configuration file.
 

@@ -28,7 +28,7 @@ class StatusShown(Shape):
     run: str = Field(description="Id of the run.")
     name: str
     state: str = Field(description="waiting, running, finished, stopped or failed.")
-    why: str = Field(description="Reason for the state; excluded clients.")
+    why: str = Field(description="Reason for the state, and excluded clients.")
     committed: int = Field(description="Number of committed rounds.")
     rounds: int = Field(description="Number of planned rounds.")
     task: str
@@ -46,12 +46,15 @@ class NoiseShown(Shape):
     """Privacy loss of a run with `[privacy]` after a round, as the coordinator knows it."""
 
     delta: float
-    largest: float | None = Field(description="Largest ε of a client; null if unknown.")
+    largest: float | None = Field(
+        description="Largest privacy loss ε of a client; null if unknown."
+    )
     median: float | None
     near_limit: int | None = Field(
-        description="Clients that have used 80 % of the run's trainings; null without a limit."
+        description="Number of clients that have used 80 % of the run's trainings; null without "
+        "a limit."
     )
-    refused: int = Field(description="Clients excluded: their limit is used up.")
+    refused: int = Field(description="Number of clients excluded because their limit is used up.")
 
 
 class RoundShown(Shape):
@@ -63,18 +66,22 @@ class RoundShown(Shape):
         description="Means over the worst tenth of clients, by metric."
     )
     coverage: dict[str, CoverageSummary] = Field(
-        description="Clients and samples behind metrics, by name."
+        description="For each metric: number of clients that sent it, and of their samples."
     )
     spread_coverage: dict[str, CoverageSummary] = Field(
-        description="Clients and samples behind the worst tenth, by metric."
+        description="For each metric with a worst tenth: number of clients, and of their samples."
     )
     seconds: float
     bytes_down: int
     bytes_up: int
-    cohort: list[int] = Field(description="Indices of its clients in the run's list.")
+    cohort: list[int] = Field(
+        description="The round's clients, as indices in the run's list of clients."
+    )
     left_out: list[int] = Field(description="Indices of clients whose update is not in the model.")
     late: int = Field(description="Number of late updates of earlier rounds in the model.")
-    noise: NoiseShown | None = Field(description="Privacy loss; null without `[privacy]`.")
+    noise: NoiseShown | None = Field(
+        description="Privacy loss after the round; null without `[privacy]`."
+    )
 
 
 class MemberShown(Shape):
@@ -121,15 +128,17 @@ class LiveShown(Shape):
     attempt: int
     phase: str = Field(description="The coordinator's current step, as text.")
     seconds: float = Field(description="Seconds since the selection.")
-    done: float = Field(description="Share of the training that is done.")
+    done: float = Field(description="Share of the cohort's training that is done.")
     bytes_down: int
     bytes_up: int
     counts: list[StateCount]
     states: list[str]
     fractions: list[float]
-    troubles: dict[int, str] = Field(description="Problems, by index in the cohort.")
+    troubles: dict[int, str] = Field(
+        description="Problems of clients, by the client's index in the cohort."
+    )
     stragglers: list[int] = Field(
-        description="Indices of clients that take much longer than others."
+        description="Clients that take much longer than others, as indices in the cohort."
     )
 
 
@@ -146,7 +155,7 @@ class RunShown(Shape):
 
     status: StatusShown
     measures: list[MeasureSummary]
-    clients: list[str] = Field(description="All clients that were ever selected, in no order.")
+    clients: list[str] = Field(description="All clients that were ever selected, in any order.")
     rounds: list[RoundShown]
     earlier: int = Field(description="Number of earlier rounds that are not shown.")
     cohort: CohortShown | None
@@ -192,7 +201,9 @@ class ClientShown(Shape):
     client: str
     selected: int
     included: int
-    note: str = Field(description="Whether the client is in quarantine, and which runs exclude it.")
+    note: str = Field(
+        description="Quarantine of the client, and runs that exclude it; empty without either."
+    )
 
 
 class HostShown(Shape):
@@ -233,7 +244,9 @@ class MixShown(Shape):
 
     classes: int
     clients: int = Field(description="Number of clients in the run's roster.")
-    disclosed: int = Field(description="Number of them that disclosed label counts.")
+    disclosed: int = Field(
+        description="Number of clients in the roster that disclosed label counts."
+    )
     federation: list[float] | None
     rounds: list[MixRound]
 
@@ -242,11 +255,15 @@ class ClientPrivacy(Shape):
     """Data that a client disclosed, and the privacy loss of these disclosures."""
 
     client: str
-    epsilon: float = Field(description="Total privacy loss of its noisy releases.")
-    sums: int = Field(description="Number of secure sums that include it.")
+    epsilon: float = Field(description="Total privacy loss ε of the client's noisy disclosures.")
+    sums: int = Field(description="Number of secure sums that include the client.")
     least_hosts: int | None = Field(description="Number of hosts in the smallest of these sums.")
-    disclosed: list[str] = Field(description="Signals disclosed outside sums.")
-    updates: float | None = Field(description="ε of its updates; null without noise.")
+    disclosed: list[str] = Field(
+        description="Signals that the client disclosed, other than in secure sums."
+    )
+    updates: float | None = Field(
+        description="Privacy loss ε of the client's updates; null without noise."
+    )
 
 
 class PrivacyShown(Shape):
@@ -257,7 +274,7 @@ class PrivacyShown(Shape):
     median: float
     sums_released: int
     sums_aborted: int
-    holds_against: str = Field(description="Parties from which sums hide single values.")
+    holds_against: str = Field(description="Parties from which secure sums hide single values.")
     claim: str = Field(description="Protection of updates; empty if none is claimed.")
 
 

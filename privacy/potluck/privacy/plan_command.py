@@ -20,14 +20,15 @@ def plan(
     run_file: Annotated[Path, typer.Argument(help="The run file.", show_default=False)],
     samples: Annotated[
         list[int] | None,
-        typer.Option(help="Samples of a client, for unit = record; repeatable.", min=1),
+        typer.Option(help="Number of a client's samples, for unit = record; repeatable.", min=1),
     ] = None,
     trainings: Annotated[
-        int | None, typer.Option(help="Trainings of a client; default: the rounds.", min=1)
+        int | None,
+        typer.Option(help="Number of trainings of a client. Default: the run file's.", min=1),
     ] = None,
     target: Annotated[
         list[float] | None,
-        typer.Option(help="ε to print the noise for; repeatable. Default: 1, 3 and 8."),
+        typer.Option(help="ε for which to print the noise; repeatable. Default: 1, 3 and 8."),
     ] = None,
 ) -> None:
     """Print ε of clients by number of trainings, and the noise for a target.

@@ -35,18 +35,19 @@ class RelayConfig(Settings):
 
     coordinator: str = Field(description="Address of the coordinator, HOST:PORT.")
     listen: str = Field(
-        description="Where the hosts behind this relay dial: their `coordinator` setting. 0.0.0.0\n"
-        "for every interface, port 0 for any free one."
+        description="Address on which the relay listens for hosts, HOST:PORT; hosts name the\n"
+        "relay as their `coordinator`. 0.0.0.0 for every interface, port 0 for any free port."
     )
     state_directory: Path = Field(
-        description="Folder for files in transfer; needed after a restart. Each relay needs\n"
-        "its own."
+        description="Folder for files in transfer. The relay needs it again after a restart.\n"
+        "Each relay needs its own folder."
     )
     revoked: Path | None = Field(
         default=None,
-        description="The authority's revocation list, revoked.pem of `potluck pki revoke`. It is\n"
-        "watched. The coordinator does not see the certificates of hosts behind a relay, so a\n"
-        "host that is revoked is cut off by this list.",
+        description="The TLS authority's revocation list, revoked.pem, which `potluck pki\n"
+        "revoke` creates. It is reloaded when it changes. The coordinator does not see the\n"
+        "certificates of hosts behind a relay; only this list disconnects such a host when it is\n"
+        "revoked.",
     )
     maximum_model_bytes: int = Field(
         default=4 << 30, ge=1, description="Maximum size of a model or update, in bytes."
@@ -54,25 +55,26 @@ class RelayConfig(Settings):
     cached_files: int = Field(
         default=4,
         ge=1,
-        description="Number of files kept on disk for hosts, the last used ones: models, and\n"
-        "files that strategies send with them.",
+        description="Number of recently used files that the relay keeps on disk for hosts:\n"
+        "models, and files that strategies send with models.",
     )
     concurrent_transfers: int = Field(
         default=8,
         ge=1,
         le=256,
-        description="Maximum number of transfers with the coordinator at once; others wait. The\n"
-        "coordinator's transfers_per_peer limits them, too.",
+        description="Maximum number of simultaneous transfers with the coordinator; further\n"
+        "transfers wait. The coordinator's transfers_per_peer also limits them.",
     )
     transfers_per_peer: int = Field(
-        default=8, ge=1, description="Maximum number of transfers with one host at once."
+        default=8, ge=1, description="Maximum number of simultaneous transfers per host."
     )
     sum_wait_seconds: float = Field(
         default=30.0,
         ge=0,
         le=3600,
-        description="Seconds for which a host's sum of updates waits for the sums of other hosts\n"
-        "that still train; the relay sends them as one. Later sums are sent by themselves.",
+        description="Seconds for which a host's sum of updates waits for the sums of hosts that\n"
+        "still train. The relay then adds these sums up and sends the coordinator one sum; later\n"
+        "sums are sent separately.",
     )
     stall_seconds: float = Field(
         default=60.0,
@@ -83,34 +85,39 @@ class RelayConfig(Settings):
     least_bytes_per_second: int = Field(
         default=10_000,
         ge=1,
-        description="Minimum average rate of a host's upload; a slower one is ended after another\n"
-        "stall_seconds.",
+        description="Minimum average speed of a host's upload in bytes per second, after the\n"
+        "first stall_seconds. A slower upload is ended.",
     )
     reconnect_maximum_seconds: float = Field(
         default=5.0,
         gt=0,
         le=3600,
-        description="Maximum seconds between two attempts at a transfer.",
+        description="Maximum pause between two attempts at a transfer, in seconds.",
     )
     metrics_address: MetricsAddress = Field(
         default="",
-        description="Address of /metrics, /healthz and /readyz: a port (on 127.0.0.1) or\n"
-        "HOST:PORT; empty: nowhere. Over plain HTTP, unless there is metrics_tls.",
+        description="Address that serves /metrics, /healthz and /readyz: a port (on 127.0.0.1)\n"
+        "or HOST:PORT. It uses plain HTTP unless metrics_tls is set. Empty: not served.",
     )
     metrics_tls: MetricsTls | None = Field(
         default=None,
         description="Serve metrics over mutual TLS, to these scrapers only; for addresses that\n"
-        "other machines reach. Its authority is not the federation's: `potluck pki init` makes\n"
-        "one, in which each metrics address is a coordinator and each scraper an operator.",
+        "other machines can reach. It needs a TLS authority other than the federation's: create\n"
+        "one with `potluck pki init`, issue a coordinator certificate for each metrics address,\n"
+        "and an operator certificate for each scraper.",
     )
     log_format: LogFormat = Field(
         default=LogFormat.AUTO,
-        description="auto (console on a terminal, else json), console or json.",
+        description="Format of log lines: auto (console on a terminal, else json), console or\n"
+        "json.",
     )
-    log_level: LogLevel = Field(default=LogLevel.INFO, description="debug, info, warning or error.")
+    log_level: LogLevel = Field(
+        default=LogLevel.INFO,
+        description="Minimum level of log lines: debug, info, warning or error.",
+    )
     tls: TlsFiles = Field(
-        description="Certificate of this relay for the coordinator and its hosts; files made by\n"
-        "`potluck pki issue FOLDER relay NAME`."
+        description="Certificate and key of the relay, for the coordinator and for hosts, made\n"
+        "by `potluck pki issue FOLDER relay NAME`."
     )
 
     @field_validator("listen")

@@ -39,7 +39,7 @@ def serve(
         Path | None, typer.Option(help="The coordinator's configuration file (TOML).")
     ] = None,
     listen: Annotated[
-        str | None, typer.Option(help="Address to listen on, instead of the file's.")
+        str | None, typer.Option(help="Address to listen on, HOST:PORT, instead of the file's.")
     ] = None,
     metrics_address: Annotated[
         str | None,
@@ -52,7 +52,9 @@ def serve(
     ] = None,
     ready_file: Annotated[
         Path | None,
-        typer.Option(help="Write address and process id here, as JSON, once hosts can connect."),
+        typer.Option(
+            help="Write address and process id, as JSON, to this file once hosts can connect."
+        ),
     ] = None,
     version: Annotated[bool, version_option("potluck-server")] = False,
 ) -> int:

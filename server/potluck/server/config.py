@@ -27,38 +27,44 @@ class FilesSettings(Settings):
 
     store: str = Field(
         default="",
-        description="Object store for models and updates, s3://BUCKET or s3://BUCKET/PREFIX. Each\n"
-        "coordinator needs its own. Empty: they are sent directly.",
+        description="Object store through which models and updates are sent, s3://BUCKET or\n"
+        "s3://BUCKET/PREFIX. Each coordinator needs its own bucket or prefix. Empty: coordinator\n"
+        "and hosts send them directly.",
     )
     endpoint: str = Field(
         default="",
-        description="Address of the object store for coordinator and hosts, such as\n"
-        "https://minio.example.org:9000. Empty: AWS_ENDPOINT_URL, or Amazon's in the\n"
-        "region.",
+        description="Address at which coordinator and hosts reach the object store, such as\n"
+        "https://minio.example.org:9000. Empty: the environment variable AWS_ENDPOINT_URL, or\n"
+        "else Amazon's address in the region.",
     )
     region: str = Field(
-        default="", description="Region of the object store. Empty: AWS_REGION, or else us-east-1."
+        default="",
+        description="Region of the object store. Empty: the environment variable\n"
+        "AWS_REGION, or else us-east-1.",
     )
     credentials: Path | None = Field(
         default=None,
-        description="A file with aws_access_key_id and aws_secret_access_key under [default],\n"
-        "which is read at each use. Unset: the environment has them.",
+        description="File with aws_access_key_id and aws_secret_access_key under [default]; it\n"
+        "is read again at each use. Unset: the environment variables with these names in\n"
+        "capitals.",
     )
     authority: Path | None = Field(
         default=None,
-        description="CA certificate of the object store's address, if the CA is not public.",
+        description="File with the CA certificate with which the object store's certificate is\n"
+        "checked. Unset: public CAs.",
     )
     fallback: bool = Field(
         default=True,
-        description="True to send files directly to hosts that can't use the object store, and\n"
-        "while it is unavailable. If false, rounds wait for it, and these hosts are\n"
-        "excluded.",
+        description="True: files are sent directly to hosts that can't use the object store, and\n"
+        "to all hosts while the object store is unavailable. False: rounds wait for the object\n"
+        "store, and hosts that can't use it are excluded.",
     )
     url_seconds: int = Field(
         default=900,
         ge=10,
         le=604_800,
-        description="Seconds for which a host can use a URL; a started transfer may continue.",
+        description="Seconds for which a host can start a transfer with a signed URL of the\n"
+        "object store; started transfers may continue.",
     )
 
     @field_validator("store")
@@ -95,11 +101,11 @@ class CoordinatorConfig(Settings):
 
     listen: str = Field(
         default="127.0.0.1:7443",
-        description="Address on which the coordinator listens for hosts and operators; 0.0.0.0\n"
-        "for every interface, port 0 for any free one.",
+        description="Address on which the coordinator listens for hosts and operators,\n"
+        "HOST:PORT; 0.0.0.0 for every interface, port 0 for any free port.",
     )
     state_directory: Path = Field(
-        description="Folder for runs, models and updates, for one coordinator at a time."
+        description="Folder for runs, models and updates. Each coordinator needs its own folder."
     )
     database: str = Field(
         default="",
@@ -119,19 +125,21 @@ class CoordinatorConfig(Settings):
         default=4 << 30, gt=0, description="Maximum size of a model or an update, in bytes."
     )
     concurrent_transfers: int = Field(
-        default=32, ge=1, description="Maximum number of simultaneous transfers; others wait."
+        default=32,
+        ge=1,
+        description="Maximum number of simultaneous transfers; further transfers wait.",
     )
     calls_per_peer: int = Field(
         default=300,
         ge=8,
-        description="Maximum number of simultaneous calls per certificate; more are refused, so\n"
-        "that one host can't fill the coordinator's memory.",
+        description="Maximum number of simultaneous calls per certificate. Further calls are\n"
+        "refused, so that one host can't fill the coordinator's memory.",
     )
     transfers_per_peer: int = Field(
         default=8,
         ge=1,
-        description="Maximum number of simultaneous transfers per host; more wait, so that one\n"
-        "host can't block the others.",
+        description="Maximum number of simultaneous transfers per host. Further transfers wait,\n"
+        "so that one host can't block the others.",
     )
     stall_seconds: float = Field(
         default=60.0,
@@ -142,19 +150,19 @@ class CoordinatorConfig(Settings):
     least_bytes_per_second: int = Field(
         default=10_000,
         ge=1,
-        description="Minimum average speed of an upload, after the first stall_seconds. A slower\n"
-        "one is ended, so that it can't occupy a transfer forever.",
+        description="Minimum average speed of an upload in bytes per second, after the first\n"
+        "stall_seconds. A slower upload is ended, so that it can't occupy a transfer forever.",
     )
     model_modules: tuple[str, ...] = Field(
         default=MODEL_MODULES,
-        description="Python modules from which a run file may name a model, MODULE:NAME; any name\n"
-        "in them can be called. Other modules are refused.",
+        description="Python modules from which a run file may name a model, as MODULE:NAME. A\n"
+        "run file can call any function in them. Models of other modules are refused.",
     )
     threads: int = Field(
         default=1,
         ge=1,
-        description="Number of torch threads for evaluation; it may change the last digits of\n"
-        "results.",
+        description="Number of CPU threads of PyTorch for evaluation. Another number may change\n"
+        "the last digits of results.",
     )
     metrics_address: MetricsAddress = Field(
         default="",
@@ -164,9 +172,9 @@ class CoordinatorConfig(Settings):
     metrics_tls: MetricsTls | None = Field(
         default=None,
         description="Serve metrics over mutual TLS, to these scrapers only; for addresses that\n"
-        "other machines can reach. It needs a TLS authority other than the\n"
-        "federation's: create one with `potluck pki init`, in which each metrics\n"
-        "address is a coordinator and each scraper an operator.",
+        "other machines can reach. It needs a TLS authority other than the federation's: create\n"
+        "one with `potluck pki init`, issue a coordinator certificate for each metrics address,\n"
+        "and an operator certificate for each scraper.",
     )
     log_level: LogLevel = Field(
         default=LogLevel.INFO,
@@ -184,9 +192,9 @@ class CoordinatorConfig(Settings):
     )
     members: Path | None = Field(
         default=None,
-        description="The file of members, members.json, which `potluck pki member` creates. It is\n"
-        "reloaded when it changes, and sent to hosts; `potluck pki publish` sends a\n"
-        "newer one.",
+        description="File members.json, the signed list of the federation's members, which\n"
+        "`potluck pki member` creates. It is reloaded when it changes, and sent to hosts.\n"
+        "`potluck pki publish` sends a newer list to the coordinator.",
     )
     epsilon_over_runs: float | None = Field(
         default=None,
@@ -209,7 +217,8 @@ class CoordinatorConfig(Settings):
         "directory and need no setting.",
     )
     files: FilesSettings = Field(
-        default=FilesSettings(), description="Transfer of models and updates."
+        default=FilesSettings(),
+        description="Transfer of models and updates through an object store, if `store` is set.",
     )
     tracing: TracingSettings = Field(
         default=TracingSettings(), description="Export of OpenTelemetry spans."
@@ -217,11 +226,13 @@ class CoordinatorConfig(Settings):
     sinks: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
         repr=False,
-        description="Additional records of runs: one table per sink, such as [sinks.mlflow], with\n"
-        "its options. `plugin` names the kind of sink if the table has another name.\n"
-        "docs/guides/trackers.md lists all sinks.",
+        description="Further places that record runs, such as MLflow: one table per sink, such\n"
+        "as [sinks.mlflow], with the sink's options. `plugin` names the kind of sink if the\n"
+        "table has another name. docs/guides/trackers.md lists all sinks.",
     )
-    tls: TlsFiles = Field(description="The coordinator's certificate, which `potluck pki` creates.")
+    tls: TlsFiles = Field(
+        description="Certificate and key of the coordinator, made by `potluck pki issue`."
+    )
 
     @field_validator("model_modules", mode="before")
     @classmethod

@@ -32,9 +32,9 @@ def test_first_draft_of_a_run_file_is_valid() -> None:
 def test_form_fields_have_hints_defaults_and_choices() -> None:
     fields = {field.key: field for field in form_fields()}
     assert fields["rounds"].default == "30"
-    assert fields["rounds"].hint == "Number of rounds to commit."
+    assert fields["rounds"].hint == "Number of rounds after which the run ends."
     assert fields["selector.name"].default == "uniform"
-    assert fields["selector.name"].hint == "Selector of each round's clients."
+    assert fields["selector.name"].hint == "Selector, which chooses the clients of each round."
     assert "fedentopt" in fields["selector.name"].choices
     assert fields["objective.name"].default == "cross-entropy"
     assert fields["training.epochs"].default == "the task's own"

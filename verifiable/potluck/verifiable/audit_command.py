@@ -18,7 +18,9 @@ app = typer.Typer(rich_markup_mode="markdown")
 
 @app.command("audit-selection")
 def audit_selection(
-    run: Annotated[str, typer.Argument(help="Run: its id, a unique beginning of it, or its name.")],
+    run: Annotated[
+        str, typer.Argument(help="The run's id, a unique beginning of it, or its name.")
+    ],
     config: Annotated[
         Path, typer.Option(help="The coordinator's configuration file (TOML).")
     ] = Path("coordinator.toml"),

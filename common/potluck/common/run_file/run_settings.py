@@ -155,7 +155,7 @@ class DirectionSettings(Settings):
     )
     compress: bool = Field(
         default=False,
-        description="Compress files with Zstandard. Useful for differences\n(`delta`) in int8.",
+        description="Compress files with Zstandard. Useful for differences (`delta`) in int8.",
     )
 
 
@@ -431,7 +431,7 @@ class ProfileSettings(Settings):
         default=30.0,
         gt=0,
         le=3600,
-        description="Seconds to wait for slow clients in each of the five stages of a secure\nsum.",
+        description="Seconds to wait for slow clients in each of the five stages of a secure sum.",
     )
     sum_mode: Literal["noisy", "exact"] = Field(
         default="noisy",
@@ -581,7 +581,7 @@ class SampleLimits(Settings):
 class Retention(Settings):
     """Model versions that stay on the coordinator's disk."""
 
-    keep_last: int = Field(default=2, ge=1, description="Number of newest model versions to\nkeep.")
+    keep_last: int = Field(default=2, ge=1, description="Number of newest model versions to keep.")
     keep_every: int = Field(
         default=0,
         ge=0,

@@ -94,10 +94,10 @@ class RunFile(Settings):
 
     name: Annotated[str, Field(max_length=80)] = Field(
         default="run",
-        description="Name of the run, for people. Several runs may have the same\nname.",
+        description="Name of the run, for people. Several runs may have the same name.",
     )
     rounds: int = Field(
-        default=30, ge=1, le=1_000_000, description="Number of rounds after\nwhich the run ends."
+        default=30, ge=1, le=1_000_000, description="Number of rounds after which the run ends."
     )
     clients_per_round: int = Field(
         default=9, ge=1, description="Number of clients to select in each round."
@@ -159,7 +159,7 @@ class RunFile(Settings):
     )
     round: RoundPolicy = Field(
         default=RoundPolicy(),
-        description="How long a round waits for clients, and how many\nupdates it needs.",
+        description="How long a round waits for clients, and how many updates it needs.",
     )
     transport: Transport = Field(
         default=Transport(), description="Encoding of the models and updates that are sent."
@@ -190,7 +190,7 @@ class RunFile(Settings):
     )
     masking: MaskingSettings = Field(
         default=MaskingSettings(),
-        description="How updates are masked; used only with\nsecure_aggregation.",
+        description="How updates are masked; used only with secure_aggregation.",
     )
     host_sums: HostSumSettings = Field(
         default=HostSumSettings(),
@@ -203,7 +203,7 @@ class RunFile(Settings):
     )
     selector_limits: SelectorLimits = Field(
         default=SelectorLimits(),
-        description="Limits on which clients are selected, and how\noften.",
+        description="Limits on which clients are selected, and how often.",
     )
     selection: SelectionProof = Field(
         default=SelectionProof(), description="How hosts and auditors can check the selections."
@@ -219,10 +219,10 @@ class RunFile(Settings):
     )
     stop: Stopping | None = Field(
         default=None,
-        description="Conditions for an early end of the run. Unset: the run ends\nafter `rounds`.",
+        description="Conditions for an early end of the run. Unset: the run ends after `rounds`.",
     )
     retention: Retention = Field(
-        default=Retention(), description="Model versions that the\ncoordinator keeps."
+        default=Retention(), description="Model versions that the coordinator keeps."
     )
 
     @property

@@ -61,7 +61,7 @@ async def quarantine(
     reason: Annotated[
         str,
         typer.Option(
-            "--reason", help="The reason, in one line, for operators.", show_default=False
+            "--reason", help="Reason in one line, shown to operators.", show_default=False
         ),
     ],
 ) -> None:
@@ -88,7 +88,7 @@ async def readmit(client: OperatorClient, client_id: ClientName) -> None:
 app = typer.Typer(
     cls=_ListByDefault,
     rich_markup_mode="markdown",
-    help="List all clients; put some into quarantine.",
+    help="List all clients; exclude clients from selection.",
 )
 app.command("list")(operator_command(list_clients))
 app.command("quarantine")(operator_command(quarantine))

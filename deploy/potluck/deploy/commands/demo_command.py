@@ -51,11 +51,15 @@ _WITH_SEED = {"digits", "colored-digits"}
 """Tasks whose data are split by a seed."""
 
 
-Task = Annotated[str, typer.Option(help="Task to learn.")]
-Clients = Annotated[int, typer.Option(min=1, help="Clients of the federation.")]
-Hosts = Annotated[int, typer.Option(min=1, help="Host processes; each runs some of the clients.")]
-ClientsPerRound = Annotated[int, typer.Option(min=1, help="Clients to select in each round.")]
-Rounds = Annotated[int, typer.Option(min=1, help="Rounds to commit.")]
+Task = Annotated[str, typer.Option(help="Task to learn, such as digits.")]
+Clients = Annotated[int, typer.Option(min=1, help="Number of clients of the federation.")]
+Hosts = Annotated[
+    int, typer.Option(min=1, help="Number of host processes; each runs some of the clients.")
+]
+ClientsPerRound = Annotated[
+    int, typer.Option(min=1, help="Number of clients to select in each round.")
+]
+Rounds = Annotated[int, typer.Option(min=1, help="Number of rounds.")]
 Selectors = Annotated[
     list[str] | None,
     typer.Option(
@@ -68,19 +72,17 @@ Selectors = Annotated[
 ]
 Target = Annotated[
     float,
-    typer.Option(min=0.0, max=1.0, help="Accuracy in the worst group at which rounds are counted."),
+    typer.Option(min=0.0, max=1.0, help='Accuracy in the worst group for "rounds to the target".'),
 ]
 Strategy = Annotated[str, typer.Option(help="Strategy that combines updates.")]
-Seed = Annotated[
-    int, typer.Option(min=0, help="The same seed gives the same data, cohorts and model.")
-]
+Seed = Annotated[int, typer.Option(min=0, help="Seed; it determines the data, cohorts and model.")]
 Device = Annotated[
     str, typer.Option(help="Device for training: cpu, auto (a GPU if there is one), cuda:N.")
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
-        help="Data folder of tasks such as mnist; `potluck data` fills it.",
+        help="Folder of tasks' data; `potluck data prepare` fills it.",
         show_default=False,
     ),
 ]
@@ -94,7 +96,7 @@ Folder = Annotated[
 ]
 JsonSummary = Annotated[
     bool,
-    typer.Option("--json", help="Print only the summary to standard output, as JSON."),
+    typer.Option("--json", help="Print only the summary, as JSON."),
 ]
 
 

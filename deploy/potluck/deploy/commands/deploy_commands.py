@@ -47,13 +47,15 @@ what differs from the file, one container after another. After a failure, run it
 complete the rest.""",
 )
 
-File = Annotated[Path, typer.Option("--file", "-f", help="The inventory.")]
+File = Annotated[Path, typer.Option("--file", "-f", help="Inventory file.")]
 Machines = Annotated[
-    list[str] | None, typer.Argument(help="Machines; all by default.", show_default=False)
+    list[str] | None, typer.Argument(help="Names of machines. Default: all.", show_default=False)
 ]
 Parties = Annotated[
     list[str] | None,
-    typer.Argument(help="Hosts, relays or coordinator; all by default.", show_default=False),
+    typer.Argument(
+        help="Names of hosts or relays, or coordinator. Default: all.", show_default=False
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 _DEFAULT = Path(FILE_NAME)
@@ -120,7 +122,9 @@ def status(machines: Machines = None, file: File = _DEFAULT, as_json: Json = Fal
 def logs(
     parties: Parties = None,
     file: File = _DEFAULT,
-    tail: Annotated[int, typer.Option(min=0, help="Number of past lines per container.")] = 20,
+    tail: Annotated[
+        int, typer.Option(min=0, help="Number of past lines to print per container.")
+    ] = 20,
     follow: Annotated[
         bool, typer.Option("--follow", help="Also print new lines, until interrupted.")
     ] = False,
@@ -157,9 +161,12 @@ def down(
     machines: Machines = None,
     file: File = _DEFAULT,
     keep_state: Annotated[
-        bool, typer.Option("--keep-state", help="Keep models, runs and the hosts' state.")
+        bool,
+        typer.Option("--keep-state", help="Keep the volumes: runs, models and the hosts' state."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Remove without asking for confirmation.")
+    ] = False,
 ) -> None:
     """Remove everything that `up` made, and nothing else: containers, volumes, images.
 

@@ -47,7 +47,7 @@ def doctor(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="An operator.toml; otherwise it is looked for as by other commands."),
+        typer.Option(help="Path of operator.toml. Default: as for other commands."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> int:

@@ -22,18 +22,18 @@ from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.pki import federation_root
 from potluck.deploy.terminal import print_line, print_next, terminal
 
-Folder = Annotated[Path, typer.Argument(help="The root's folder.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(help="Folder of the federation root.", show_default=False)]
 Members = Annotated[
     list[str], typer.Argument(help="Clients, or ranges such as client-0:5.", show_default=False)
 ]
-Days = Annotated[int, typer.Option(help="Days for which records are valid; at most 365.")]
+Days = Annotated[int, typer.Option(help="Number of days for which records are valid, at most 365.")]
 
 _STYLES = {"ended": "red", "ends soon": "yellow", "valid": "green"}
 
 
 def root(
     folder: Annotated[
-        Path, typer.Argument(help="Folder for the root's files.", show_default=False)
+        Path, typer.Argument(help="Folder to create for the root's files.", show_default=False)
     ],
     federation: Annotated[str, typer.Option(help="The federation's name, as in `pki init`.")],
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
@@ -58,7 +58,9 @@ def root(
 def member(
     folder: Folder,
     clients: Members,
-    host: Annotated[str, typer.Option(help="The host of these clients.", show_default=False)],
+    host: Annotated[
+        str, typer.Option(help="Name of the host of these clients.", show_default=False)
+    ],
     days: Days = federation_root.MEMBER_DAYS,
 ) -> None:
     """Make clients members: FOLDER/members/CLIENT.key for each, and the next epoch of members.json.
@@ -118,7 +120,7 @@ def list_members(
 def renew_members(
     folder: Folder,
     clients: Annotated[
-        list[str] | None, typer.Argument(help="Clients; all whose records end soon by default.")
+        list[str] | None, typer.Argument(help="Clients. Default: all whose records end soon.")
     ] = None,
     days: Days = federation_root.MEMBER_DAYS,
 ) -> None:
@@ -147,7 +149,7 @@ def rotate(
     folder: Folder,
     clients: Members,
     switch: Annotated[
-        bool, typer.Option("--switch", help="Make the next keys valid, once all hosts have them.")
+        bool, typer.Option("--switch", help="Activate the next keys, once all hosts have them.")
     ] = False,
     days: Days = federation_root.MEMBER_DAYS,
 ) -> None:

@@ -25,7 +25,7 @@ from potluck.deploy.terminal import print_line, print_next, terminal
 
 # Issued certificates ------------------------------------------------------------------------------
 
-Folder = Annotated[Path, typer.Argument(help="The authority's folder.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(help="Folder of the TLS authority.", show_default=False)]
 Days = Annotated[int, typer.Option(help="Number of days that the certificate is valid.")]
 
 _SERIAL_SHOWN = 12
@@ -90,11 +90,11 @@ def _issued_fields(one: register.Issued, now: datetime) -> dict[str, object]:
 def renew(
     folder: Folder,
     names: Annotated[
-        list[str] | None, typer.Argument(help="Parties; all that expire soon by default.")
+        list[str] | None, typer.Argument(help="Names of parties. Default: all that expire soon.")
     ] = None,
     days: Days = pki.LEAF_DAYS,
     new_key: Annotated[
-        bool, typer.Option("--new-key", help="Also make a new key here, in NAME.key.")
+        bool, typer.Option("--new-key", help="Also make a new key on this machine, in NAME.key.")
     ] = False,
 ) -> None:
     """Issue certificates again, for the same party, clients and addresses.
@@ -125,7 +125,10 @@ def renew(
 def sign(
     folder: Folder,
     request: Annotated[
-        Path, typer.Argument(help="NAME.csr of `potluck-client enroll`.", show_default=False)
+        Path,
+        typer.Argument(
+            help="Request file NAME.csr from `potluck-client enroll`.", show_default=False
+        ),
     ],
     clients: Annotated[
         list[str] | None,
@@ -138,12 +141,14 @@ def sign(
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="For a coordinator or relay: addresses that hosts dial.", show_default=False
+            help="For a coordinator or relay: address that hosts dial.", show_default=False
         ),
     ] = None,
     days: Days = pki.LEAF_DAYS,
-    force: Annotated[bool, typer.Option("--force", help="Replace NAME.pem.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Sign without asking.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace NAME.pem if it exists.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Sign without asking for confirmation.")
+    ] = False,
 ) -> None:
     """Sign a request that was made where the key is: FOLDER/NAME.pem.
 
@@ -169,11 +174,14 @@ def revoke(
     party: Annotated[
         str,
         typer.Argument(
-            help="A party's name, or the beginning of a serial number.", show_default=False
+            help="Name of a party, or beginning of a serial number.", show_default=False
         ),
     ],
     superseded: Annotated[
-        bool, typer.Option("--superseded", help="Revoke all except its newest certificate.")
+        bool,
+        typer.Option(
+            "--superseded", help="Revoke all certificates of the party except the newest."
+        ),
     ] = False,
 ) -> None:
     """Revoke certificates: FOLDER/revoked.pem.
@@ -282,7 +290,7 @@ def issue(
     role: Annotated[Role, typer.Argument(help="Role of the party.", show_default=False)],
     name: Annotated[
         str | None,
-        typer.Argument(help="The party's name; optional for a coordinator.", show_default=False),
+        typer.Argument(help="Name of the party; optional for a coordinator.", show_default=False),
     ] = None,
     clients: Annotated[
         list[str] | None,
@@ -335,7 +343,7 @@ def issue(
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="A certificate, NAME.pem.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="Certificate file, NAME.pem.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Show a certificate's party, its clients or addresses, and the end of its validity."""

@@ -55,8 +55,8 @@ RunOrNewest = Annotated[
     str | None,
     typer.Argument(
         metavar="RUN",
-        help="The run's id, a unique beginning of it, or a name that no other run has; the newest "
-        "run if left out.",
+        help="The run's id, a unique beginning of it, or a name that no other run has. Default: "
+        "the newest run.",
         show_default=False,
     ),
 ]
@@ -86,7 +86,7 @@ async def run(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FILE]", help="A run file; - for standard input.", show_default=False
+            metavar="[FILE]", help="Run file; - reads standard input.", show_default=False
         ),
     ] = None,
     again: Annotated[
@@ -161,12 +161,12 @@ async def runs(
         str | None,
         typer.Argument(
             metavar="[RUN]",
-            help="Show all known facts about this run.",
+            help="Show only this run, with all known facts.",
             show_default=False,
         ),
     ] = None,
     file: Annotated[
-        bool, typer.Option("--file", help="Print the run file that it was started with.")
+        bool, typer.Option("--file", help="Print the run file with which the run was started.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -287,8 +287,8 @@ async def model(
         typer.Option(
             "--shards",
             metavar="SIZE",
-            help="Write shards of at most this size, such as 5GB, with an index, into the folder "
-            "FILE.",
+            help="Write shards of at most this size, such as 5GB, with an index; FILE is then a "
+            "folder.",
             show_default=False,
         ),
     ] = None,

@@ -73,7 +73,10 @@ def select(
     profiles: Annotated[
         Path,
         typer.Option(
-            "--profiles", metavar="FILE", help="The clients' profiles (JSON).", show_default=False
+            "--profiles",
+            metavar="FILE",
+            help="JSON file of profiles, as `potluck profiles` writes it.",
+            show_default=False,
         ),
     ],
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds.")] = 1,
@@ -86,7 +89,7 @@ def select(
             show_default=False,
         ),
     ],
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The run's seed.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the run.")] = 0,
     option: Annotated[
         list[str] | None,
         typer.Option("-o", metavar="KEY=VALUE", help="An option of the selector; repeatable."),
@@ -96,7 +99,11 @@ def select(
     ] = False,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", metavar="FILE.png", help="Also plot the selected clients by round."),
+        typer.Option(
+            "--plot",
+            metavar="FILE.png",
+            help="Also plot the selected clients of each round to this file.",
+        ),
     ] = None,
     listed: Annotated[  # noqa: ARG001  the callback does it
         bool,
@@ -111,7 +118,7 @@ def select(
         Protection | None,
         typer.Option(
             "--privacy",
-            help="Only list what [privacy] with this unit makes of them.",
+            help="Only list how selectors work with this unit of [privacy].",
             is_eager=True,
             callback=_print_treatments,
             show_default=False,

@@ -63,25 +63,26 @@ class ImageSettings(Settings):
     )
     client: Image = Field(
         default=f"potluck/client:{RELEASE}",
-        description="The hosts' image; it needs no server code.",
+        description="The hosts' image; it contains no server code.",
     )
     relay: Image = Field(default=f"potluck/relay:{RELEASE}", description="The relays' image.")
     source: Literal["registry", "stream"] = Field(
         default="stream",
-        description="stream: sent from the local engine, so that machines need no registry.\n"
-        "registry: each machine pulls them; name images by digest to fix their versions.",
+        description="How machines get the images. stream: from the local engine, so that\n"
+        "machines need no registry. registry: each machine pulls the images; name images by\n"
+        "digest to fix their versions.",
     )
     engine: str = Field(
         default="unix:///var/run/docker.sock",
         pattern=r"^unix:///[^\s]+$",
-        description="The local engine that holds the images to be streamed.",
+        description="Address of the local engine, from which images are streamed.",
     )
 
 
 class EngineTls(Settings):
     """TLS files for a tcp:// engine."""
 
-    authority: Path = Field(description="ca.pem of the engine.")
+    authority: Path = Field(description="CA certificate of the engine, ca.pem.")
     certificate: Path = Field(description="The operator's certificate for the engine.")
     key: Path = Field(description="Private key of that certificate.")
 
@@ -90,8 +91,8 @@ class SlurmSettings(Settings):
     """Settings with which hosts are submitted as jobs to a Slurm cluster."""
 
     directory: AbsolutePath = Field(
-        description="Folder that this machine and the cluster's nodes share; configuration,\n"
-        "certificates, state and logs of its hosts go there."
+        description="Folder that this machine and the cluster's nodes share. It holds\n"
+        "configuration, certificates, state and logs of the machine's hosts."
     )
     options: Annotated[tuple[str, ...], AfterValidator(_sbatch_options)] = Field(
         default=(),
@@ -110,38 +111,41 @@ class MachineSettings(Settings):
 
     name: PartyName = Field(description="The machine's name in this file and in the output.")
     engine: Annotated[str, AfterValidator(_engine)] = Field(
-        description="Its Docker engine: ssh://USER@HOST[:PORT], unix:///PATH, tcp://HOST:PORT,\n"
-        "or slurm for a cluster that this machine submits to."
+        description="Address of the machine's Docker engine: ssh://USER@HOST[:PORT],\n"
+        "unix:///PATH, tcp://HOST:PORT; or slurm for a cluster to which this machine submits\n"
+        "jobs."
     )
     socket: AbsolutePath = Field(
         default="/var/run/docker.sock",
-        description="With ssh://: the engine's socket on the machine.",
+        description="Path of the engine's socket on the machine; used with ssh://.",
     )
     ssh_options: tuple[str, ...] = Field(
         default=(),
-        description="With ssh://: options for the ssh program, such as -i and a key's path;\n"
+        description="Options for the ssh program, such as -i and a key's path; used with ssh://.\n"
         "~/.ssh/config also applies.",
     )
     tls: EngineTls | None = Field(
-        default=None, description="With tcp://: certificates for the engine."
+        default=None, description="Certificates for the engine; used with tcp://."
     )
     slurm: SlurmSettings | None = Field(
-        default=None, description="With slurm: how its hosts run as one job."
+        default=None,
+        description="Settings of the job that runs the machine's hosts; used with slurm.",
     )
     network: Literal["bridge", "host"] = Field(
         default="bridge",
-        description="Network of its containers; host if NAT prevents connections.",
+        description='Docker network of the machine\'s containers; "host" if NAT prevents\n'
+        "connections.",
     )
     user: str = Field(
         default="10001:10001",
         pattern=r"^[0-9]{1,9}:[0-9]{1,9}$",
         description="User and group that containers run as; they must be able to read the data.",
     )
-    labels: dict[str, str] = Field(default={}, description="Labels that its containers get.")
+    labels: dict[str, str] = Field(default={}, description="Labels of the machine's containers.")
     relays: tuple[RelaySettings, ...] = Field(
         default=(),
-        description="A relay on the machine, for hosts whose `relay` names it; one table per "
-        "relay.",
+        description="A relay on the machine, for hosts that name it as their `relay`; one table\n"
+        "per relay.",
     )
     hosts: tuple[HostSettings, ...] = Field(
         default=(), description="A client process on the machine; one table per host."
@@ -177,21 +181,24 @@ class Inventory(Settings):
     )
     pki: Path = Field(
         default=Path("pki"),
-        description="The TLS authority's folder. Certificates that are missing there are issued.",
+        description="Folder of the TLS authority. Missing certificates are issued there.",
     )
     federation_root: Path | None = Field(
         default=None,
         description="Local folder of the federation root (`potluck pki root`), for secure sums\n"
-        "and signed profiles. The coordinator and all hosts get root.pub and members.json, each\n"
-        "host also its clients' keys; root.key stays on this machine.",
+        "and signed profiles. The coordinator and all hosts get root.pub and members.json; each\n"
+        "host also gets its clients' keys. root.key stays on this machine. Unset: no secure\n"
+        "sums.",
     )
     connect_seconds: float = Field(
         default=180,
         gt=0,
         description="Seconds within which a container that `up` has started must connect. If it\n"
-        "does not, the replaced container is restored. Slow machines need more.",
+        "does not connect, the replaced container is restored. Slow machines need more.",
     )
-    image: ImageSettings = Field(default=ImageSettings(), description="The images.")
+    image: ImageSettings = Field(
+        default=ImageSettings(), description="Container images of the federation."
+    )
     coordinator: CoordinatorSettings | None = Field(
         default=None, description="The coordinator; omit this table if it runs elsewhere."
     )

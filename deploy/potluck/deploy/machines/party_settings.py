@@ -53,13 +53,13 @@ Memory = Annotated[str, Field(pattern=r"^[1-9][0-9]*[kmg]$")]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Cpus = Annotated[
     float | None,
-    Field(gt=0, description="Number of CPUs that the container may use; all by default."),
+    Field(gt=0, description="Number of CPUs that the container may use. Unset: all."),
 ]
 MetricsPort = Annotated[
     Port | None,
     Field(
-        description="The machine's port for the metrics, on 127.0.0.1 and over plain HTTP; none\n"
-        "by default."
+        description="Port on the machine that serves the metrics, on 127.0.0.1 over plain HTTP.\n"
+        "Unset: not served."
     ),
 ]
 Address = Annotated[str, AfterValidator(_address)]
@@ -69,34 +69,41 @@ class CoordinatorSettings(Settings):
     """The coordinator's container."""
 
     machine: str = Field(description="Name of the machine that runs the coordinator.")
-    port: Port = Field(default=7443, description="Port on the machine.")
+    port: Port = Field(
+        default=7443, description="Port on the machine at which the coordinator listens."
+    )
     names: tuple[str, ...] = Field(
         default=(),
-        description="Further names and IP addresses in the certificate, besides `address`.",
+        description="Further host names and IP addresses for the coordinator's certificate,\n"
+        "besides `address`.",
     )
     cpus: Cpus = None
     memory: Memory | None = Field(
         default=None, description="Memory limit of the container, such as 4g."
     )
     data_directory: AbsolutePath | None = Field(
-        default=None, description="Folder on the machine with held-out data, if the task needs it."
+        default=None,
+        description="Folder on the machine with the coordinator's held-out data,\n"
+        "if the task needs it.",
     )
     metrics_port: MetricsPort = None
     settings: dict[str, Any] = Field(
         default={},
-        description="Further settings of its configuration; see `potluck-server config`.",
+        description="Further settings of the coordinator's configuration; see `potluck-server\n"
+        "config`.",
     )
 
 
 class RelaySettings(Settings):
     """A relay's container."""
 
-    name: PartyName = Field(description="Name in the certificate.")
-    address: Address = Field(description="Address at which its hosts dial the relay, HOST:PORT.")
-    port: Port = Field(default=7443, description="Port on the machine.")
+    name: PartyName = Field(description="Name of the relay, also in its certificate.")
+    address: Address = Field(description="Address at which hosts dial the relay, HOST:PORT.")
+    port: Port = Field(default=7443, description="Port on the machine at which the relay listens.")
     names: tuple[str, ...] = Field(
         default=(),
-        description="Further names and IP addresses in the certificate, besides `address`.",
+        description="Further host names and IP addresses for the relay's certificate, besides\n"
+        "`address`.",
     )
     cpus: Cpus = None
     memory: Memory | None = Field(
@@ -105,50 +112,52 @@ class RelaySettings(Settings):
     metrics_port: MetricsPort = None
     settings: dict[str, Any] = Field(
         default={},
-        description="Further settings of its configuration; see `potluck-relay config`.",
+        description="Further settings of the relay's configuration; see `potluck-relay config`.",
     )
 
 
 class HostSettings(Settings):
     """A client process."""
 
-    name: PartyName = Field(description="Name in the certificate.")
+    name: PartyName = Field(description="Name of the host, also in its certificate.")
     clients: tuple[str, ...] = Field(
         min_length=1, description="Clients of the host: ids, or ranges such as client-0:5."
     )
     relay: PartyName | None = Field(
         default=None,
-        description="The relay that it dials instead of the coordinator; none by default.",
+        description="Name of the relay that the host dials instead of the coordinator. Unset:\n"
+        "the host dials the coordinator.",
     )
     data_directory: AbsolutePath | None = Field(
         default=None, description="Folder on the machine with the clients' data; mounted read-only."
     )
     gpus: Annotated[tuple[str, ...], AfterValidator(_gpus)] = Field(
         default=(),
-        description='GPUs of the host, by index or UUID, such as ["0"]; none by default. For\n'
-        "several GPUs in parallel, use one host per GPU.",
+        description='GPUs of the host, by index or UUID, such as ["0"]. For several GPUs in\n'
+        "parallel, use one host per GPU. Empty: no GPU.",
     )
     device: str | None = Field(
         default=None,
-        description="Device for training; by default cuda:0 (the first of its GPUs), or cpu "
-        "without GPUs.",
+        description="Device for training. Unset: cuda:0 (the first GPU of `gpus`), or cpu if\n"
+        "`gpus` is empty.",
     )
     cpus: Cpus = None
     memory: Memory | None = Field(
         default=None, description="Memory limit of the container, such as 16g."
     )
     shared_memory: Memory | None = Field(
-        default=None, description="Size of /dev/shm, for data loaders."
+        default=None,
+        description="Size of /dev/shm in the container, for data loaders, such as 1g.",
     )
     member_keys: Path | None = Field(
         default=None,
-        description="Local folder with the CLIENT.key files of `potluck pki member`; by default\n"
-        "that of federation_root, if there is one.",
+        description="Local folder with the CLIENT.key files of `potluck pki member`. Unset: the\n"
+        "folder `members` in federation_root, if that is set.",
     )
     metrics_port: MetricsPort = None
     settings: dict[str, Any] = Field(
         default={},
-        description="Further settings of its configuration; see `potluck-client config`.",
+        description="Further settings of the host's configuration; see `potluck-client config`.",
     )
 
     @property

@@ -41,7 +41,8 @@ class OperatorConfig(Settings):
     coordinator: str = Field(description="Address of the coordinator, HOST:PORT.")
     server_name: str | None = Field(
         default=None,
-        description="Name to expect in the coordinator's certificate instead of HOST; for tunnels.",
+        description="Name that the coordinator's certificate must have instead of HOST; for\n"
+        "tunnels.",
     )
     tls: TlsFiles = Field(
         description="Files with the operator's certificate and key, made by `potluck pki issue`."

@@ -22,9 +22,14 @@ class ArmSummary(BaseModel):
     last: float | None = Field(
         description=f"Mean of the metric over the last {LAST_ROUNDS} rounds that were evaluated."
     )
-    reached: int | None = Field(description="First round at the target; None if not reached.")
-    bytes_to_target: int | None = Field(description="Bytes down and up by that round.")
-    bytes_total: int = Field(description="Bytes down and up in all rounds.")
+    reached: int | None = Field(
+        description="First round whose metric reached the target; null if none did."
+    )
+    bytes_to_target: int | None = Field(
+        description="Bytes sent to and from hosts up to that "
+        "round; null if the target was not reached."
+    )
+    bytes_total: int = Field(description="Bytes sent to and from hosts in all rounds.")
 
 
 class RunComparison(BaseModel):

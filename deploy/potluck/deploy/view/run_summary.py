@@ -19,7 +19,7 @@ class MeasureSummary(BaseModel):
 
     name: str
     label: str
-    unit: str = Field(description='Unit of its mean; "share" for a metric in [0, 1].')
+    unit: str = Field(description='Unit of the metric\'s mean; "share" for a metric in [0, 1].')
     higher_is_better: bool
 
 
@@ -28,13 +28,17 @@ class CoverageSummary(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
-    clients: int = Field(description="Clients that sent the metric; 0 on the coordinator's data.")
-    asked: int = Field(
-        default=0, description="Clients with samples that were asked for the metric."
+    clients: int = Field(
+        description="Number of clients that sent the metric; 0 if the coordinator measured it."
     )
-    samples: int = Field(default=0, description="Samples; 0 if masked updates hide the number.")
+    asked: int = Field(
+        default=0, description="Number of clients with samples that were asked for the metric."
+    )
+    samples: int = Field(
+        default=0, description="Number of samples behind the metric; 0 if masked updates hide it."
+    )
     partial: bool = Field(
-        default=False, description="True if fewer clients than the run requires measured it."
+        default=False, description="True if fewer clients than the run requires sent the metric."
     )
 
     @classmethod
@@ -53,7 +57,9 @@ class SpreadSummary(CoverageSummary):
 
     mean: float
     worst_tenth: float = Field(description="Mean over the worst tenth of clients.")
-    quantiles: dict[str, float] = Field(description="Quantiles, by the share of clients below.")
+    quantiles: dict[str, float] = Field(
+        description='Quantiles of the metric; keys are shares of clients, such as "0.1".'
+    )
 
 
 class LateSummary(BaseModel):
@@ -63,7 +69,9 @@ class LateSummary(BaseModel):
 
     client: str
     round: int = Field(description="Round in which the client was selected.")
-    weight: float = Field(description="Weight factor of the late update; 1 for one in time.")
+    weight: float = Field(
+        description="Weight of the late update, as a factor; an update in time has 1."
+    )
 
 
 class RoundSummary(BaseModel):
@@ -82,7 +90,8 @@ class RoundSummary(BaseModel):
         description="Distributions of metrics over clients, by name, if the run shows them.",
     )
     coverage: dict[str, CoverageSummary] = Field(
-        default={}, description="Clients and samples behind metrics, by name."
+        default={},
+        description="For each metric: number of clients that sent it, and of their samples.",
     )
     late: list[LateSummary] = Field(
         default=[], description="Updates of earlier rounds that are part of the model."
@@ -120,7 +129,9 @@ class RunSummary(BaseModel):
     bytes_down: int
     bytes_up: int
     coverage: dict[str, CoverageSummary] = Field(
-        default={}, description="Clients and samples behind that model's metrics, by name."
+        default={},
+        description="For each metric of the last evaluated model: number of clients "
+        "that sent it, and of their samples.",
     )
     measures: list[MeasureSummary] = Field(
         default=[], description="Metrics that rounds may have, the most important first."

@@ -30,7 +30,7 @@ def data() -> None:
 
 
 TaskName = Annotated[
-    str, typer.Argument(metavar="TASK", help="An installed task.", show_default=False)
+    str, typer.Argument(metavar="TASK", help="Name of an installed task.", show_default=False)
 ]
 TaskOptions = Annotated[
     list[str] | None,
@@ -47,7 +47,9 @@ Data = Annotated[
 ]
 Plot = Annotated[
     Path | None,
-    typer.Option("--plot", metavar="FILE.png", help="Also plot each client's samples by class."),
+    typer.Option(
+        "--plot", metavar="FILE.png", help="Also plot each client's samples by class to this file."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
@@ -143,14 +145,17 @@ def prepare(
     source: Annotated[
         Path,
         typer.Option(
-            "--from", metavar="FOLDER", help="Folder of the official download.", show_default=False
+            "--from",
+            metavar="FOLDER",
+            help="Folder with the official download.",
+            show_default=False,
         ),
     ],
     target: Annotated[
         Path, typer.Option("--to", metavar="FOLDER", help="Data directory to write to.")
     ] = Path("data"),
     side: Annotated[
-        int, typer.Option(min=8, max=1024, help="Side of photographs, in pixels.")
+        int, typer.Option(min=8, max=1024, help="Height and width of photographs, in pixels.")
     ] = 224,
 ) -> None:
     """Convert the official download of a data set for its task.

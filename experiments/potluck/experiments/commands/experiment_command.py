@@ -40,26 +40,29 @@ Seeds = Annotated[
     str | None,
     typer.Option(
         metavar="LIST",
-        help="Repeat each cell with these seeds, such as 0-9 or 0,3,5, instead of the file's. "
-        "Cells of other seeds are kept, but not reported.",
+        help="Repeat each cell of the grid with these seeds, such as 0-9 or 0,3,5, instead of "
+        "the file's. Results for other seeds are kept, but not reported.",
         show_default=False,
     ),
 ]
 Hosts = Annotated[
     int | None,
-    typer.Option(min=1, help="Number of client processes per federation, instead of the file's."),
+    typer.Option(
+        min=1, help="Number of client processes of each federation, instead of the file's."
+    ),
 ]
 Jobs = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Number of parallel cells. Default: limited by processors and memory."
+        min=1,
+        help="Number of cells to run in parallel. Default: as many as processors and memory allow.",
     ),
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Data folder of the tasks. Default: ./data.",
+        help="Folder of the tasks' data. Default: ./data.",
         show_default=False,
     ),
 ]
@@ -70,7 +73,7 @@ Output = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Folder of the results. Default: potluck-experiments/NAME.",
+        help="Folder for the results. Default: potluck-experiments/NAME.",
         show_default=False,
     ),
 ]
@@ -78,7 +81,10 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="List all cells and their states, without running any.")
 ]
 ReportOnly = Annotated[
-    bool, typer.Option("--report-only", help="Report on the finished cells, without running any.")
+    bool,
+    typer.Option(
+        "--report-only", help="Write the report of the finished cells, without running any."
+    ),
 ]
 Ray = Annotated[
     str | None,
@@ -92,7 +98,9 @@ Ray = Annotated[
 RayGpus = Annotated[
     float,
     typer.Option(
-        min=0.0, metavar="SHARE", help="GPUs per host on the Ray cluster, such as 0.25 or 1."
+        min=0.0,
+        metavar="SHARE",
+        help="Number of GPUs per host on the Ray cluster, such as 0.25 or 1.",
     ),
 ]
 RayHostsApart = Annotated[

@@ -17,7 +17,7 @@ def pretrained(
         Path,
         typer.Argument(
             metavar="WEIGHTS",
-            help="torchvision's .pth, .safetensors, or a folder of shards.",
+            help="File (torchvision's .pth, or .safetensors) or folder of shards.",
             show_default=False,
         ),
     ],
@@ -26,7 +26,7 @@ def pretrained(
         typer.Option(
             "--run",
             metavar="RUN.toml",
-            help="Run file of the run that will start from the weights.",
+            help="Run file of the run that starts from the weights.",
         ),
     ],
     target: Annotated[

@@ -40,17 +40,27 @@ def diurnal(
     target: Target,
     clients: Clients,
     days: Annotated[int, typer.Option(min=1, help="Length of the trace, in days.")] = 7,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all draws.")] = 0,
-    hours: Annotated[float, typer.Option(min=0.5, max=24, help="Mean hours per night.")] = 8.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices.")] = 0,
+    hours: Annotated[
+        float,
+        typer.Option(
+            min=0.5, max=24, help="Mean number of hours per night that a device is available."
+        ),
+    ] = 8.0,
     spread: Annotated[
-        float, typer.Option(min=0, max=12, help="Deviation of begin and length, in hours.")
+        float,
+        typer.Option(
+            min=0, max=12, help="Standard deviation of a night's begin and length, in hours."
+        ),
     ] = 1.0,
     zones: Annotated[int, typer.Option(min=1, max=24, help="Number of time zones.")] = 1,
     skipped: Annotated[
-        float, typer.Option(min=0, max=1, help="Probability of skipping a night.")
+        float,
+        typer.Option(min=0, max=1, help="Probability that a device is not available in a night."),
     ] = 0.1,
     speed_spread: Annotated[
-        float, typer.Option(min=0, max=3, help="Deviation of the logarithm of speeds.")
+        float,
+        typer.Option(min=0, max=3, help="Standard deviation of the logarithm of devices' speeds."),
     ] = 0.5,
 ) -> None:
     """Generate a trace of devices that are available at night.
@@ -78,7 +88,9 @@ def diurnal(
 def fedscale(
     behaviour: Annotated[
         Path,
-        typer.Argument(metavar="TRACE", help="FedScale's client_behave_trace.", show_default=False),
+        typer.Argument(
+            metavar="TRACE", help="FedScale's file client_behave_trace.", show_default=False
+        ),
     ],
     target: Target,
     clients: Clients,
@@ -87,13 +99,15 @@ def fedscale(
         typer.Option(
             "--capacity",
             metavar="FILE",
-            help="FedScale's client_device_capacity. Default: speed 1.",
+            help="FedScale's file client_device_capacity. Default: all devices have speed 1.",
             show_default=False,
         ),
     ] = None,
     seconds: Annotated[
         int | None,
-        typer.Option(min=1, help="Length of the trace. Default: the longest entry's."),
+        typer.Option(
+            min=1, help="Length of the trace, in seconds. Default: that of the longest entry."
+        ),
     ] = None,
 ) -> None:
     """Convert FedScale's files about devices.
@@ -115,7 +129,9 @@ def fedscale(
 
 @app.command()
 def check(
-    path: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A trace.", show_default=False)],
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE.csv", help="Trace file (CSV).", show_default=False)
+    ],
 ) -> None:
     """Check a trace; print its size and its digest.
 

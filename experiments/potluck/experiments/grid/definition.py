@@ -66,7 +66,8 @@ class PublishedFigure(Settings):
     """A published result, shown next to the experiment's own."""
 
     where: dict[str, str] = Field(
-        description="Labels of the cells that it is compared with: axis = label."
+        description="Cells with which the value is compared: for each axis, the label of the\n"
+        "cells."
     )
     value: float = Field(
         description="The published value, in the metric's unit (shares in [0, 1])."
@@ -74,7 +75,7 @@ class PublishedFigure(Settings):
     deviation: float | None = Field(
         default=None, description="Standard deviation of the published value, if known."
     )
-    source: str = Field(default="", description="Publication of the value.")
+    source: str = Field(default="", description="Publication that reports the value.")
 
 
 class Reading(Settings):
@@ -84,20 +85,21 @@ class Reading(Settings):
     last: int = Field(
         default=1,
         ge=1,
-        description="Number of last evaluations of a cell whose mean is its result.",
+        description="Number of evaluations at the end of a run over which the metric is averaged.",
     )
     columns: str | None = Field(
-        default=None, description="Axis whose labels are the table's columns."
+        default=None, description="Axis whose labels are the table's columns. Unset: one column."
     )
     baseline: dict[str, str] = Field(
         default_factory=dict,
-        description="Baseline arm that the others are tested against, paired by seed:\n"
-        "axis = label.",
+        description="Baseline with which the other arms are compared, in tests paired by seed;\n"
+        "given as axis = label.",
     )
     compared: str | None = Field(
         default=None,
-        description="Axis whose arms are compared in detail: at equal rounds, bytes and simulated\n"
-        "seconds, by the clients that they select, and by mean ranks over the other axes.",
+        description="Axis whose arms are compared in detail: at equal rounds, bytes and\n"
+        "simulated seconds, by the clients that they select, and by mean ranks over the other\n"
+        "axes. Unset: no such comparison.",
     )
     also: tuple[Measure, ...] = Field(
         default=(),
@@ -106,7 +108,8 @@ class Reading(Settings):
     )
     targets: tuple[float, ...] = Field(
         default=(),
-        description="Metric values for which the costs until first reaching them are reported.",
+        description="Values of the metric; the report shows the costs until each arm first\n"
+        "reaches them.",
     )
     published: tuple[PublishedFigure, ...] = Field(
         default=(), description="Published results to show next to the experiment's own."
@@ -125,30 +128,35 @@ class ExperimentFile(Settings):
     title: str = Field(default="", description="Title of the report, one line.")
     text: str = Field(default="", description="Description of the experiment, in Markdown.")
     preset: str | None = Field(
-        default=None, description="Preset with a paper's settings as base; see `potluck preset`."
+        default=None,
+        description="Name of a preset: a paper's settings, on which `run` is\n"
+        "based; see `potluck preset`.",
     )
     seeds: tuple[int, ...] = Field(
         default=(0, 1, 2),
         min_length=1,
-        description="Seeds of the run and the task; each cell is repeated with each seed.",
+        description="Seeds of the run and the task; each cell of the grid is repeated with each\n"
+        "seed.",
     )
     hosts: int = Field(
         default=2, ge=1, description="Number of client processes of each federation."
     )
     run: dict[str, Any] = Field(
-        default_factory=dict, description="The base run, as in a run file; overrides the preset."
+        default_factory=dict,
+        description="Settings that all cells share, as in a run file; they override the preset.",
     )
     axes: dict[str, list[Any] | dict[str, dict[str, Any]]] = Field(
         default_factory=dict,
-        description="Axes of the grid. A list: the axis is a dotted key of the run, such as\n"
-        "task.alpha, and takes these values. A table: labels, each with the keys it sets.",
+        description="Axes of the grid. If the value is a list, the axis is a dotted key of the\n"
+        "run file, such as task.alpha, and the list has its values. If the value is a table, its\n"
+        "keys are labels, each with a table of run-file keys to set.",
     )
     disclosure: dict[str, Any] = Field(
         default_factory=dict,
-        description="The hosts' [disclosure] table. Noise is derived from the seed, so that an\n"
-        "experiment can be repeated.",
+        description="The [disclosure] table of all hosts. Noise is derived from the seed, so\n"
+        "that an experiment can be repeated.",
     )
-    reading: Reading = Field(default=Reading(), description="How results are evaluated.")
+    reading: Reading = Field(default=Reading(), description="How the report evaluates the results.")
 
     @field_validator("seeds")
     @classmethod
