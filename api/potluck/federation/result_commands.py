@@ -65,9 +65,9 @@ async def _export(
         ),
     ] = What.ROUNDS,
 ) -> None:
-    """Write a run's rounds as a CSV or Parquet table.
+    """Write a run's rounds, selections or clients as a table.
 
-    Works while the run is under way, too.
+    Also works while the run is in progress.
 
     ```console
     potluck export -o rounds.csv
@@ -110,7 +110,7 @@ async def _evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a run's model on this machine, class by class.
+    """Evaluate a run's model on this machine, class by class.
 
     The model is downloaded and evaluated on the evaluation data of its task, which has to be
     installed on this machine.

@@ -142,8 +142,8 @@ def show_disclosures(
 ) -> None:
     """Show the data that this host's clients sent: what, when, to whom, at what cost.
 
-    Lists profiles, and secure sums with their numbers of clients. Lists per run the answers to
-    questions, the counts on held-out samples, and the updates without masks, with the reported
+    Lists profiles, and secure sums with their numbers of clients. For each run, lists the answers
+    to questions, the counts on held-out samples, and the updates without masks, with the reported
     numbers of samples and steps, seconds and losses. Can be used while the host runs; changes
     nothing.
     """
@@ -167,8 +167,9 @@ def show_privacy(
 ) -> None:
     """Show the privacy loss of this host's clients: spent, left, asked, sent and refused.
 
-    Trainings with noise are counted per data epoch, profiles and sums of counts for ever. Needs
-    the extra `privacy`. Can be used while the host runs; changes nothing.
+    The loss of trainings with noise is added up over a data epoch; the loss of profiles and sums
+    of counts, over all data epochs. Needs the extra `privacy`. Can be used while the host runs;
+    changes nothing.
     """
     from potluck.common.settings.plugins import integration
 

@@ -73,8 +73,8 @@ def config(
 ) -> None:
     """Print an annotated example of a configuration file.
 
-    It has all keys with their defaults. The coordinator's and the hosts' are printed by
-    `potluck-server config` and `potluck-client config`.
+    It has all keys with their defaults. `potluck-server config` and `potluck-client config` print
+    examples for the coordinator and the hosts.
 
     ```console
     potluck config > run.toml

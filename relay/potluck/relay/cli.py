@@ -25,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="""Stands between a Potluck coordinator and the hosts behind it, such as a hospital's.
+    help="""Relay models and updates between a Potluck coordinator and the hosts of one site.
 
 Hosts dial the relay instead of the coordinator, with their own certificates. Each model is
 fetched once, however many hosts ask for it, and updates are kept on disk until the coordinator has
@@ -101,8 +101,9 @@ def check(
 ) -> None:
     """Check everything that the relay needs, and print the results. Changes nothing.
 
-    It checks the certificate and its clients, the address to listen on, the state directory, and if
-    the coordinator admits the relay. Run it on the relay's machine, before the relay starts.
+    It checks the certificate and its clients, the address to listen on, the state directory, and
+    whether the coordinator admits the relay. Run it on the relay's machine, before the relay
+    starts.
 
     potluck-relay check --config relay.toml
     """

@@ -67,7 +67,7 @@ async def quarantine(
 ) -> None:
     """Exclude a client from every selection, in all runs.
 
-    A current round continues with the client. In quarantine, a client may still connect. A client
+    Rounds in progress continue with the client. In quarantine, a client may still connect. A client
     that has never connected can be put into quarantine, too.
 
         potluck clients quarantine client-3 --reason "label counts contradict its updates"

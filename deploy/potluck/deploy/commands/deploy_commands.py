@@ -105,7 +105,7 @@ def up(machines: Machines = None, file: File = _DEFAULT) -> None:
 
 @app.command()
 def status(machines: Machines = None, file: File = _DEFAULT, as_json: Json = False) -> None:
-    """Show the state of the containers, and if they match the inventory."""
+    """Show the containers' states, and whether they match the inventory."""
     inventory, output = load_inventory(file), terminal()
     chosen = inventory.machines_named(machines or (), slurm=False)
     deployment = Deployment.prepared(inventory, chosen, issue=False)
@@ -140,7 +140,7 @@ def logs(
 
 @app.command()
 def restart(parties: Parties = None, file: File = _DEFAULT) -> None:
-    """Restart containers. A current round resumes."""
+    """Restart containers. A round in progress resumes afterwards."""
     inventory, output = load_inventory(file), terminal()
     chosen = inventory.machines_named((), slurm=False)
     deployment = Deployment.prepared(inventory, chosen, issue=False)

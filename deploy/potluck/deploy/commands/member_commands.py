@@ -63,10 +63,11 @@ def member(
     ],
     days: Days = federation_root.MEMBER_DAYS,
 ) -> None:
-    """Make clients members: FOLDER/members/CLIENT.key for each, and the next epoch of members.json.
+    """Make clients members of the federation.
 
-    A client with a key keeps it and gets a new record. A party that has seen an epoch rejects older
-    members.json files.
+    Writes FOLDER/members/CLIENT.key for each client, and the next epoch of FOLDER/members.json. A
+    client that has a key keeps it and gets a new record. A party that has seen an epoch rejects
+    older members.json files.
 
     potluck pki member root client-0:5 --host lab-a
     """

@@ -42,8 +42,9 @@ def list_issued(
 ) -> None:
     """List the certificates that an authority has issued, with their states.
 
-    Without --all, it lists the newest of each party, and all that were revoked. The table has the
-    beginning of each serial number, which `revoke` accepts; --json has the complete numbers.
+    Without --all, lists the newest certificate of each party, and all revoked certificates. The
+    table has the beginning of each serial number, which `revoke` accepts; --json has the complete
+    numbers.
     """
     now = datetime.now(UTC)
     issued = register.issued(folder)
@@ -150,11 +151,12 @@ def sign(
         bool, typer.Option("--yes", help="Sign without asking for confirmation.")
     ] = False,
 ) -> None:
-    """Sign a request that was made where the key is: FOLDER/NAME.pem.
+    """Sign a certificate request, and write FOLDER/NAME.pem.
 
-    The options set the role and clients that the certificate gets. A request for another role, or
-    for further clients, is refused. Compare the fingerprint with the one that the host's machine
-    printed. Then copy NAME.pem and authority.pem to that machine.
+    The request was made on the machine that has the key. The options set the role and clients that
+    the certificate gets. A request for another role, or for further clients, is refused. Compare
+    the fingerprint with the one that the host's machine printed. Then copy NAME.pem and
+    authority.pem to that machine.
 
     potluck pki sign pki lab-a.csr --clients client-0:5
     """
@@ -184,9 +186,9 @@ def revoke(
         ),
     ] = False,
 ) -> None:
-    """Revoke certificates: FOLDER/revoked.pem.
+    """Revoke certificates, and list them in FOLDER/revoked.pem.
 
-    It takes effect once the coordinator has the list: within a second if `revoked` of its
+    A revocation takes effect once the coordinator has the list: within a second if `revoked` of its
     configuration names the file, otherwise after `potluck pki push`. From then on, open streams are
     ended and every call is refused, without a restart.
 

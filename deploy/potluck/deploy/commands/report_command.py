@@ -53,8 +53,8 @@ async def report(
     """Draw which clients were selected, and the label mix.
 
     Clients are grouped by the dominant trait of their data, if they disclosed it. Cohorts are
-    measured twice: as selected, and as included in the model, since lost clients change the planned
-    combination. Also works during the run. --json prints the numbers, one object per round.
+    measured twice: as selected, and as included in the model, since lost clients change the mix.
+    Also works during the run. --json prints the numbers, one object per round.
 
         potluck report 3f9a -o report.png
     """

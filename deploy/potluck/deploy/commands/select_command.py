@@ -128,8 +128,7 @@ def select(
     """Run a selector on a profile file, without training.
 
     Prints which clients it would select in each round, and why. Every client is assumed to be
-    available and to finish. The same seed gives the cohorts a run with
-    these profiles would have.
+    available and to finish. A run with the same seed and profiles would select the same cohorts.
 
         potluck select --selector kl --profiles profiles.json --clients-per-round 9
     """

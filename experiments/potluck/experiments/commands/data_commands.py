@@ -64,11 +64,11 @@ def describe(
 ) -> None:
     """Describe how a task's data are split over its clients.
 
-    Looks at all clients' training samples, so it works where these are, such as with the tasks
-    that come with Potluck. A client's matrix counts samples by class (rows) and attribute; CI, AI
+    Reads all clients' training samples, so these must be on this machine, as for the tasks that
+    come with Potluck. A client's matrix counts samples by class (rows) and attribute; CI, AI
     and SC are its class imbalance, attribute imbalance and spurious correlation. GCI, GAI, GSC are
-    those of all samples together, CCI, CAI, CSC the means over clients. Of a task whose groups are
-    not class × 2 + attribute, only what classes tell is shown.
+    those of all samples together, CCI, CAI, CSC the means over clients. If a task's groups are not
+    class × 2 + attribute, only the numbers about classes are shown.
 
         potluck data describe colored-digits
         potluck data describe digits -o alpha=0.1 -o clients=10 --json
@@ -98,10 +98,10 @@ def card(
 ) -> None:
     """Print a workload's card as Markdown.
 
-    It lists the clients, their sizes and label mixes, the six metrics of `describe`, and what there
-    is to learn. The distance of a label mix is the total variation distance to the mix of all
-    samples. The accuracies are those of always answering the most frequent label, of all samples or
-    of the client.
+    It lists the clients, their sizes and label mixes, the six metrics of `describe`, and the number
+    of classes, inputs and parameters. The distance of a label mix is the total variation distance
+    to the mix of all samples. The accuracies are those of always answering the most frequent label,
+    of all samples or of the client.
 
         potluck data card heart
         potluck data card shakespeare --data data
@@ -161,11 +161,11 @@ def prepare(
     """Convert the official download of a data set for its task.
 
     The file NAME.npz in the data directory is not compressed, so that all processes of a machine
-    can share one mapping of it. Read are MNIST's and EMNIST's idx files (plain or .gz), CIFAR's
-    binary version (never the Python one, which is a pickle), covtype.data, LIBSVM's
+    can share one mapping of it. The command reads MNIST's and EMNIST's idx files (plain or .gz),
+    CIFAR's binary version (never the Python one, which is a pickle), covtype.data, LIBSVM's
     covtype.libsvm.binary, CINIC-10's folders, WaterBirds' metadata.csv and images, Spawrious'
     images by place and breed, LEAF's JSON of FEMNIST, the plays as one text, and FLamby's files of
-    Fed-TCGA-BRCA and Fed-ISIC2019. Arrays are checked by SHA-256 where it is known.
+    Fed-TCGA-BRCA and Fed-ISIC2019. Arrays are checked by their SHA-256 if it is known.
 
         potluck data prepare mnist --from ~/Downloads/mnist
         potluck data prepare waterbirds --from ~/Downloads/waterbirds --side 64

@@ -41,10 +41,10 @@ def pretrained(
 ) -> None:
     """Convert weights of another model for a run's model.
 
-    Names are torchvision's (MobileNetV2, ResNets) or Potluck's. The last layer is re-created if
-    it has other classes. Running means and variances are dropped, since Potluck's models use group
-    normalisation. A .pth file is read by torch's restricted reader, which takes tensors only. Put
-    the file into the coordinator's data directory and name it in the run file:
+    Tensors must have torchvision's names (MobileNetV2, ResNets) or Potluck's. The last layer is
+    re-created if it has other classes. Running means and variances are dropped, since Potluck's
+    models use group normalisation. A .pth file is read by torch's restricted reader, which takes
+    tensors only. Put the file into the coordinator's data directory and name it in the run file:
 
         potluck pretrained mobilenet_v2.pth --run run.toml --to data/imagenet.safetensors
         initial_model = "imagenet.safetensors"

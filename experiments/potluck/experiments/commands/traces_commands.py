@@ -112,9 +112,9 @@ def fedscale(
 ) -> None:
     """Convert FedScale's files about devices.
 
-    Only plain values are read from these pickles, never code. With --capacity, a speed is the
-    number of samples trained per second; set seconds_per_sample = 1 and tail_per_sample = 0.
-    Bandwidths are dropped, since the virtual clock has no transfers.
+    The files are pickles; only plain values are read from them, and no code is run. With
+    --capacity, a speed is the number of samples trained per second; set seconds_per_sample = 1 and
+    tail_per_sample = 0. Bandwidths are dropped, since the virtual clock has no transfers.
 
         potluck traces fedscale client_behave_trace --clients 100 --to data/fedscale.csv
     """
@@ -135,7 +135,7 @@ def check(
 ) -> None:
     """Check a trace; print its size and its digest.
 
-    The digest is that of virtual_clock.trace_sha256 in a run file.
+    Use the digest as virtual_clock.trace_sha256 in a run file.
 
         potluck traces check data/nights.csv
     """
