@@ -57,8 +57,8 @@ def doctor(
     host's device, its ledgers of trainings with noise, and that its coordinator accepts it. With an
     operator.toml it also checks that the coordinator answers, and its state.
 
-    Each line starts with ok, warning or error; the remedy, if any, is on the next line. Exit status:
-    1 if there is an error, else 0.
+    Each line starts with ok, warning or error; the remedy, if any, is on the next line. Exit
+    status: 1 if there is an error, else 0.
 
     ```console
     potluck doctor

@@ -164,7 +164,7 @@ class _Steered(Selector):
 
 
 class DcReal(_Steered):
-    """Steers towards the label distribution of the whole federation."""
+    """Adds clients that bring the cohort's labels closest to the whole federation's."""
 
     wants_label_totals = True
     """True: the selector uses the label counts summed over all clients, from a secure sum if the
@@ -176,7 +176,7 @@ class DcReal(_Steered):
 
 
 class DcBalanced(_Steered):
-    """Steers towards the same number of samples of each class."""
+    """Adds clients that bring the cohort closest to equally many samples per class."""
 
     def target(self, population: Population) -> Floats:
         """Return a 1 for each class."""

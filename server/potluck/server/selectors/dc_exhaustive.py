@@ -30,7 +30,7 @@ _TARGETS = {"balanced": balanced, "real": federation_total}
 
 @dataclass(kw_only=True)
 class DcExhaustive(Selector):
-    """Draws some clients, then adds those whose labels come nearest to a target.
+    """Draws some clients; adds the subset of the others that best fits target labels.
 
     added: number of clients in the set. target: `balanced` or `real`, as in `dc-balanced` and
     `dc-real`. Tries every subset; refuses more than 10^8 subsets.

@@ -7,7 +7,7 @@ from potluck.server.state import State
 
 
 class Everyone(Selector):
-    """Selects all available clients, independent of how many the run requests.
+    """Selects all available clients, even if the run asks for fewer.
 
     The run's `count` is the number of clients that the run waits for before a round; if there are
     fewer, the quorum is a share of it. This selector is an upper limit to compare other selectors

@@ -33,7 +33,7 @@ _LEAST = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class FedCBS(Selector):
-    """Draws client after client; those that even out the cohort's labels are likely.
+    """Draws one client after another; prefers those that even out the cohort's labels.
 
     QCID(S) = Σ_b (N_b / N − 1/B)² over the B classes; N_b: samples of class b of the clients in S;
     N = Σ_b N_b. Client c is the first with probability ∝ QCID({c})^−β₁ + λ √(3 ln t / (2 T_c)). t:

@@ -31,7 +31,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class FedCS(Selector):
-    """Adds the client that prolongs the round least, while the deadline holds.
+    """Adds the client that prolongs the round least, until the deadline is reached.
 
     Clients train at the same time and upload one after another: after time Θ, a client with t_train
     and t_upload prolongs the round by t_upload + max(0, t_train − Θ). Times are those of a client's

@@ -37,7 +37,7 @@ _SWAPS = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class FedGS(Selector):
-    """Selects clients far apart by labels, and those that were selected rarely.
+    """Selects clients with different labels, and clients that were rarely selected.
 
     Maximises α · mean of h_ij over the pairs of the cohort − Σ z_i over its clients, by a local
     search. h: length of the shortest path in the 3DG, divided by the largest; 1 without a

@@ -39,7 +39,7 @@ _MOST_CLUSTERS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Flips(Selector):
-    """Clusters clients by labels; clusters take turns, with their clients in turn.
+    """Clusters clients by labels; selects from the clusters in turn.
 
     Every cluster gets the same number of places if it has enough clients. The clusters whose
     clients were selected least often so far get the remaining places. In its turn, a cluster adds

@@ -14,7 +14,7 @@ from potluck.server.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class KullbackLeibler(Selector):
-    """Goes through the clients by size, and adds those that have the scarcest class.
+    """Adds clients, largest first, that have samples of the cohort's rarest class.
 
     Deterministic except for the uniform draws: the same available clients give the same cohort
     every round. Clients of equal size stay in row order. If several classes are equally scarce, the

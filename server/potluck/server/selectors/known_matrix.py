@@ -130,7 +130,7 @@ class _Dual:
 
 
 class KnownMatrix(Selector):
-    """Draws clients by weights that make classes and attributes most even.
+    """Draws clients by weights that make classes and attributes as even as possible.
 
     With these weights, the sum of the clients' matrices is as even as possible. The weights are
     computed again for the available clients of each round. Often few clients have a weight above 0.

@@ -92,16 +92,16 @@ def preferred_seconds(seconds: Floats, percentile: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Oort(Selector):
-    """Selects clients with high utility per second, and some never selected before.
+    """Prefers clients with large losses and short trainings; also tries new clients.
 
-    A client's utility is a number that the client computed from its losses in its last training.
-    exploration: initial share of new clients in a cohort; it is multiplied by exploration_decay in
-    each round, down to exploration_minimum. penalty: exponent for clients slower than the preferred
-    duration. percentile: the preferred duration is this percentile of the durations, at the start.
-    After every pacer_rounds rounds, pacer_step is added to the percentile if the cohorts' utility
-    has become flat, and subtracted if it changed fivefold. cutoff: clients whose score is at least
-    this share of the last chosen client's score take part in the draw. clip: quantile above which
-    utilities count as equal.
+    Selects by utility per second. A client's utility is a number that the client computed from its
+    losses in its last training. exploration: initial share of new clients in a cohort; it is
+    multiplied by exploration_decay in each round, down to exploration_minimum. penalty: exponent
+    for clients slower than the preferred duration. percentile: the preferred duration is this
+    percentile of the durations, at the start. After every pacer_rounds rounds, pacer_step is added
+    to the percentile if the cohorts' utility has become flat, and subtracted if it changed
+    fivefold. cutoff: clients whose score is at least this share of the last chosen client's score
+    take part in the draw. clip: quantile above which utilities count as equal.
 
     A client that failed keeps its utility, and the deadline is used as its duration. A client that
     reports no utility has none. Needs no profile. O(K).

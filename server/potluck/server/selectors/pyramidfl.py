@@ -34,7 +34,7 @@ _GRADIENT = "gradient"
 
 @dataclass(frozen=True, kw_only=True)
 class PyramidFL(Oort):
-    """Selects as Oort; fast clients may train longer, small updates may be shortened.
+    """Selects as Oort; options let fast clients train longer and others send less.
 
     prolong: True if clients that would finish before the round's end make as many additional passes
     as fit, up to `longest` times the run's number. drop: True if clients omit whole tensors from

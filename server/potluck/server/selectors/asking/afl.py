@@ -34,11 +34,12 @@ _FACTOR = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class Afl(Selector):
-    """Draws clients by valuations: loss times the root of the number of samples.
+    """Draws clients with a large loss and many samples more often.
 
-    alpha1: share of the available clients, those with the lowest valuations, that are drawn only
-    uniformly. alpha2: factor of valuations v in the probability ∝ exp(alpha2 · v). alpha3: share of
-    the cohort that is drawn uniformly.
+    A client's valuation is its loss times the root of its number of samples. alpha1: share of the
+    available clients, those with the lowest valuations, that are drawn only uniformly. alpha2:
+    factor of valuations v in the probability ∝ exp(alpha2 · v). alpha3: share of the cohort that is
+    drawn uniformly.
 
     The cohort reports its loss under the round's model before it trains. A client without a
     valuation is given the largest valuation of the others. O(K).

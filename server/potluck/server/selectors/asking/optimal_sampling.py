@@ -36,7 +36,7 @@ _SURE = 1 - 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class OptimalSampling(Selector):
-    """Draws clients with probabilities that best keep the mean of all gradients.
+    """Draws clients with large gradients more often, and weights them less.
 
     Asks candidates, drawn uniformly, for ‖g_k‖, the norm of the gradient of their mean loss at the
     round's model. Client k is in the cohort with probability p_k ≤ 1, so that Σ_k (n_k ‖g_k‖)² /

@@ -38,12 +38,12 @@ _FACTOR = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class TiFL(Selector):
-    """Draws each cohort from one tier of equally fast clients; worse tiers more often.
+    """Groups clients by speed; draws each cohort from one group, often with high loss.
 
     At first, all clients are selected once, in random order. Then they are sorted by their mean
-    time and split into `tiers` groups of equal size, again in each round. Every `interval` rounds,
-    clients of all tiers report their loss. If the mean loss of the last used tier has not fallen
-    since the previous time, the tiers get new probabilities by falling loss: n, n − 1, … of
+    time and split into `tiers` groups (tiers) of equal size, again in each round. Every `interval`
+    rounds, clients of all tiers report their loss. If the mean loss of the last used tier has not
+    fallen since the previous time, the tiers get new probabilities by falling loss: n, n − 1, … of
     n(n + 1)/2.
 
     tiers: number of tiers. interval: number of rounds between two reports of losses. asked: maximum

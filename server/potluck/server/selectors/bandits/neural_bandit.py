@@ -27,7 +27,7 @@ _FIRST, _SECOND, _EPSILON = 0.9, 0.999, 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class NeuralBandit(ContextBandit):
-    """Selects the clients for which a small network predicts the largest reward.
+    """Selects the clients for which a small network predicts the largest loss change.
 
     The score is the prediction plus ν √(gᵀ Z⁻¹ g / width). g: the network's gradient at the
     context. Z = λ I + Σ g gᵀ / width, summed over all rewarded contexts. width: size of the

@@ -22,7 +22,7 @@ _FEWEST = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class RestlessBandit(ContextBandit):
-    """Selects clients with large rewards in the likely next states of the federation.
+    """Selects clients with the largest rewards in the state that is expected next.
 
     The score is Σ_s P(s) (mean reward in s + √(2 ln t / n in s)), over shared states s. states:
     number of states. The state of a round is the quantile of its mean reward among all earlier

@@ -36,7 +36,7 @@ _MOST = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class FedEntropy(Selector):
-    """Skips uploads that make labels less even; prefers clients that were kept before.
+    """Skips uploads that make labels less even; prefers clients that were not skipped.
 
     After training, clients report their soft label: the mean softmax of the trained model over
     their samples. The soft labels are combined, weighted by samples, and their entropy is computed.

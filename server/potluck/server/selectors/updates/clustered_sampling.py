@@ -57,9 +57,10 @@ class Distribution:
 
 @dataclass(kw_only=True)
 class ClusteredSampling(Selector):
-    """Draws each place of the cohort from a distribution over some of the clients.
+    """Groups clients of similar size or update, and draws one client per group.
 
-    A client's probabilities over all distributions sum to count · its share of the samples. So each
+    Each place of the cohort has its own distribution over some of the clients. A client's
+    probabilities over all distributions sum to count · its share of the samples. So each
     client is chosen as often as by plain sampling, with less variance.
 
     by: `size` (Algorithm 1) fills the distributions with the clients from the largest to the

@@ -33,7 +33,7 @@ again."""
 
 @dataclass(kw_only=True)
 class Delta(Selector):
-    """Draws clients whose last updates were long and unlike those of their cohort.
+    """Draws clients with large and unusual updates more often.
 
     Draws the cohort without replacement, client k with probability ∝ P_k; at first all P are equal.
     After a round, the clients whose updates arrived share the sum of their P in proportion to n_k

@@ -40,7 +40,7 @@ _ROUNDING: Final = 1e-9
 
 @dataclass(kw_only=True)
 class FedPNS(Selector):
-    """Draws clients with probabilities that fall when their updates are flagged.
+    """Draws clients less often if their updates pulled against the other updates.
 
     rule: which updates are flagged. `expected` flags one update after another, until ⌈share ·
     updates⌉ are left: the update without which E(S) = |S|·‖mean g‖² is largest, if E(S) is larger

@@ -35,12 +35,12 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class KVib(Selector):
-    """Draws clients with probabilities p from the lengths of their earlier updates.
+    """Draws clients with large earlier updates more often, and weights them less.
 
-    A client's feedback is π = λ‖Δ‖, with its share of the samples λ. p minimises Σ (W + γ)/p, in
-    which W is the sum of the client's earlier π²/p; the sum of all K p is the cohort's size. p is
-    then mixed with a uniform draw of share θ. An update is weighted by λ/p, so that the weighted
-    sum is unbiased.
+    A client is drawn with probability p. Its feedback is π = λ‖Δ‖, with its share of the samples λ.
+    p minimises Σ (W + γ)/p, in which W is the sum of the client's earlier π²/p; the sum of all K p
+    is the cohort's size. p is then mixed with a uniform draw of share θ. An update is weighted by
+    λ/p, so that the weighted sum is unbiased.
 
     regularization: γ in units of the mean of π², times K/(θ·count). Larger draws more uniformly.
     rounds: number of rounds T in θ = (K/(T·count))^⅓; 0 for the run's number, or 1,000 if unknown.
