@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 HOUSE = Path(__file__).resolve().parents[3]
-PAGES = ["docs/contributing/architecture.md", "CONTRIBUTING.md"]
+WALKS = ["docs/contributing/architecture.md", "docs/contributing/walks.md"]
+PAGES = [*WALKS, "CONTRIBUTING.md"]
 PRIVACY = [
     f"docs/{page}.md"
     for page in (
@@ -58,8 +59,8 @@ def test_every_link_label_occurs_in_its_target(name: str) -> None:
     assert [f"{end}: {target}" for end, target in ends if end not in target] == []
 
 
-def test_every_function_on_the_architecture_page_is_in_its_file() -> None:
-    text = (HOUSE / "docs/contributing/architecture.md").read_text()
+def test_every_function_on_the_pages_of_walks_is_in_its_file() -> None:
+    text = "\n".join((HOUSE / name).read_text() for name in WALKS)
     named = [
         (target, function)
         for target, functions in FUNCTIONS.findall(text)
