@@ -176,7 +176,7 @@ def test_potluck_without_extras_runs_the_demo(tmp_path: Path, wheel: Path) -> No
         assert said.endswith(not_installed(library, f"potluck[{extra}]"))
     listed = " ".join(machine.done(tmp_path, "potluck", "--help").split())
     assert "experiment Run a grid of settings × seeds" in listed
-    assert "deploy Not usable here" in listed
+    assert "deploy Needs the extra 'operator', which is not installed." in listed
 
     shutil.rmtree(machine.modules / "potluck" / "experiments")
     options = [

@@ -97,6 +97,24 @@ def missing_library(error: BaseException | None) -> str | None:
 
     Return None unless `error` is about a missing library that a module of Potluck imports.
     """
+    missing = _missing(error)
+    return None if missing is None else not_installed(*missing)
+
+
+def missing_extra(error: BaseException | None) -> str | None:
+    """Return the name of the extra, such as "operator", that installs a missing library.
+
+    Return None where `missing_library` does, and for a library that Potluck needs without extras.
+    """
+    missing = _missing(error)
+    found = missing and re.fullmatch(r"potluck\[(.+)\]", missing[1])
+    return found[1] if found else None
+
+
+def _missing(error: BaseException | None) -> tuple[str, str] | None:
+    """Return a missing library and the requirement that installs it."""
+    if isinstance(error, MissingLibraryError):
+        return _missing(error.__cause__)
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
     module = _importer(error.__traceback__)
@@ -106,7 +124,7 @@ def missing_library(error: BaseException | None) -> str | None:
     room = module.rpartition(".")[0]
     wanted = _MODULES.get(module) or _ROOMS.get(room) or _EXTRAS.get(importer[1], "potluck")
     library = error.name.partition(".")[0]
-    return not_installed(library, wanted)
+    return library, wanted
 
 
 def _importer(trace: TracebackType | None) -> str:

@@ -14,8 +14,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from potluck.common.errors import PluginError
+from potluck.common.errors import PluginError, PotluckError
 from potluck.common.settings import plugins
+from potluck.common.settings.extras import MissingLibraryError, missing_extra, missing_library
 
 # Groups -------------------------------------------------------------------------------------------
 
@@ -101,15 +102,21 @@ def _loaded(name: str) -> Any:
 def _broken(name: str, error: PluginError) -> TyperCommand:
     """Return a stand-in for a command that can't be loaded: calling it raises the error.
 
-    So the other commands still work.
+    So the other commands still work. If a library is missing, help and error name its extra.
     """
+    why, extra = missing_library(error.__cause__), missing_extra(error.__cause__)
+    shown: PotluckError = error
+    text = "Can't be loaded; call it to see why."
+    if why is not None and extra is not None:
+        shown = MissingLibraryError(f"`potluck {name}` needs the extra '{extra}': {why}")
+        text = f"Needs the extra '{extra}', which is not installed."
 
     def explain() -> None:
-        raise error
+        raise shown from error
 
     return TyperCommand(
         name,
         callback=explain,
-        help=f"Not usable here: {error.message}.",
+        help=text,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )

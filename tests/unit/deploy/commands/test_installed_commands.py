@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from potluck.common.errors import PluginError
+from potluck.common.settings.extras import not_installed
 from potluck.deploy.cli import app
 
 MODULE = '''
@@ -64,7 +66,7 @@ def test_help_lists_installed_commands_including_ones_that_can_not_be_loaded() -
     assert "count Count in several ways." in text
     assert "experiment Run a grid of settings" in text
     assert text.index("From other packages") < text.index("hello Greet")
-    assert "lacking Not usable here: potluck.commands: 'lacking' can't be loaded" in text
+    assert "lacking Can't be loaded; call it to see why." in text
 
 
 def test_calling_a_command_that_can_not_be_loaded_reports_the_reason() -> None:
@@ -76,3 +78,28 @@ def test_calling_a_command_that_can_not_be_loaded_reports_the_reason() -> None:
 def test_installed_command_does_not_replace_a_built_in_one() -> None:
     text = CliRunner().invoke(app, ["demo", "--help"]).stdout
     assert "throwaway federation" in text
+
+
+WITHOUT_EXTRAS = """
+import sys
+from typer.testing import CliRunner
+sys.modules |= {"docker": None, "pandas": None}  # their imports fail as if they were missing
+from potluck.deploy.cli import app
+runner = CliRunner(env={"COLUMNS": "200"})
+print(runner.invoke(app, ["--help"]).stdout)
+for command in ("deploy", "evaluate"):
+    print(runner.invoke(app, [command, "x", "--y"]).exception)
+"""
+
+
+def test_commands_whose_extra_is_missing_name_the_extra() -> None:
+    command = [sys.executable, "-c", WITHOUT_EXTRAS]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = " ".join(printed.split())
+    for name, library, extra in (
+        ("deploy", "docker", "operator"),
+        ("evaluate", "pandas", "notebook"),
+    ):
+        assert f"{name} Needs the extra '{extra}', which is not installed." in text
+        why = not_installed(library, f"potluck[{extra}]")
+        assert f"`potluck {name}` needs the extra '{extra}': {why}" in text
