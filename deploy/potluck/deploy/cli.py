@@ -73,8 +73,9 @@ def config(
 ) -> None:
     """Print an annotated example of a configuration file.
 
-    It has all keys with their defaults. `potluck-server config` and `potluck-client config` print
-    examples for the coordinator and the hosts.
+    It has all keys with their defaults. The task of the run file, `digits`, needs no files; replace
+    it with your own. `potluck-server config` and `potluck-client config` print examples for the
+    coordinator and the hosts.
 
     ```console
     potluck config > run.toml

@@ -76,7 +76,9 @@ class Stopping(Settings):
 
 # The run file -------------------------------------------------------------------------------------
 
-_EXAMPLES = {"task.name": '"colored-digits"'}
+_EXAMPLES = {
+    "task.name": '"digits"  # an example that needs no files; replace it with your own task'
+}
 
 OLD_KEYS: Final = {
     "count": "clients_per_round",

@@ -26,6 +26,8 @@ from potluck.common.settings.configuration_errors import (
     RUN,
 )
 from potluck.common.settings.local_training import LocalTraining
+from potluck.common.settings.plugins import create
+from potluck.common.task import Task
 from potluck.deploy.machines.inventory import Inventory, example_inventory
 from potluck.deploy.operator.operator_config import OperatorConfig, example_operator_config
 from potluck.experiments.grid.definition import ExperimentFile
@@ -228,6 +230,14 @@ def test_example_run_file_shows_every_training_setting_as_a_comment() -> None:
         assert f"\n# {name} =" in f"\n{table}"
         assert (field.description or "").splitlines()[0] in table
     assert parse_run_file(text, source="run.toml").training == {}
+
+
+def test_example_run_file_trains_a_task_that_needs_no_files() -> None:
+    run_file = parse_run_file(example_run_file(), source="run.toml")
+    task = create(Task, run_file.task.name, run_file.task.options)
+    assert not task.needs_data
+    assert not task.data_files()
+    assert not task.groups  # a plain task: groups are not the first thing to explain
 
 
 def _run(folder: Path, *arguments: str, stdin: bytes = b"") -> tuple[int, str]:

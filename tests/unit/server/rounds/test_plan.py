@@ -37,7 +37,8 @@ def asked(text: str) -> TripletSettings | None:
 def test_triplet_profile_request_uses_the_settings_the_task_recommends() -> None:
     recommended = TripletSettings(attribute_learning_rate=0.1, attribute_steps=100)
     assert asked(RUN_FILE) == recommended
-    assert asked(example_run_file()) == recommended
+    example = example_run_file().replace('"digits"', '"colored-digits"')
+    assert asked(example) == recommended
     assert asked(RUN_FILE + "q = 0.5\nattribute_steps = 10") == recommended.model_copy(
         update={"q": 0.5, "attribute_steps": 10}
     )
