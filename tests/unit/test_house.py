@@ -86,12 +86,12 @@ ROOMS = {
         "templates tasks models weights data_sets traces presets grid cluster reports commands"
     ),
 }
-"""The rooms of each package, and the modules that stand at its root, from the ground up: each may
-import what is named before it."""
+"""The subpackages of each package and the modules at its root, lowest layer first: each may import
+those named before it."""
 
 
 def packages() -> list[Path]:
-    """The packages directly under `potluck`, from all source roots."""
+    """Return the packages directly under `potluck`, from all source roots."""
     return sorted(
         folder
         for root in SOURCE_ROOTS
@@ -110,12 +110,12 @@ Statement = ast.Import | ast.ImportFrom | ast.ClassDef
 
 @cache
 def statements(source: str) -> list[Statement]:
-    """Imports and classes of a module, wherever they stand; most tests here look at them."""
+    """Return the imports and classes of a module, at any depth; cached, as most tests use them."""
     return [node for node in ast.walk(ast.parse(source)) if isinstance(node, Statement)]
 
 
 def imported_names(source: str, package: str) -> Iterator[str]:
-    """Absolute names that a module of `package` imports, relative imports resolved.
+    """Yield the absolute names that a module of `package` imports, relative imports resolved.
 
     `from a import b` yields `a.b`, since `b` may be a module.
     """
@@ -123,7 +123,7 @@ def imported_names(source: str, package: str) -> Iterator[str]:
 
 
 def names_imported_by(nodes: Iterable[Statement], package: str) -> Iterator[str]:
-    """The same for some statements."""
+    """Yield the absolute names that these statements of a module of `package` import."""
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -135,7 +135,7 @@ def names_imported_by(nodes: Iterable[Statement], package: str) -> Iterator[str]
 
 
 def packages_imported_by(source: str, package: str) -> set[str]:
-    """Names of the packages under `potluck` that a module of `package` imports from."""
+    """Return the names of the packages under `potluck` that a module of `package` imports from."""
     names = imported_names(source, package)
     return {name.split(".")[1] for name in names if name.startswith("potluck.")}
 
@@ -226,7 +226,7 @@ def test_packages_import_only_permitted_packages(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def imports() -> dict[str, set[str]]:
-    """Imported product modules by importing module, wherever in the module the import is."""
+    """Return the product modules that each module imports, at any depth, by importing module."""
     trees = {
         ".".join(module.relative_to(folder.parents[1]).with_suffix("").parts): module.read_text()
         for folder in packages()
@@ -244,7 +244,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def room_of(module: str) -> tuple[str, int]:
-    """The package that a module belongs to, and the place of its room. Raises KeyError."""
+    """Return a module's package and its subpackage's place in `ROOMS`. Raises KeyError."""
     package, inside = module.split(".")[1], ".".join(module.split(".")[2:])
     places = {room: place for place, room in enumerate(ROOMS[package].split())}
     within = [room for room in places if f"{inside}.".startswith(f"{room}.")]
@@ -286,7 +286,7 @@ def test_host_and_coordinator_sides_of_guests_do_not_import_each_other(
     imports: dict[str, set[str]],
 ) -> None:
     own = ("potluck.common", "potluck.secagg.protocol", "potluck.secagg.masked_lanes")
-    shared = (  # by the images of hosts and coordinators
+    shared = (  # in the images of hosts and coordinators
         "potluck.common",
         "potluck.rpc",
         "potluck.privacy.accounting",
@@ -328,7 +328,7 @@ def test_sink_and_tracing_libraries_are_imported_only_on_use() -> None:
         for imported in names_imported_by([node], "potluck.any")
         if imported.partition(".")[0] in libraries
     ]
-    assert set(offenders) == {"exporting"}  # which is imported where traces are on
+    assert set(offenders) == {"exporting"}  # imported only if traces are on
 
 
 def test_every_subpackage_has_a_docstring() -> None:
@@ -343,7 +343,7 @@ def test_every_subpackage_has_a_docstring() -> None:
 
 
 def test_module_names_are_unique() -> None:
-    doors = {"__init__", "__main__", "cli", "config"}  # of each program
+    doors = {"__init__", "__main__", "cli", "config"}  # every program has these
     names = Counter(
         module.stem
         for folder in packages()
@@ -374,7 +374,7 @@ def test_changelog_has_a_section_for_the_release() -> None:
 
 
 def test_declared_python_versions_are_the_tested_ones() -> None:
-    """In the classifiers, in the workflow, and where `make` looks for an interpreter."""
+    """They agree in the classifiers, in the workflow and in the interpreters `make` looks for."""
     project = pyproject()["project"]
     prefix = "Programming Language :: Python :: 3."
     named = [text.removeprefix(prefix) for text in project["classifiers"] if prefix in text]
@@ -404,7 +404,7 @@ def test_minimum_library_versions_equal_those_of_the_generated_stubs() -> None:
 
 def test_type_checkers_cover_every_folder() -> None:
     products = {"build", "dist", "node_modules"}
-    loose = {"examples"}  # of modules with the same names; pyright alone looks at them, strictly
+    loose = {"examples"}  # its modules share names, so only pyright checks it, strictly
     folders = {
         folder.name
         for folder in HOUSE.iterdir()
@@ -422,10 +422,10 @@ OF_CUDA = re.compile(r"(nvidia|cuda)-|triton$")
 
 
 def unpinned(requirements: list[str], pins: set[str]) -> Iterator[str]:
-    """Names without a pin among requirements and, where installed, what these require in turn.
+    """Yield unpinned names among requirements and, if installed, among what these require.
 
-    A requirement on one exact version needs no other pin. What torch requires of CUDA is its own to
-    choose: one build wants CUDA 12, another 13, and that for processors alone none.
+    A requirement on one exact version needs no other pin. CUDA libraries are left to torch: one
+    build needs CUDA 12, another CUDA 13, the CPU build none.
     """
     pending: list[tuple[Requirement, tuple[str, ...]]] = [
         (Requirement(text), ("",)) for text in requirements
@@ -434,7 +434,7 @@ def unpinned(requirements: list[str], pins: set[str]) -> Iterator[str]:
     while pending:
         requirement, extras = pending.pop()
         name = canonicalize_name(requirement.name)
-        if name == "potluck":  # some extras of its own, all of which are asked about
+        if name == "potluck":  # its own extras, all of which are in `requirements`
             continue
         if requirement.marker and not any(
             requirement.marker.evaluate({"extra": extra}) for extra in extras
@@ -450,7 +450,7 @@ def unpinned(requirements: list[str], pins: set[str]) -> Iterator[str]:
         seen.add(key)
         try:
             requires = distribution(name).requires or []
-        except PackageNotFoundError:  # an extra that this environment does without
+        except PackageNotFoundError:  # of an extra not installed here
             continue
         brought = [(Requirement(text), ("", *requirement.extras)) for text in requires]
         pending += [each for each in brought if name != "torch" or not OF_CUDA.match(each[0].name)]
@@ -469,14 +469,14 @@ def test_constraints_pin_every_dependency() -> None:
 
 
 def required_name(text: str) -> str:
-    """Name of a library that is required whatever the extra; empty where an extra wants it."""
+    """Return the name of a library required without any extra; empty if an extra requires it."""
     requirement = Requirement(text)
     return "" if requirement.marker and "extra" in str(requirement.marker) else requirement.name
 
 
 @cache
 def providers() -> dict[str, list[str]]:
-    """The distributions that bring each module."""
+    """Return the distributions that provide each module."""
     return {name: list(found) for name, found in packages_distributions().items()}
 
 
@@ -502,7 +502,7 @@ EXTRAS = {
     "privacy": ("privacy",),
     "server": ("postgresql", "server"),
 }
-"""Extras, by package, with the libraries that only that package's machines import."""
+"""The extras whose libraries a package may import, by package."""
 
 
 @pytest.mark.parametrize("package", EXTRAS)
@@ -542,13 +542,13 @@ def source_files(parent: Path, package: str) -> set[Path]:
 
 @pytest.fixture(scope="module")
 def house_files() -> set[Path]:
-    """The files the wheel is to hold, listed before it is built."""
+    """Return the files that the wheel must contain, listed before it is built."""
     return set().union(*(source_files(folder.parent, folder.name) for folder in packages()))
 
 
 @pytest.fixture(scope="module")
 def unpacked_wheel(tmp_path_factory: pytest.TempPathFactory, house_files: set[Path]) -> Path:
-    """A folder in which the wheel of this tree, and nothing else, is installed."""
+    """Return a folder in which the wheel of this tree, and nothing else, is installed."""
     built, target = tmp_path_factory.mktemp("built"), tmp_path_factory.mktemp("target")
     python = [sys.executable, "-m"]
     build = [*python, "build", "--wheel", "--no-isolation", "--outdir", str(built), str(HOUSE)]
@@ -621,7 +621,7 @@ def test_every_entry_point_of_the_wheel_names_an_existing_object(unpacked_wheel:
 
 
 def names_at_the_top(module: Path) -> set[str]:
-    """Functions, classes and variables of a module."""
+    """Return the names of the functions, classes and variables at the top of a module."""
     found = set[str]()
     for node in ast.parse(module.read_text()).body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):

@@ -24,7 +24,7 @@ PROFILES = [operator_pb2.ClientProfile(client_id=f"client-{number}") for number 
 
 
 def events() -> list[operator_pb2.WatchRunResponse]:
-    """Two rounds: client-0 trains in both, client-1 in the first."""
+    """Return the events of two rounds: client-0 trains in both, client-1 in the first."""
     first, second = committed(1, 0.5, member(0), member(1)), committed(2, 0.6, member(0))
     for event, largest, clients in (
         (first, 0.9, {"client-0": 0.9, "client-1": 0.7}),

@@ -56,7 +56,7 @@ COMPARED = (
 
 
 def fill(store: Store, run_id: str, measures: dict[str, Measure]) -> None:
-    """Two rounds: a late client joins the second, which has all that a round can have."""
+    """Store two rounds; the second has a late update and every value that a round can have."""
     store.add_run(replace(RUN, run_id=run_id, measures=measures))
     store.append_to_roster(run_id, ["a", "b", "c"])
     store.set_initial_model(run_id, digest(0), AT)
@@ -105,7 +105,7 @@ def fill(store: Store, run_id: str, measures: dict[str, Measure]) -> None:
 
 
 def shown(store: Store, reader: RecordReader, run_id: str) -> dict[str, Any]:
-    """All that programs show of a run's rounds."""
+    """Return everything that the programs show of a run's rounds."""
     status = run_status(store.run(run_id))
     rows = store.rounds(run_id)
     committed = [committed_round_message(row) for row in rows]

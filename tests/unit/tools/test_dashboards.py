@@ -58,7 +58,7 @@ def test_dashboard_files_equal_the_generated_ones() -> None:
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_dashboards_are_unchanged_by_the_grafana_model(path: Path) -> None:
-    """Through Grafana's own model of a dashboard and back, nothing is lost."""
+    """Nothing is lost when a dashboard is read into Grafana's own model and written again."""
     written = json.loads(path.read_text())
     understood = json.loads(JSONEncoder().encode(Dashboard.from_json(written)))
     assert missing(written, understood) == []

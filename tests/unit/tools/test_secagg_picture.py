@@ -8,7 +8,7 @@ from secagg_picture import STAGES, Message, picture
 HOUSE = Path(__file__).resolve().parents[3]
 PICTURE = HOUSE / "docs" / "images" / "secure-sum.svg"
 ENDINGS = {MessageType.REFUSAL, MessageType.ABORT, MessageType.DISPUTE, MessageType.EVIDENCE}
-"""Messages of sessions that go wrong, of which the page tells further down."""
+"""Messages only of sessions that fail; the page describes them below the picture."""
 
 
 def test_committed_picture_of_a_secure_sum_equals_the_generated_one() -> None:

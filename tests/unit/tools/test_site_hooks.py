@@ -10,7 +10,7 @@ from site_hooks import on_post_build, redirect, redirects
 
 def test_every_redirect_target_exists() -> None:
     gone = [new for new in redirects().values() if not (ROOT / "docs" / new).is_file()]
-    assert set(gone) <= {"contributing/index.md"}  # made from CONTRIBUTING.md
+    assert set(gone) <= {"contributing/index.md"}  # generated from CONTRIBUTING.md
     assert [old for old in redirects() if (ROOT / "docs" / old).exists()] == []
 
 

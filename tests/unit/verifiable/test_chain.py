@@ -119,7 +119,8 @@ def test_all_who_follow_a_run_know_the_same_chain(
     follower = Chain.begin(RUN)
     for step, text in documents:
         follower = getattr(follower, step)(text)
-        assert getattr(follower, step)(text) is follower  # sent again after a restart
+        # Repeated after a restart, it changes nothing.
+        assert getattr(follower, step)(text) is follower
     assert follower == coordinator
     assert follower.whole
     assert len(follower.settled) == rounds
@@ -277,7 +278,7 @@ def test_wrong_numbers_of_earlier_selections_are_refused() -> None:
     chain.attended(attendees(chain, hosts, times))
     assert "differ" in refused(chain.attended, attendees(chain, hosts, (0, 0, 0)))
     assert "missing" in refused(chain.attended, attendees(chain, hosts))
-    partly = replace(chain, whole=False)  # a host that has not seen all rounds can't tell
+    partly = replace(chain, whole=False)  # a host that missed rounds can't check the counts
     partly.attended(attendees(chain, hosts, (0, 0, 0)))
 
 

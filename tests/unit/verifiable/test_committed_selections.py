@@ -98,7 +98,7 @@ def test_an_owner_who_requires_it_trains_by_verified_selections_only() -> None:
     policy, work = DisclosurePolicy(verified_selection=True), rpc.Train(training_json="{}")
     with pytest.raises(DisclosureRefusedError, match="`verified_selection` is true"):
         permitted_weighting(policy, CLIENT, work)
-    work.selection.outcome_sha256 = "33" * 32  # committed to, and not recomputed
+    work.selection.outcome_sha256 = "33" * 32  # committed to, but not recomputed by hosts
     with pytest.raises(DisclosureRefusedError, match="`verified_selection` is true"):
         permitted_weighting(policy, CLIENT, work)
     work.selection.hosts_verify = True

@@ -26,7 +26,7 @@ GIVEN = facts(np.array([4, 7, 2]))
 
 
 class Says(Selector):
-    """Judges with what it was made of: a judgement, or a generator function."""
+    """Selector that judges with what it was created with: a judgement or a generator function."""
 
     def __init__(self, said: Any) -> None:
         self._said = said

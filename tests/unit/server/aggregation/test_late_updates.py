@@ -36,7 +36,7 @@ def drawn(seed: int) -> NamedTensors:
 
 
 def rebased(seed: int) -> RebasedUpdate:
-    """Trained from model 100, as from model 0."""
+    """Return an update trained from the model of seed 100, rebased to that of seed 0."""
     late = drawn(seed)
     return RebasedUpdate(EncodedUpdate(late, late.layout), drawn(100), drawn(0), BUFFERS)
 
@@ -68,7 +68,7 @@ def test_late_update_is_its_delta_added_to_the_current_model(
     np.testing.assert_array_equal(found["norm.running_var"], late["norm.running_var"])
     assert found["norm.batches"] == current["norm.batches"]
     whole = update.read(0, 639, np.empty(639, np.float32)).copy()
-    for begin in range(0, 639, 50):  # over the borders of tensors
+    for begin in range(0, 639, 50):  # pieces that cross borders of tensors
         end = min(begin + 50, 639)
         block = update.block(begin, end, np.empty(50, np.float32))
         np.testing.assert_array_equal(block, whole[begin:end])

@@ -13,7 +13,7 @@ from potluck.server.aggregation.network_memory import NetworksInFiles
 
 
 class Network(nn.Module):
-    """Tensors made in as many ways as authors of models make them."""
+    """Network whose tensors are created in the various ways that authors of models use."""
 
     def __init__(self, width: int = 520) -> None:
         super().__init__()

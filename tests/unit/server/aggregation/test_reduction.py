@@ -24,7 +24,7 @@ from potluck.server.strategy import Combine, Reduction
 Arrays = dict[str, NDArray[Any]]
 
 WIDE = 3 * BLOCK_ELEMENTS + 5
-"""Elements of a model of several blocks, none of which ends where a tensor does."""
+"""Number of elements in a model of several blocks, none of which ends where a tensor ends."""
 
 
 def arrays_of(vector: NDArray[Any], steps: int = 0) -> Arrays:
@@ -76,7 +76,7 @@ COMBINES = [
 def straightforward(
     vectors: NDArray[np.float32], model: NDArray[np.float32], how: Combine
 ) -> NDArray[np.float32]:
-    """The definitions, over whole vectors in float64, one client after the other."""
+    """Return the reduction by its definition: whole vectors in float64, client after client."""
     x, origin = vectors.astype(np.float64), model.astype(np.float64)
     result = np.zeros_like(origin)
     match how.reduction:
@@ -111,7 +111,8 @@ def test_reduction_equals_plain_numpy(
     if reduction in (Reduction.MEAN, Reduction.MEDIAN):
         assert (flat(result) == expected).all()
     else:
-        # Sums of squares and of sorted values are taken in another order; float64 hides nearly all.
+        # Squares and sorted values are summed in another order, so a few values may round
+        # differently.
         np.testing.assert_allclose(flat(result), expected, rtol=1e-6, atol=1e-9)
         assert (flat(result) != expected).mean() < 1e-4
 
@@ -238,4 +239,4 @@ def test_reduction_memory_is_independent_of_model_size_and_cohort_size(tmp_path:
         command = [sys.executable, "-c", MEASURE, str(path), str(count)]
         answer = subprocess.run(command, check=True, capture_output=True, text=True)
         grown.append(float(answer.stdout))
-    assert max(grown) < 16  # a few blocks for each of two threads
+    assert max(grown) < 16  # MiB: a few blocks for each of two threads

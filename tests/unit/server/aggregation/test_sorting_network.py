@@ -24,7 +24,7 @@ def applied(values: tuple[int, ...], begin: int, end: int) -> list[int]:
 
 @pytest.mark.parametrize("values", range(1, 10))
 def test_sorting_network_puts_every_rank_in_place_for_all_inputs(values: int) -> None:
-    # The 0-1 principle: what sorts all sequences of zeros and ones sorts everything.
+    # The 0-1 principle: a network that sorts all sequences of zeros and ones sorts any numbers.
     for trimmed in range((values + 1) // 2):
         for row in product((0, 1), repeat=values):
             end = values - trimmed

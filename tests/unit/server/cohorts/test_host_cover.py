@@ -54,8 +54,8 @@ def test_client_of_an_unknown_host_does_not_count_as_a_host() -> None:
 
 @st.composite
 def cohorts(draw: st.DrawFn) -> tuple[list[str], list[str], int, list[int], list[int], int]:
-    """Hosts of clients, their sites, the limit per site, available rows, a cohort within the limit,
-    and the number of clients asked for."""
+    """Draw each client's host, each host's site, the limit per site, available rows, a cohort
+    within the limit, and the number of clients asked for."""
     hosts = draw(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=12))
     site_of = {host: draw(st.sampled_from("xyz")) for host in "abcdef"}
     most = draw(st.integers(1, 4))

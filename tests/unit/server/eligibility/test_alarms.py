@@ -23,7 +23,7 @@ def test_client_selected_far_too_often_raises_one_alarm() -> None:
 
 
 def test_uniform_selection_among_half_of_the_clients_raises_no_alarm() -> None:
-    """The others are on hosts that are gone: those left are picked twice as often as the mean."""
+    """The hosts of the other half are gone: the rest are picked twice as often as the mean."""
     said = list[str]()
     roster = RunRoster(f"client-{n}" for n in range(24))
     alarms = SelectionAlarms(roster, SampleLimits(), said.append)

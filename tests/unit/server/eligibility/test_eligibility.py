@@ -22,7 +22,7 @@ from potluck.server.store import Store
 
 @dataclass
 class Asked:
-    """Stands for the profile phase: answers what the test says, and notes who was asked."""
+    """Stand-in for the profile phase: gives a set answer and records the clients asked."""
 
     collected: Collected = field(default_factory=Collected)
     asked: list[list[str]] = field(default_factory=list)
@@ -97,7 +97,7 @@ async def test_client_that_refuses_a_profile_is_eligible_if_the_run_includes_mis
     assert await there.eligible() == [0, 1, 2, 3]
     assert there.eligibility.excluded == ()
     assert await there.eligible() == [0, 1, 2, 3]
-    assert there.asked.asked[-1] == ["a", "b", "d"]  # who has refused isn't asked again
+    assert there.asked.asked[-1] == ["a", "b", "d"]  # c has refused and isn't asked again
 
 
 async def test_client_without_an_answer_skips_the_round_and_is_asked_again() -> None:

@@ -36,7 +36,8 @@ def test_uniform_selection_gives_no_client_an_improbable_count() -> None:
 
 
 def test_client_selected_in_every_round_has_an_improbable_count() -> None:
-    """40 rounds, 9 of 60: six picks are fair, forty are not."""
+    """In 40 rounds of 9 of 60 clients, six picks of one client are expected; forty are
+    improbable."""
     picks = np.full(60, 5)
     picks[17] = 40
     found = selection_imbalance(picks)

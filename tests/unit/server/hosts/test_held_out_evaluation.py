@@ -35,7 +35,7 @@ def failure(reason: str) -> Answer:
 async def evaluated(
     answers: dict[str, Answer], clients: str, monkeypatch: pytest.MonkeyPatch, away: str = ""
 ) -> tuple[HeldOut, list[str]]:
-    """The outcome, and the notices, of clients with these answers; no answer from the others."""
+    """Return the outcome and the notices of `clients`, of which only those in `answers` answer."""
 
     async def gather(*_: object, **__: object) -> dict[str, Answer]:
         return answers

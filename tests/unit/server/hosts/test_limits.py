@@ -72,7 +72,7 @@ async def test_number_of_files_sent_at_once_is_limited() -> None:
             for name in "abc":
                 group.create_task(move(name))
             assert await set_out.get() == "a"
-            assert set_out.empty()  # this block has the other turn
+            assert set_out.empty()  # this block holds the second slot
         assert [await set_out.get(), await set_out.get()] == ["b", "c"]
         first_may_end.set()
 
@@ -88,13 +88,13 @@ async def test_slow_file_transfer_frees_its_slot_for_others() -> None:
     async with turns.turn(lambda: moved):
         other = asyncio.create_task(others_turn())
         for _ in range(5):
-            moved += 100  # as fast as it must be
+            moved += 100  # just fast enough to keep the slot
             await asyncio.sleep(0)
-        await other  # and now it stands still
+        await other  # no bytes move any more, so the slot is freed for `other`
     async with turns.turn(lambda: moved):
         last = asyncio.create_task(others_turn())
         await asyncio.sleep(0)
-        assert not last.done()  # the turn given back early was not given back again
+        assert not last.done()  # the slot freed early wasn't freed twice
     await last
 
 

@@ -18,5 +18,5 @@ async def test_client_is_quarantined_at_its_third_offence() -> None:
     assert excluded == {
         "b": "3 of its updates held NaN, infinity or numbers beyond all bounds",
     }
-    assert await offences.add(["b"]) == {}  # readmitted, it begins again at zero
+    assert await offences.add(["b"]) == {}  # b is readmitted, and its count begins at zero
     assert list(await offences.add(["a"])) == ["a"]

@@ -104,7 +104,7 @@ async def test_stored_profile_is_not_requested_again(store: Store) -> None:
     attendance = Attendance(time.monotonic)
     session = attend(attendance, ["a", "b", "c"])
     store.put_profile(profile("a", 7))
-    store.put_profile(profile("b", 8, epsilon=0.5))  # made otherwise than this run wants it
+    store.put_profile(profile("b", 8, epsilon=0.5))  # made with another epsilon than this run wants
     found = await admitted(store, attendance, ["a", "b", "c"])
     assert [found.lacks(client) for client in "abc"] == [[], ["label_counts"], ["label_counts"]]
     column = found.population().label_counts
@@ -131,7 +131,7 @@ async def test_profile_is_requested_again_when_the_data_epoch_changes(store: Sto
     store.put_profile(profile("a", 9, epoch=2))
     found = await admitted(store, attendance, ["a"])
     assert first_count(found) == 9
-    assert found.lacks("a") == []  # away, so the newest that is known
+    assert found.lacks("a") == []  # a is disconnected, so its newest stored profile counts
     session = attend(attendance, ["a"], epoch=3)
     assert found.lacks("a") == ["label_counts"]
     made = profile("a", 11, epoch=3)

@@ -50,7 +50,7 @@ def close(
 
 
 def test_late_update_on_a_virtual_clock_joins_at_its_simulated_arrival() -> None:
-    """It takes 25 s; its round was over after 10: 15 s are left, of which the next takes 10."""
+    """It takes 25 s and its round ends after 10 s: 15 s are left, and the next round takes 10."""
     late = register(simulated=True, most=3)
     assert close(late, 1, missed={"a": UPDATE}) == {"a": LateState.AWAITED}
     assert late.joining(14.9) == []

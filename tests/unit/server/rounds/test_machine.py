@@ -61,7 +61,7 @@ EVENTS: dict[str, Any] = {
 
 
 def joined(words: tuple[str, ...]) -> rounds.Joined:
-    """CLIENT or CLIENT@HOST each."""
+    """Return the event that clients joined. words: CLIENT or CLIENT@HOST each."""
     pairs = [word.partition("@") for word in words]
     clients = tuple(client for client, _, _ in pairs)
     return rounds.Joined(clients, {client: host for client, _, host in pairs if host})
@@ -107,7 +107,7 @@ def make_machine(line: str) -> RoundMachine:
 
 
 WORDS: dict[type[rounds.Action], str] = {rounds.PublishNotice: "Say"}
-"""The words of transcripts for actions, where it is not the name of the class."""
+"""The name of an action in transcripts, if it isn't the name of its class."""
 
 
 def show(action: rounds.Action) -> str:
@@ -161,7 +161,7 @@ CLIENTS = tuple("abcdef")
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_round_machine_ends_or_waits_after_any_order_of_events(data: st.DataObject) -> None:
-    """No order of joins, leaves, failures and delays wedges the machine or breaks a rule."""
+    """No order of joins, leaves, failures and delays blocks the machine or breaks a rule."""
     policy = RoundPolicy(
         deadline_seconds=10,
         quorum=data.draw(st.sampled_from([0.25, 0.5, 1.0])),

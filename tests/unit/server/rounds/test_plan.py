@@ -49,7 +49,7 @@ def test_pretraining_settings_come_from_the_run_file() -> None:
     settings = draw_up(text, source="test").run_file.profiles.triplet
     assert (settings.pretraining_rounds, settings.pretraining_participation) == (3, "all")
     assert settings.attribute_steps == 100
-    assert asked(text) == asked(RUN_FILE)  # the model's digest tells
+    assert asked(text) == asked(RUN_FILE)  # the pretrained model's digest stands for these settings
 
 
 def test_unknown_triplet_settings_are_refused() -> None:

@@ -66,7 +66,7 @@ def text(
 
 
 def instructed(run_file: str) -> Privacy | None:
-    """The noise in an instruction of a run; None if it has none."""
+    """Return the noise settings in an instruction of a run; None if there are none."""
     plan = draw_up(run_file, source="run.toml")
     work = check_instruction(plan, "i", "run", 1, "client-0", b"").check.train
     return work.privacy if work.HasField("privacy") else None
@@ -80,7 +80,7 @@ def test_instruction_carries_the_noise_settings_of_the_run() -> None:
 
 
 def asked(run_file: str, kind: str) -> Question:
-    """The question that a run's selector asks."""
+    """Return a question of a run's selector, as in the instruction for a client."""
     plan = draw_up(run_file, source="run.toml")
     ask = Ask(rows=np.zeros(1, np.int64), kind=kind)
     model = ModelReference()
@@ -271,7 +271,7 @@ MASKED = "secure_aggregation = true\nclients_per_round = 7"
 
 
 def whole(privacy: str = CLIENTS, *, table: str = MASKED, **parts: str) -> str:
-    """A run with noise for whole clients."""
+    """Return the text of a run file with noise for whole clients."""
     return text(privacy, table=table, **parts).replace("clients_per_round = 2\n", "")
 
 

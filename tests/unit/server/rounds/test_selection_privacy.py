@@ -35,7 +35,7 @@ SETTINGS = {
         f'{OF_CLIENTS}\nprivacy.noise = "coordinator"',
     ),
 }
-"""Unit and settings of a run, by name."""
+"""The protected unit and the settings of each kind of run with noise, by the kind's name."""
 ASKING = (
     "afl",
     "fedcor",

@@ -71,7 +71,8 @@ def test_weight_unit_and_cap_of_host_sums_follow_from_the_run_file() -> None:
     assert weights() == (1024, LARGEST_WEIGHT)
     assert weights("sample_limits.maximum = 50", "host_sums.weight_unit = 8") == (8, 50)
     assert weights('weighting = "equal"') == (1, 1)
-    assert weights('strategy.name = "scaffold"') == (1, 1)  # its mean is over clients
+    # SCAFFOLD averages over clients, not over samples.
+    assert weights('strategy.name = "scaffold"') == (1, 1)
 
 
 def test_weight_unit_that_is_not_a_power_of_two_is_refused() -> None:

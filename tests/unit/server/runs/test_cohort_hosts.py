@@ -44,7 +44,7 @@ def run_on(
     run_file: str = MASKED,
     tags: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Scene:
-    """A run with these hosts, one for each client in turn. tags: by host."""
+    """Return a run in which client i is on `hosts[i]`. tags: tags of hosts, by host."""
     plan, attendance = draw_up(run_file, source="test"), Attendance(lambda: 0.0)
     roster = RunRoster([f"k{row:02}" for row in range(len(hosts))])
     host_of = dict(zip(roster.ids, hosts, strict=True))
@@ -97,7 +97,8 @@ def test_client_added_to_cover_hosts_has_that_as_its_reason() -> None:
 
 
 def test_over_selected_clients_are_replaced_until_enough_hosts_are_covered() -> None:
-    # Of 12 clients on hosts with 8, 1, 1, 1 and 1 of them, 11 must stay; the round closes at ten.
+    # The 12 clients chosen are on five hosts, 8 of them on one. The round closes at ten updates, so
+    # one of the 8 is replaced by a client on a sixth host.
     spare = MASKED + "[round]\nover_selection = 2\n"
     found = run_on("aaaaaaaabcdefg", spare).complete(chosen(*range(12)), context(14, 12))
     assert found.rows.tolist()[:11] == [*range(7), *range(8, 12)]

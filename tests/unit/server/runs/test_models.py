@@ -39,7 +39,7 @@ def models(files: ModelFiles, run_file: str = RUN_FILE) -> Models:
 
 
 def moved(files: ModelFiles, model: ModelVersion, step: float) -> ModelVersion:
-    """The same model, with this step in one of its numbers."""
+    """Write and return the same model with `step` added to one of its numbers."""
     with files.opened(model.blake3) as file:
         arrays = {name: np.array(array) for name, array in file.arrays.items()}
     next(array for array in arrays.values() if array.dtype == np.float32).flat[0] += step
@@ -84,7 +84,7 @@ async def test_norm_of_the_last_model_change_is_measured_once(files: ModelFiles)
     first = run.current
     run.result = result_of(moved(files, first, 0.5))
     run.commit(COMMITTED)
-    assert first.digests <= run.digests  # its step is still to be measured
+    assert first.digests <= run.digests  # kept until its change is measured
     norm = await run.last_step()
     assert norm is not None
     assert math.isclose(norm, 0.5, rel_tol=1e-5)

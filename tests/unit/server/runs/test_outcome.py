@@ -34,7 +34,7 @@ def update(loss: float, utility: float) -> UpdateRow:
 
 
 async def test_reports_and_seconds_are_per_selected_client(tmp_path: Path) -> None:
-    """Clients a and c have updates; the one of d came too late to be included."""
+    """Clients a and c have updates; the update of d came too late to be included."""
     with Store.open(f"sqlite:///{tmp_path / 'store.sqlite3'}") as store:
         small = await small_run(tmp_path, store, RUN_FILE)
         await small.begin_round("d", "c", "b", "a")

@@ -45,7 +45,7 @@ class Awaited:
 
 
 class Scene:
-    """The updates of run `r`, and what they do to the parts around them."""
+    """The updates of run `r`, with records of their effects on the store, the spool and the run."""
 
     def __init__(
         self, folder: Path, run_file: str = RUN_FILE, stored: Sequence[LateRow] = ()
@@ -145,7 +145,7 @@ def test_new_attempt_starts_without_updates_of_the_previous_attempt(tmp_path: Pa
 def test_training_seconds_are_counted_from_the_first_instruction(tmp_path: Path) -> None:
     updates = Scene(tmp_path).updates
     updates.note_instructed("a", 5.0)
-    updates.note_instructed("a", 8.0)  # to another host, after a reconnect
+    updates.note_instructed("a", 8.0)  # sent again, to another host, after a reconnect
     assert updates.seconds("a", 9.0, late=False) == 4.0
     assert updates.seconds("b", 9.0, late=False) == 0.0
 
@@ -157,7 +157,7 @@ def test_seconds_of_a_late_training_are_counted_from_its_own_round(tmp_path: Pat
     scene.updates.begin_attempt()
     scene.updates.note_instructed_late("a", 20.0)
     assert scene.updates.seconds("a", 25.0, late=True) == 20.0
-    scene.updates.note_instructed_late("b", 20.0)  # sent before a restart
+    scene.updates.note_instructed_late("b", 20.0)  # b's first instruction was sent before a restart
     assert scene.updates.seconds("b", 25.0, late=True) == 5.0
 
 
@@ -237,7 +237,7 @@ def test_only_arrived_updates_are_awaited_on_a_virtual_clock(tmp_path: Path) -> 
     scene.close(FIRST, missed=["a", "b"], seconds=10.0)
     assert scene.awaited() == ["a"]
     scene.updates.join(15.0, everybody)
-    assert scene.updates.joining == []  # 20 simulated seconds are left
+    assert scene.updates.joining == []  # a arrives 20 simulated seconds after its round
     scene.updates.join(20.0, everybody)
     assert [row.client_id for row in scene.updates.joining] == ["a"]
 
@@ -264,7 +264,7 @@ async def test_damaged_late_updates_are_awaited_again_after_a_restart(tmp_path: 
     spool.path(1, 1, "b", torn.blake3).write_bytes(b"half of")
     rows = [late("a", row=whole), late("b", row=torn), late("c"), late("d", row=whole)]
     scene = Scene(tmp_path, stored=rows)
-    await scene.updates.restore(["d"])  # which is in the cohort under way
+    await scene.updates.restore(["d"])  # d is in the current cohort
     assert [(row.client_id, row.update) for row in scene.updates.late.awaited] == [
         ("a", whole),
         ("b", None),

@@ -110,7 +110,7 @@ async def test_admitted_clients_are_stored_and_in_the_population(scene: Scene) -
     assert list(scene.store.roster("r")) == ["b", "a"]
     population = owner.population()
     assert list(population.ids) == ["b", "a"]
-    assert population.label_counts is not None  # which the selector needs
+    assert population.label_counts is not None  # the selector needs them
 
 
 async def test_quarantined_clients_are_excluded(scene: Scene) -> None:

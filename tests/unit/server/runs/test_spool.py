@@ -18,7 +18,8 @@ def test_spool_folder_that_can_not_be_removed_is_named_in_the_error(
     spool = Spool(tmp_path / "ab12")
 
     def refuse(path: Path) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", "16")  # as seen from its own folder
+        # `rmtree` names an entry without its folder.
+        raise OSError(errno.EROFS, "Read-only file system", "16")
 
     monkeypatch.setattr(shutil, "rmtree", refuse)
     spool.path(1, 1, "a", "e" * 64).touch()

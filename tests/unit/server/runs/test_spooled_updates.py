@@ -41,7 +41,7 @@ def update_id(client: str) -> str:
 
 
 def spooled_sum(spool: Spool, clients: str, value: int = 0) -> str:
-    """Write the sum of these clients into the spool, as from the first; its digest."""
+    """Write the clients' sum into the spool as the update of the first; return its digest."""
     lanes = np.full(5, value, np.int64)
     ids = map(update_id, clients)
     path = spool.path(1, 1, clients[0], "new")
@@ -53,7 +53,7 @@ def spooled_sum(spool: Spool, clients: str, value: int = 0) -> str:
 def test_host_sums_are_restored_with_all_their_members(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     both, alone = spooled_sum(spool, "ba"), spooled_sum(spool, "c")
-    assert both != alone  # though their lanes are the same
+    assert both != alone  # digests cover the members, not only the equal lanes
     members = [member("a", both), member("b", both), member("c", alone)]
     found = still_spooled(spool, KEY, members, update_id)
     assert found.keys() == {"a", "b", "c"}
@@ -78,7 +78,7 @@ def test_host_sum_with_a_damaged_file_is_discarded(tmp_path: Path, damage: bytes
 def test_host_sums_are_added_and_divided_by_the_total_weight(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     paths = {"ab": spooled_sum(spool, "ab", 3 << 10), "c": spooled_sum(spool, "c", 5 << 10)}
-    samples = {"a": 2, "b": 1, "c": 200}  # the last counts with 100
+    samples = {"a": 2, "b": 1, "c": 200}  # c's 200 samples count as 100
     updates = [
         SpooledUpdate(
             client=client,

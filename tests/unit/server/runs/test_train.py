@@ -38,7 +38,7 @@ UPDATE = UpdateRow(
 
 
 class Recorder:
-    """A store that keeps the states it is given, in order."""
+    """Stand-in for the store: keeps the member states written to it, in order."""
 
     def __init__(self) -> None:
         self.states: list[MemberState] = []

@@ -45,11 +45,11 @@ def test_coverage_of_training_metrics_counts_clients_and_samples() -> None:
 @pytest.mark.parametrize(
     ("measured", "every", "wanted"),
     [
-        ({"loss": 0.5, "accuracy": 0.9}, 1, False),  # there is a better one
+        ({"loss": 0.5, "accuracy": 0.9}, 1, False),  # the evaluated loss is better
         ({}, 1, True),  # no client has samples to evaluate on
         ({}, 0, True),
         ({}, 5, True),
-        ({"loss": 0.5}, 5, True),  # or the curve would have gaps
+        ({"loss": 0.5}, 5, True),  # evaluations every 5 rounds leave gaps
     ],
 )
 def test_training_loss_is_recorded_if_some_rounds_are_not_evaluated(

@@ -33,7 +33,7 @@ def inbox_of(small: SmallRun) -> UpdateInbox:
 
 
 def update(small: SmallRun, client: str, blake3: str = "0" * 64) -> dict[str, SpooledUpdate]:
-    """A verified update for the attempt under way, by its id."""
+    """Return a verified update for the current attempt, by its update id."""
     row = UpdateRow(
         blake3=blake3,
         size=1,
@@ -124,7 +124,7 @@ async def test_restarted_run_keeps_its_cohort_and_discards_damaged_updates(
     small = await small_run(tmp_path, store)
     await small.begin_round("a", "b", "c")
     model = small.run.models.current
-    await inbox_of(small).accept(update(small, "a"))  # its file is not there: torn by a crash
+    await inbox_of(small).accept(update(small, "a"))  # its file is missing, as after a crash
     again = await small_run(tmp_path, store)
     assert again.run.models.current == model
     assert again.run.key == small.run.key

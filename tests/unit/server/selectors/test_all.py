@@ -99,7 +99,7 @@ OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
     "ocs-of-few": ("ocs", {"candidates": 1, "weights": "samples"}),
     "pyramidfl-with-both": ("pyramidfl", {"prolong": True, "drop": True}),
 }
-"""Names of the tests that are not those of selectors without options."""
+"""Selector and options, by test name, for the tests of selectors with options."""
 
 every = pytest.mark.parametrize("name", sorted({*NAMES, *OPTIONS}))
 
@@ -109,14 +109,14 @@ def selector_called(name: str) -> Selector:
 
 
 def through_the_store(state: State) -> State:
-    """The state as it is after a kill: scalars by way of JSON, arrays by way of a file."""
+    """Return the state as read after a kill: scalars from JSON, arrays from a file."""
     scalars = json.loads(json.dumps(dict(state.scalars)))
     return State(scalars=scalars, arrays=load(save(dict(state.arrays))))
 
 
 @st.composite
 def federations(draw: st.DrawFn) -> Population:
-    """1 to 14 clients, any of which may have disclosed nothing, or only zeros, or all the same."""
+    """Draw 1 to 14 clients that disclosed nothing, only zeros, different values or all the same."""
     clients = draw(st.integers(1, 14))
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
     matrices = generator.integers(0, 30, (clients, 3, 2)).astype(np.float64)
@@ -156,7 +156,7 @@ def anything(draw: st.DrawFn, length: int) -> np.ndarray[tuple[int], np.dtype[np
 
 
 def answer_anything(data: st.DataObject, ask: Ask) -> Answers:
-    """Some don't answer, others answer nonsense, or without one of the values."""
+    """Answer for some of the clients, with any doubles, sometimes without one of the values."""
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     rows = ask.rows[generator.random(len(ask.rows)) < data.draw(st.sampled_from([0, 0.7, 1]))]
     names = [name for name in QUESTIONS[ask.kind] if data.draw(st.integers(0, 9))]
@@ -164,7 +164,7 @@ def answer_anything(data: st.DataObject, ask: Ask) -> Answers:
 
 
 def any_facts(rows: Rows, number: int, data: st.DataObject) -> UpdateFacts:
-    """Facts of updates, of sizes up to what a double holds, and beyond."""
+    """Return plausible facts of updates, or facts of any doubles, even infinite ones."""
     count = len(rows)
     sound = facts(rows, number)
     if data.draw(st.booleans()):
@@ -184,13 +184,13 @@ def any_facts(rows: Rows, number: int, data: st.DataObject) -> UpdateFacts:
 
 
 def next_of(losses: Iterator[float], _: MeasureMean) -> float:
-    """The next one, as a measurement gives it."""
+    """Return the next loss as a measurement does, with infinity for NaN."""
     loss = next(losses)
     return loss if math.isfinite(loss) else math.inf
 
 
 def replayed(answers: Sequence[Answers]) -> Respond:
-    """The same answers again, as after a kill."""
+    """Return the same answers again, as a selection repeated after a kill gets them."""
     left = iter(answers)
     return lambda _: next(left)
 
@@ -285,7 +285,7 @@ def test_every_selector_continues_after_cohorts_are_completed_to_enough_hosts(
         judgement = judged(selector, state, found)
         utility = np.ones(len(rows))
         ended = outcome(number, selection, answers, judgement=judgement, utility=utility)
-        # As masked rounds have it: the coordinator learns nothing of a single update.
+        # An outcome as in masked rounds: the coordinator learns nothing of a single update.
         masked = dataclasses.replace(ended, facts=None, judgement=Judgement(), reports={})
         hidden = selector.needs_facts or selector.reports or selector.measures
         state = selector.observe(state, ended if hidden else masked)
@@ -321,7 +321,7 @@ def test_selections_depend_only_on_the_seed(name: str) -> None:
         return listed(list(rounds(selector_called(name), large(), 7, 6, seed=seed)))
 
     assert cohorts(1) == cohorts(1)
-    if name not in ("kl", "everyone"):  # deterministic by definition
+    if name not in ("kl", "everyone"):  # these two ignore the seed
         assert cohorts(1) != cohorts(2)
 
 
@@ -379,4 +379,4 @@ def test_selector_without_its_library_is_refused_when_created(
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(PluginError, match=rf"{name}: scipy .* pip install '\.\[server\]'"):
         create(Selector, name, options)
-    create(Selector, "clustered-sampling", {"by": "size"})  # needs none
+    create(Selector, "clustered-sampling", {"by": "size"})  # clusters by size need no scipy

@@ -21,7 +21,7 @@ ONES = np.ones(3)
 
 
 def starting_with(row: int, selector: Selector, federation: Population, count: int) -> Selection:
-    """The selection of the first seed that draws `row` first."""
+    """Return the selection of the first seed that draws `row` first."""
     for seed in range(200):
         selection = next(rounds(selector, federation, count, 1, seed=seed))
         if selection.rows[0] == row:

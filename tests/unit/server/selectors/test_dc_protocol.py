@@ -63,7 +63,7 @@ def interviewed(
     sums: bool = True,
     tell: Callable[[Counts, Ask], dict[int, float]] = told,
 ) -> tuple[Selection, list[Ask | AskSum]]:
-    """The selection, and what was asked for it."""
+    """Return the selection, and the questions and sums that the selector asked for."""
     choosing = selector.select(State(), given)
     assert not isinstance(choosing, Selection)
     asked: list[Ask | AskSum] = []

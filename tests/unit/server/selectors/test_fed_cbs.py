@@ -18,12 +18,12 @@ from potluck.server.selectors.parts.parallel import passes
 from potluck.server.state import State
 
 FIGURE = [[5] * 6, [6, 6, 6, 6, 6, 0], [0, 0, 0, 10, 10, 10], [10, 10, 10, 0, 0, 0]]
-"""The paper's example: three of these four clients have even labels together: 0, 2 and 3."""
+"""Label counts of the paper's example: of four clients, 0, 2 and 3 together are balanced."""
 UNEVEN = [[8, 1, 1], [0, 6, 0], [1, 2, 4], [5, 5, 0]]
 
 
 def qcid(table: Sequence[Sequence[float]], cohort: Sequence[int]) -> float:
-    """The paper's form, from the inner products of clients' label distributions."""
+    """Return QCID as in the paper, from inner products of clients' label distributions."""
     sizes = [sum(table[k]) for k in cohort]
     shares = [[n / size for n in table[k]] for k, size in zip(cohort, sizes, strict=True)]
     pairs = itertools.product(range(len(cohort)), repeat=2)
@@ -42,7 +42,7 @@ def chain(
     selections: Sequence[int] | None = None,
     exploration: float = 10.0,
 ) -> dict[tuple[int, ...], float]:
-    """The probability of each ordered cohort, by the paper's conditional probabilities."""
+    """Return the probability of each ordered cohort, from the paper's conditional probabilities."""
     before = selections or [0] * len(table)
 
     def bonus(client: int) -> float:
@@ -100,7 +100,7 @@ def test_class_imbalances_equal_their_definition(counts: Floats, order: list[int
 def test_fed_cbs_draws_cohorts_with_the_probabilities_of_the_paper(
     number: int, selections: list[int]
 ) -> None:
-    """Within four and a half deviations of 1500 draws, for all 24 ordered cohorts."""
+    """Each of the 24 ordered cohorts is within four and a half deviations in 1500 draws."""
     given_table, draws = labelled(UNEVEN), 1500
     expected = chain(UNEVEN, 3, number=number, selections=selections)
     assert sum(expected.values()) == pytest.approx(1)

@@ -21,7 +21,7 @@ def select(selector: FedCS, state: State, given_context: SelectionContext) -> Se
 
 
 def algorithm_3(training: list[float], uploads: list[float], deadline: float) -> list[int]:
-    """Every client is tried, also after one that would be late, as the paper writes it."""
+    """Return the chosen clients; as in the paper, clients are tried even after a late one."""
     left, chosen, elapsed = set(range(len(training))), [], 0.0
     while left:
         prolonged = {k: uploads[k] + max(0.0, training[k] - elapsed) for k in left}
@@ -34,7 +34,7 @@ def algorithm_3(training: list[float], uploads: list[float], deadline: float) ->
 
 
 def test_greedy_by_hand() -> None:
-    """Θ: 1 + 1 = 2, then max(0, 4 − 2) + 1 = 3 more, then only the upload of 4."""
+    """The elapsed time Θ is 1 + 1 = 2, then max(0, 4 − 2) + 1 = 3 more, then an upload of 4."""
     order, ends = greedy(np.array([4.0, 1.0, 3.0]), np.array([1.0, 1.0, 4.0]), 100.0, 3)
     assert order.tolist() == [1, 0, 2]
     assert ends.tolist() == [2.0, 5.0, 9.0]

@@ -20,7 +20,8 @@ def picks(selector: FedDiverse, federation: Population, count: int, t: int) -> N
 
 
 def threes_starting_from_sc(selector: FedDiverse) -> list[list[int]]:
-    """All selections of three of the five in a round that starts from SC, client 2 drawn first."""
+    """Return selections of three of FIVE in rounds that start from SC, with client 2 drawn
+    first."""
     federation = population(5, triplet_rows=FIVE)
     found = (
         select(selector, selector.init(federation), context(federation, 3, seed=seed)).rows.tolist()
@@ -35,13 +36,13 @@ def test_feddiverse_selects_as_in_the_worked_example() -> None:
 
 
 def test_feddiverse_with_a_signed_product_selects_as_the_printed_example() -> None:
-    """Signed, with AI as the complement, the least CI client comes third: none of the pure."""
+    """With a sign, client 3, which has the least CI left, comes third, not the pure CI client 0."""
     threes = threes_starting_from_sc(FedDiverse(cross_product="signed"))
     assert {tuple(rows) for rows in threes if rows[1] == 1} == {(2, 1, 3)}
 
 
 def test_first_client_is_drawn_in_proportion_to_its_spurious_correlation() -> None:
-    """1, .2 and .1 of the five's spurious correlation: client 2 comes first in 10 of 13."""
+    """Clients 2, 3 and 4 have spurious correlations 1, .2 and .1: client 2 is first in 10 of 13."""
     federation = population(5, triplet_rows=FIVE)
     firsts = [
         select(FedDiverse(), FedDiverse().init(federation), context(federation, 1, seed=seed)).rows
@@ -68,7 +69,7 @@ def test_signed_product_selects_clients_with_spurious_correlation_more_often() -
 def test_class_imbalanced_clients_of_waterbirds_are_selected_in_most_rounds(
     cross_product: Literal["absolute", "signed"], share: float
 ) -> None:
-    """Rows 0, 1, 2 have more class than attribute imbalance; picked all three in every round."""
+    """Clients 0, 1, 2 have more class than attribute imbalance; `share`: rounds with all three."""
     selector = FedDiverse(cross_product=cross_product)
     chosen = [set(s.rows.tolist()) for s in rounds(selector, table_6("waterbirds-dist"), 9, 2000)]
     assert np.mean([{0, 1, 2} <= rows for rows in chosen]) == pytest.approx(share, abs=0.03)

@@ -17,7 +17,8 @@ SIX = [[10, 0, 0], [0, 10, 0], [5, 5, 0], [0, 0, 4], [2, 2, 2], [0, 3, 7]]
 
 
 def two_of_ten(clients: int = 100, seed: int = 0) -> Population:
-    """Two labels each: i mod 10 and a random one; the owners of a class share its 5000 samples."""
+    """Return clients of two labels each, i mod 10 and a random one, sharing 5000 samples a
+    class."""
     generator = np.random.default_rng(seed)
     owns = np.zeros((clients, 10))
     for client in range(clients):
@@ -35,7 +36,7 @@ def mean_entropy(federation: Population, buffer: int, number_of_rounds: int = 30
 
 
 def test_fedentopt_selects_as_in_the_worked_example() -> None:
-    """From client 0 the scores span .811 to 1.441 bits; 5 then 1 are chosen, H = 1.54101 bits."""
+    """From client 0, scores are .811 to 1.441 bits; clients 5 and 1 follow, H = 1.54101 bits."""
     table = np.array(SIX, dtype=np.float64)
     with passes(6) as run:
         scores = Entropies(table).with_each(table[0], run)[1:]
@@ -51,7 +52,7 @@ def test_fedentopt_selects_as_in_the_worked_example() -> None:
 
 
 def test_fedentopt_cohorts_of_two_label_clients_have_the_published_entropy() -> None:
-    """κ = 10, Q = 70: 3.289 bits on average, where ten uniform clients have 2.992."""
+    """With κ = 10 and Q = 70: 3.289 bits on average; ten uniformly drawn clients have 2.992."""
     assert mean_entropy(two_of_ten(), 70) >= 3.27
 
 
@@ -63,7 +64,7 @@ def test_fedentopt_without_a_buffer_never_selects_some_clients() -> None:
 
 
 def test_large_buffer_makes_selection_counts_even() -> None:
-    """Q = 90: 26 to 32 picks each in 300 rounds."""
+    """With Q = 90, each client is picked 26 to 32 times in 300 rounds."""
     times = np.zeros(100, dtype=np.int64)
     for selection in rounds(FedEntOpt(buffer=90), two_of_ten(), 10, 300):
         times[selection.rows] += 1

@@ -14,11 +14,11 @@ from potluck.server.selectors.fedgs import FedGS, edges, farthest, overdue, shor
 from potluck.server.state import State
 
 CHAIN = [[4.0, 0.0, 0.0], [2.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 3.0, 1.0], [0.0, 0.0, 7.0]]
-"""Five clients, each with labels like those of the next one."""
+"""Label counts of five clients, each with labels like those of the next client."""
 
 
 def plain_paths(labels: list[list[float]], threshold: float, width: float) -> list[list[float]]:
-    """The authors' arithmetic: similarities, normalised; edges; Floyd; normalised again."""
+    """Return path lengths as the authors do: normalised similarities, edges, Floyd, normalised."""
     clients = range(len(labels))
 
     def inner(a: list[float], b: list[float]) -> float:
@@ -52,8 +52,8 @@ def test_paths_are_those_of_the_authors_arithmetic(threshold: float, width: floa
 
 
 def test_only_similar_clients_have_an_edge() -> None:
-    """By hand: the largest cosine, of 0 and 1, is .894; .424 of 1 and 3 is more than .45 of it,
-    .316 of 3 and 4 is less."""
+    """By hand: the largest cosine, of clients 0 and 1, is .894; that of 1 and 3, .424, is more than
+    .45 times as large, that of 3 and 4, .316, is less."""
     lengths = edges(np.array(CHAIN), 0.45, 0.01)
     neighbours = np.isfinite(lengths) & (lengths > 0)
     assert neighbours.sum(axis=1).tolist() == [2, 3, 3, 2, 0]

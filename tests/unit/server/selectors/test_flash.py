@@ -21,7 +21,7 @@ RAW = Rules(standardised=False, signed=False)
 def told(
     robust: ArrayLike, validation: ArrayLike | None = None, seconds: ArrayLike | None = None
 ) -> Answers:
-    """Client k answers with the k-th of each."""
+    """Return answers in which client k has the k-th value of each argument."""
     robust = np.array(robust, dtype=np.float64)
     values = {
         "robust": robust,
@@ -71,10 +71,10 @@ def test_posterior_samples_have_the_inverse_precision_as_covariance() -> None:
 
 @given(scale=st.floats(1e-9, 1e9), seed=st.integers(0, 1000))
 def test_posterior_samples_are_finite_for_contexts_of_any_scale(scale: float, seed: int) -> None:
-    """Raw durations make the precision ill-conditioned; it stays a precision."""
+    """Raw durations make the precision matrix ill-conditioned, but samples stay finite."""
     generator = np.random.default_rng(seed)
     contexts = generator.random((50, 4)) * [1.0, 1.0, scale, 1.0]
-    contexts[:, 2] = scale  # hardly anything differs
+    contexts[:, 2] = scale  # the same for all contexts
     posterior = Posterior.prior(4, 1.0).given(contexts, generator.random(50))
     assert np.isfinite(posterior.sample(5.0, generator.standard_normal(4))).all()
 
@@ -139,7 +139,7 @@ def test_literal_crediting_uses_the_loss_change_before_the_cohort_trained() -> N
 
 
 def test_flash_without_a_feature_equals_a_bandit_over_the_other_features() -> None:
-    """Its column is 0, and what is drawn for the others is what a smaller bandit would draw."""
+    """The feature's column is 0; the other weights are drawn as by a bandit without it."""
     rules = replace(RAW, dropped=frozenset({"seconds"}))
     generator, others = np.random.default_rng(0), [0, 1, 3]
     contexts, rewards = generator.random((30, 4)), generator.random(30)
@@ -195,7 +195,7 @@ def test_client_without_valid_losses_keeps_its_context(nonsense: float) -> None:
     later = memory.heard(told([nonsense, 1.0]), 2, RAW)
     assert later.contexts(RAW)[0].tolist() == memory.contexts(RAW)[0].tolist()
     assert later.last_heard.tolist() == [1, 2]
-    assert later.response == pytest.approx([1, 1, 1, 0])  # of client 1 alone
+    assert later.response == pytest.approx([1, 1, 1, 0])  # the reward of client 1 alone
     half = memory.heard(told([1.0, 1.0], [nonsense, 1.0]), 2, RAW)
     assert half.contexts(RAW)[0].tolist() == memory.contexts(RAW)[0].tolist()
 
@@ -240,7 +240,7 @@ def test_flash_asks_all_clients_or_only_the_last_cohort_for_losses() -> None:
 
 
 def test_flash_can_select_every_client_in_the_first_round() -> None:
-    """As in the paper: then all have a reward when the second cohort is chosen."""
+    """As in the paper: then every client has a reward when the second cohort is chosen."""
     federation, selector = population(6), Flash(start="everybody")
     assert [selector.everybody(number) for number in (1, 2)] == [True, False]
     assert not Flash().everybody(1)
@@ -255,7 +255,7 @@ def test_flash_can_select_every_client_in_the_first_round() -> None:
 
 
 def cohorts(selector: Selector, number_of_rounds: int) -> list[list[int]]:
-    """Select five of 30 clients per round; each client's losses fall at a pace of their own."""
+    """Return cohorts of five of 30 clients, whose losses fall at different paces."""
     federation, chosen = population(30), []
     state, paces = selector.init(federation), np.linspace(0.8, 0.99, 30)
     for number in range(1, number_of_rounds + 1):
@@ -283,7 +283,7 @@ def test_each_flash_option_changes_the_selected_cohorts() -> None:
 
 
 def test_flash_asks_no_client_if_the_last_cohort_is_disconnected() -> None:
-    """With `refresh = selected`, and those just selected away."""
+    """With `refresh = selected`, only the last cohort would be asked, and it is away."""
     federation, selector = population(4), Flash(refresh="selected")
     state = selector.init(federation)
     selection, answers = played(selector, state, context(federation, 2))

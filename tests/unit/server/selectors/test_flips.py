@@ -12,7 +12,7 @@ from potluck.server.selectors.flips import Flips, clusters_of, davies_bouldin
 from potluck.server.state import State
 
 KINDS = [0] * 6 + [1] * 3 + [2] * 2
-"""The kind of labels of eleven clients."""
+"""The kind of labels that each of eleven clients has."""
 FEDERATION = labelled([[[9, 1, 0], [0, 18, 2], [3, 0, 27]][kind] for kind in KINDS])
 
 
@@ -30,7 +30,7 @@ def after(
 
 
 def test_clusters_are_the_kinds_of_labels() -> None:
-    """The number of clusters is found, and sizes of clients do not matter."""
+    """The number of clusters may be given or is found; clients' sizes do not matter."""
     for given in (None, 3):
         found = clusters_of(FEDERATION, given).tolist()
         assert len(set(zip(found, KINDS, strict=True))) == len(set(found)) == 3
@@ -58,7 +58,7 @@ def test_places_that_remain_go_to_the_clusters_selected_least() -> None:
 
 
 def plain(selections: list[int], cluster: list[int], count: int) -> list[int]:
-    """The clusters of the places: a loop that asks for the least in each turn."""
+    """Return the cluster of each place; each turn takes the one with the fewest places so far."""
     left = Counter(cluster)
     past: Counter[int] = Counter()
     for kind, times in zip(cluster, selections, strict=True):
@@ -105,7 +105,7 @@ def test_spare_places_go_to_clusters_whose_clients_failed() -> None:
     assert sorted(kinds(chosen.rows[:3].tolist())) == [0, 1, 2]
     assert kinds(chosen.rows[3:].tolist())[:2] == [1, 1]
     assert chosen.reasons[3].endswith("where clients were missing in the last round")
-    assert chosen.reasons[5].endswith("in turn")  # no client of that cluster is left
+    assert chosen.reasons[5].endswith("in turn")  # cluster 1 has no client left
 
 
 def test_clients_that_failed_are_remembered_for_one_round() -> None:

@@ -18,7 +18,7 @@ def flat(name: str) -> Floats:
 
 
 def is_optimal(vectors: Floats, weights: Floats) -> bool:
-    """Karush–Kuhn–Tucker: the gradient is level on the support and nowhere below it."""
+    """Check the Karush–Kuhn–Tucker conditions: one gradient on the support, none below it."""
     centred = vectors - vectors.mean(axis=1, keepdims=True)
     gradient = 2 * centred @ (weights @ centred) / vectors.shape[1] + 2 * RIDGE * weights
     level = weights @ gradient
@@ -65,7 +65,7 @@ def test_minimum_variance_weights_are_optimal(vectors: Floats) -> None:
 
 @pytest.mark.parametrize("bias", [0.0, 500.0])
 def test_minimum_variance_weights_of_5000_clients_are_optimal(bias: float) -> None:
-    """More clients than the search starts from: with full and with small support."""
+    """There are more clients than the search starts from; all or few have a weight."""
     generator = np.random.default_rng(1)
     vectors = generator.integers(0, 200, (5000, 8)) * generator.dirichlet([0.3] * 8, 5000)
     vectors[:, 0] += bias

@@ -16,7 +16,7 @@ SCORING = Scoring(penalty=2.0, clip=0.95)
 
 
 def known(utility: ArrayLike, seconds: ArrayLike, *, round_number: int = 1) -> State:
-    """All were seen in the same round."""
+    """Return a state in which all clients were seen in the same round."""
     utilities = np.array(utility, dtype=np.float64)
     return State(
         scalars={"percentile": 50.0},
@@ -39,7 +39,7 @@ def ended(number: int, rows: list[int], utility: ArrayLike, seconds: ArrayLike) 
 
 
 def test_speed_and_staleness_equal_the_worked_example() -> None:
-    """A worked example: speed of a client twice as slow, and what age is worth."""
+    """A worked example: the speed factor of a client twice as slow, and a staleness bonus."""
     utility = 6.48074
     assert utility * SCORING.speed(np.array([20.0]), 10.0)[0] == pytest.approx(1.62019, abs=1e-5)
     assert staleness(np.array([50.0]), 100)[0] == pytest.approx(0.09597, abs=1e-5)
@@ -156,7 +156,7 @@ def paced(window: list[float], *, number: int = 40, percentile: float = 50.0) ->
 
 
 def test_pacer_adapts_the_preferred_duration_to_the_change_of_utility() -> None:
-    """Flat: slower clients are welcome. Fivefold change: quicker ones again. Else nothing."""
+    """Flat utility raises the duration, a fivefold change lowers it, a smaller one keeps it."""
     flat, falling, sharp = [1.0] * 40, [2.0] * 20 + [1.0] * 20, [0.1] * 20 + [1.0] * 20
     assert paced(flat) == 55.0
     assert paced(flat, percentile=98.0) == 100.0

@@ -13,7 +13,7 @@ from potluck.server.state import State
 
 
 def answering(losses: ArrayLike) -> Respond:
-    """Client k tells `losses[k]`; who has None doesn't answer."""
+    """Return answers in which client k has `losses[k]`; None becomes NaN."""
     told = np.array(losses, dtype=np.float64)
 
     def respond(ask: Ask) -> Answers:
@@ -39,7 +39,7 @@ def asked(
 
 
 def test_pow_d_selects_the_largest_losses_as_in_the_worked_example() -> None:
-    """A worked example: the vector, both ways round."""
+    """A worked example: the largest losses, then, with `order = asc`, the smallest."""
     given = context(population(4), 2)
     losses = answering([0.3, 0.9, 0.5, 0.7])
     assert select(PowerOfChoice(), State(), given, losses).rows.tolist() == [1, 3]
@@ -67,7 +67,7 @@ def test_number_of_candidates_lies_between_cohort_size_and_available_clients(
 
 
 def test_candidates_are_drawn_in_proportion_to_their_samples() -> None:
-    """Without replacement, P ∝ n: of one candidate in 4000 draws, within four deviations."""
+    """P ∝ n, without replacement: 4000 draws of one candidate, within four deviations."""
     federation = with_samples([100, 200, 300, 400])
     drawn = Counter(
         asked(PowerOfChoice(candidates=1), federation, 1, seed=seed)[0] for seed in range(4000)

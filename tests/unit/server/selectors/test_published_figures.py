@@ -52,7 +52,7 @@ def test_one_sample_can_change_the_spurious_correlation_from_0_to_1() -> None:
 
 
 def test_client_types_of_spawrious_gai_have_the_computed_shares() -> None:
-    """Figure 7's 12, 60 and 8 % leave clients out: some are exactly as much one type as another."""
+    """Figure 7's 12, 60 and 8 % don't sum to 100 %: some clients are equally of two types."""
     federation = np.array(table_6("spawrious-gai").triplets)
     largest = federation.max(axis=1, keepdims=True)
     types = Counter(

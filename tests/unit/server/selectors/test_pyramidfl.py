@@ -24,7 +24,7 @@ BOTH = PyramidFL(prolong=True, drop=True, exploration=0.0)
 
 
 def known(seconds: list[float], gradients: list[float]) -> State:
-    """All were seen in round 1, with equal utilities."""
+    """Return a state in which all clients were seen in round 1, with equal utilities."""
     clients = len(seconds)
     return State(
         scalars={"percentile": 100.0},
@@ -47,7 +47,7 @@ def chosen(state: State, count: int, *, number: int = 2, spares: int = 0) -> Sel
 
 
 def by_row(selection: Selection) -> dict[int, tuple[int, int]]:
-    """Passes and number of tensors left out, of each client."""
+    """Return (passes, number of tensors left out) of each client, by row."""
     assert selection.epochs is not None
     assert selection.dropped is not None
     told = zip(selection.epochs.tolist(), map(len, selection.dropped), strict=True)
@@ -97,7 +97,7 @@ def test_fast_clients_train_more_passes_and_low_utility_clients_drop_tensors() -
     assert left_out[3] == 0
     assert left_out[0] == 1
     assert left_out[1] == 6
-    assert left_out[2] in (3, 4)  # a share of 0.35
+    assert left_out[2] in (3, 4)  # a share of 0.35 of ten tensors
     reasons = dict(zip(chosen(state, 4).rows.tolist(), chosen(state, 4).reasons, strict=True))
     assert "has time for 20 passes; leaves out 1 of 10 tensors" in reasons[0]
     assert "passes" not in reasons[3]
@@ -114,7 +114,7 @@ def test_passes_are_computed_without_the_spared_slowest_client() -> None:
 def test_passes_converge_until_a_client_fills_the_round_duration(
     computing: float, way: float
 ) -> None:
-    """A client that is a part of its time on the way never takes longer than the slowest."""
+    """Even with time for transfers, a client never takes longer than the slowest one."""
     federation, slowest, epochs = population(2), 40.0, 5
     state = known([way + computing, slowest], [1.0, 1.0])
     before = 0

@@ -52,7 +52,7 @@ def test_uniform_selects_the_same_cohort_for_the_same_seed_and_round() -> None:
 
 
 def test_uniform_misses_a_rare_client_type_as_often_as_computed() -> None:
-    """9 of 24 clients, 4 of a type: none of them with probability 0.1285."""
+    """If 4 of 24 clients have a type, a cohort of 9 has none of them with probability 0.1285."""
     expected = comb(20, 9) / comb(24, 9)
     assert round(expected, 4) == 0.1285
     rounds = 4000

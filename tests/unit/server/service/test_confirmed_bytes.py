@@ -1,4 +1,4 @@
-"""Bytes down count once hosts have them, not when gRPC takes them."""
+"""Downloaded bytes count once hosts have received them, not when gRPC accepts them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HOST, FILE, SIZE = "host-0", "0" * 64, 10_000
 
 
 def fetched(counts: ConfirmedBytes, offset: int, handed: int, *, whole: bool = False) -> int:
-    """One call; the bytes that count with it."""
+    """Make one download call; return the number of bytes that it confirms."""
     download, confirmed = counts.asked(HOST, FILE, offset)
     download.hand(handed)
     return confirmed + (download.complete(SIZE) if whole else 0)

@@ -25,7 +25,7 @@ def metrics(tmp_path: Path) -> CoordinatorMetrics:
 
 
 def shown(metrics: CoordinatorMetrics, name: str) -> dict[tuple[str, ...], float]:
-    """The samples of a metric by the values of its labels, in the order of their names."""
+    """Return a metric's samples, by the values of its labels in the order of label names."""
     families = text_string_to_metric_families(metrics.instruments.exposition().decode())
     return {
         tuple(value for _, value in sorted(sample.labels.items())): sample.value

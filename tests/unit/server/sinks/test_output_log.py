@@ -7,7 +7,7 @@ from potluck.server.sinks.sink_process import EARLIER, OUTPUT, cut
 
 def test_full_output_log_is_moved_aside_while_printing_continues(tmp_path: Path) -> None:
     path = tmp_path / OUTPUT
-    cut(tmp_path)  # there is none yet
+    cut(tmp_path)  # no log exists yet
     with path.open("ab", buffering=0) as printing:
         for line in (b"one.", b"two.", b"three."):
             printing.write(line)

@@ -18,7 +18,7 @@ from potluck.server.store.records import AttemptKey, RunState
 
 
 class Tracker(Sink):
-    """Sink that keeps, as if outside the process, rounds by run and final states."""
+    """Sink that keeps rounds and final states by run, like a tracker outside the process."""
 
     def __init__(self, *, lost: bool = False) -> None:
         self.rounds: dict[str, list[int]] = {}
@@ -39,7 +39,7 @@ class Tracker(Sink):
         self.rounds[run.run_id] += [each.number for each in rounds]
         if self.lost:
             self.lost = False
-            raise TimeoutError  # it is recorded all the same
+            raise TimeoutError  # the rounds were recorded all the same
 
     def end(self, run: TrackedRun) -> None:
         self.states[run.run_id] = run.state
@@ -76,7 +76,7 @@ def test_sink_receives_each_round_once_and_in_order(
         if number != 2:
             assert feed.feed().errors == {}
     assert (tracker.rounds, tracker.asked) == ({"ab12": [1, 2, 3]}, 1)
-    assert feed_of(url, tracker, notes).feed().behind == 0  # another process
+    assert feed_of(url, tracker, notes).feed().behind == 0  # a new feed, as in another process
     assert tracker.rounds == {"ab12": [1, 2, 3]}
     assert tracker.states == {}
 
@@ -150,7 +150,7 @@ def test_unreadable_run_is_skipped_and_reported(
         connection.exec_driver_sql(damage)
     tracker = Tracker()
     result = feed_of(url, tracker, notes).feed()
-    assert result.errors == {}  # trying again is of no use
+    assert result.errors == {}  # not an error, as a retry won't help
     assert list(result.unreadable) == ["ab12"]
     assert column in result.unreadable["ab12"]
     assert tracker.rounds["cd34"] == [1]
@@ -260,7 +260,7 @@ def test_record_reader_opens_the_database_read_only(url: str, store: Store) -> N
     ):
         connection.exec_driver_sql("DELETE FROM runs")
     reader.close()
-    assert store.checkpoint()  # no connection holds the log
+    assert store.checkpoint()  # no connection holds SQLite's log
 
 
 def test_missing_database_is_named_in_the_error(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from potluck.server.sinks.sink_watch import SinkProcess
 
 
 async def first_reason(state_directory: Path) -> str:
-    """Why a sink is tried again, the first time."""
+    """Start a sink; return the first logged reason for starting it again."""
     [job] = sink_jobs({"csv": {}}, database="sqlite:///x", state_directory=state_directory)
     sink = SinkProcess(job, Instruments(MeasuredParty.COORDINATOR))
     with capture_logs() as logs:

@@ -16,7 +16,7 @@ DOWN: dict[str, Any] = {"measure": "loss", "higher_is_better": False}
 
 
 def run(rule: StopRule, values: Sequence[float | None]) -> tuple[BestSoFar | None, int, str]:
-    """The best so far, the last round and why it was the last; values: of rounds 1, 2, …"""
+    """Return the best so far, the last round and why it was the last. values: of rounds 1, 2, …"""
     best: BestSoFar | None = None
     for number, value in enumerate(values, 1):
         best = rule.after(best, number, value)
@@ -28,10 +28,10 @@ def run(rule: StopRule, values: Sequence[float | None]) -> tuple[BestSoFar | Non
 @pytest.mark.parametrize(
     ("settings", "values", "best", "last"),
     [
-        ({**UP, "patience": 2}, [0.5, 0.6, 0.6, 0.5, 0.9], 2, 4),  # equal is not better
+        ({**UP, "patience": 2}, [0.5, 0.6, 0.6, 0.5, 0.9], 2, 4),  # an equal value is not better
         ({**UP, "patience": 2}, [0.5, 0.4, 0.6, 0.5, 0.7], 5, 5),
         ({**DOWN, "patience": 2}, [2.0, 1.0, 1.5, 1.0, 0.1], 2, 4),
-        # Small steps are better models, but no reason to go on.
+        # A step below minimum_delta makes a better model, but doesn't prolong the run.
         ({**UP, "patience": 3, "minimum_delta": 0.1}, [0.5, 0.54, 0.58, 0.59, 0.9], 4, 4),
         ({**UP, "patience": 3, "minimum_delta": 0.1}, [0.5, 0.54, 0.58, 0.61, 0.6], 4, 5),
         ({**UP, "target": 0.8}, [0.5, 0.8, 0.9], 2, 2),
@@ -40,8 +40,8 @@ def run(rule: StopRule, values: Sequence[float | None]) -> tuple[BestSoFar | Non
         ({**UP, "patience": 2}, [0.5, None, math.nan, 0.9], 1, 3),
         ({**UP, "patience": 2}, [None, 0.5, None, 0.6], 4, 4),
         ({**DOWN, "patience": 2}, [math.inf, 3.0, math.inf, 2.0], 4, 4),
-        ({**UP}, [0.5, 0.9, 0.1, 0.1, 0.1, 0.1], 2, 6),  # only the best is followed
-        # The first rounds count for nothing, whatever they bring.
+        ({**UP}, [0.5, 0.9, 0.1, 0.1, 0.1, 0.1], 2, 6),  # no patience, no target: never stops
+        # Rounds of the opening never count, whatever their values.
         ({**UP, "patience": 2, "opening": 3}, [0.9, 0.8, 0.7, 0.2, 0.1, 0.1, 0.9], 4, 6),
         ({**UP, "target": 0.8, "opening": 3}, [0.9, 0.9, 0.9, 0.2, 0.8], 5, 5),
     ],

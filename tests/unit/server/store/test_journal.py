@@ -74,7 +74,7 @@ def test_journal_with_many_lines_is_shortened(tmp_path: Path) -> None:
     journal.add([SECOND] * 600)
     journal.shorten([SECOND], 1100)
     assert journal.read() == [SECOND]
-    journal.add([OTHER])  # to the new file
+    journal.add([OTHER])  # goes to the shortened file
     assert journal.read() == [SECOND, OTHER]
     journal.close()
 
@@ -92,12 +92,12 @@ def test_unusable_journal_is_named_in_the_error(tmp_path: Path) -> None:
     ("noted", "committed", "lost"),
     [
         ([FIRST, SECOND], {"ab12": 2}, []),
-        ([FIRST], {"ab12": 2}, []),  # killed before it was noted
+        ([FIRST], {"ab12": 2}, []),  # killed before round 2 was noted
         ([], {"ab12": 2}, []),
         ([FIRST, SECOND], {"ab12": 1}, [("ab12", 1, 2)]),
         ([FIRST, SECOND], {"ab12": 0}, [("ab12", 0, 2)]),
         ([FIRST, SECOND], {}, [("ab12", None, 2)]),
-        ([FIRST, SECOND, FIRST], {"ab12": 1}, []),  # it was resumed after round 1
+        ([FIRST, SECOND, FIRST], {"ab12": 1}, []),  # resumed after round 1, the last noted
         ([OTHER], {}, []),
     ],
 )

@@ -23,7 +23,7 @@ def test_newly_written_model_is_not_deleted_by_the_cleanup_of_another_run(tmp_pa
     assert files.unsettled() == both
     files.needed({old.blake3})
     files.settle({old.blake3})
-    files.delete({new.blake3})  # by a run that does not know the new one
+    files.delete({new.blake3})  # by a run that doesn't know the new model
     assert files.existing(new.blake3).is_file()
     assert files.unsettled() == {new.blake3}
     files.needed(both)
@@ -115,6 +115,6 @@ def test_model_file_is_not_deleted_while_a_backup_holds_the_folder(tmp_path: Pat
     with held(tmp_path / "models"):
         files.delete({digest})
         assert files.path(digest).is_file()
-        assert files.unsettled() == {digest}  # looked at again after the next round
+        assert files.unsettled() == {digest}  # tried again after the next round
     files.delete({digest})
     assert not files.path(digest).exists()

@@ -21,7 +21,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def model(value: float = 0.0, **others: float) -> Arrays:
-    """Two groups; every tensor is one number."""
+    """Return a model of two groups, in which every tensor is one number."""
     names = ("encoders.0.w", "encoders.1.w", "heads.0.w", "heads.1.w", "head.w")
     values = {name: others.get(name.replace(".", "_"), value) for name in names}
     arrays: dict[str, NDArray[Any]] = {n: np.array([v], np.float32) for n, v in values.items()}

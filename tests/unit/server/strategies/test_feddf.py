@@ -87,7 +87,7 @@ def test_divergence_equals_that_computed_with_numpy() -> None:
 
 
 def distilled(**options: Any) -> tuple[float, float, Arrays]:
-    """(divergence from the clients before, after, the model)."""
+    """Distil; return the divergence from the clients before and after, and the model."""
     clients = [state_arrays(network(seed)) for seed in (1, 2, 3)]
     student = network(4)
     inputs = torch.randn(400, 3, generator=torch.Generator().manual_seed(2))

@@ -93,7 +93,7 @@ def root() -> Doubles:
 
 
 def expected(moves: Sequence[Doubles], own: Doubles) -> Doubles:
-    """Return the paper's equations 2 to 4, in its words."""
+    """Return the move by the paper's equations 2 to 4, step by step as written there."""
     total, trust = np.zeros_like(own), 0.0
     for move in moves:
         cosine = (move * own).sum() / (np.linalg.norm(move) * np.linalg.norm(own))

@@ -53,12 +53,12 @@ def drawn(clients: int, size: int, seed: int) -> dict[str, tuple[float, ...]]:
 
 
 def test_krum_equals_values_computed_by_hand(tmp_path: Path) -> None:
-    """n = 5, f = 1: two neighbours count."""
+    """With n = 5 and f = 1, a score sums the distances to two neighbours."""
     sent = {"a": (0.0,), "b": (1.0,), "c": (2.5,), "d": (3.0,), "e": (9.0,)}
     assert [round(score, 9) for score, _ in scored(sent, 1)] == [2.5, 3.25, 4.25, 7.25, 78.25]
     assert model_after("krum", sent, tmp_path, hostile=0.2) == [2.5]
     assert model_after("multi-krum", sent, tmp_path, hostile=0.2, kept=2) == [1.75]
-    # n − f = 4: all but the client far away
+    # By default n − f = 4 updates are kept: all but the one far away.
     assert model_after("multi-krum", sent, tmp_path, hostile=0.2) == [1.625]
 
 
@@ -71,7 +71,7 @@ def test_bulyan_equals_values_computed_by_hand(tmp_path: Path) -> None:
         _, best = scored({c: w for c, w in points.items() if c not in chosen}, 1)[0]
         chosen.append(best)
     assert chosen == ["c", "d", "b", "e", "a"]
-    # median of 0, 1, 2, 4, 5 is 2; the nearest are 1, 2, and of 0 and 4 the lower
+    # The median of 0, 1, 2, 4, 5 is 2; the three nearest are 2, 1, and of 0 and 4 the lower.
     assert model_after("bulyan", points, tmp_path, hostile=0.2) == [1.0]
 
 
@@ -122,7 +122,7 @@ def test_bulyan_equals_a_second_implementation(
 def test_krum_with_distant_attackers_selects_an_honest_update(
     tmp_path: Path, hostile: int, size: float, together: bool, seed: int
 ) -> None:
-    """f attackers of n = 2f + 3, anywhere far away, also all at one place."""
+    """The f attackers among n = 2f + 3 clients are anywhere far away, or all at one point."""
     honest = drawn(hostile + 3, 4, seed)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], (hostile, 4))
     attacks = {
@@ -162,7 +162,8 @@ def test_krum_and_bulyan_are_independent_of_client_order(name: str, tmp_path: Pa
         tuple(model_after(name, dict(order), tmp_path, hostile=0.2))
         for order in itertools.islice(itertools.permutations(sent.items()), 0, 5040, 501)
     }
-    assert len(found) <= (1 if name != "multi-krum" else 3)  # a sum may round by its order
+    # A mean may round differently in another order.
+    assert len(found) <= (1 if name != "multi-krum" else 3)
 
 
 def test_krum_breaks_equal_scores_by_client_name(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_stacked_adapters_change_the_weights_by_the_mean_of_full_differences(
 
 
 def test_stacked_adapters_differ_from_separate_means_of_the_factors(tmp_path: Path) -> None:
-    """Two opposite pairs: both products are 1, and the mean of each factor is 0."""
+    """Two clients have factors of opposite sign: both products are 1, each factor's mean is 0."""
     model = {
         W: np.zeros((1, 1), np.float32),
         A: np.ones((1, 1), np.float32),
@@ -110,7 +110,7 @@ def test_next_round_starts_with_new_adapters(tmp_path: Path) -> None:
 
 
 def shapes(**changed: tuple[int, ...] | None) -> Layout:
-    """The layout of a model with one adapter; None leaves a tensor out."""
+    """Return the layout of a model with one adapter; None leaves a tensor out."""
     named = {"w": W, "a": A, "b": B}
     found: dict[str, tuple[int, ...] | None] = {W: (OUT, IN), A: (RANK, IN), B: (OUT, RANK)}
     found |= {named.get(key, key): shape for key, shape in changed.items()}

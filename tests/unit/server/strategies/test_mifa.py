@@ -30,7 +30,7 @@ def played(mifa: Mifa, rounds: list[dict[int, float]], folder: Path) -> list[flo
 
 def test_mifa_reuses_the_last_updates_of_absent_clients(tmp_path: Path) -> None:
     rounds = [{0: 4.0, 1: 8.0}, {2: 4.0}, {0: -4.0}]
-    # means of memory: (4 + 8)/4 = 3; (4 + 8 + 4)/4 = 4; (−4 + 8 + 4)/4 = 2
+    # Means of the last updates: (4 + 8)/4 = 3; (4 + 8 + 4)/4 = 4; (−4 + 8 + 4)/4 = 2.
     assert played(Mifa(), rounds, tmp_path) == [3.0, 7.0, 9.0]
     assert played(Mifa(learning_rate=0.5), rounds, tmp_path) == [1.5, 3.5, 4.5]
 

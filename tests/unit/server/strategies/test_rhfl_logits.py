@@ -33,7 +33,7 @@ KINDS = [
 
 
 def reference(logits: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
-    """The paper's sum, term by term."""
+    """Return the disagreement by the paper's sum, term by term."""
     exponentials = np.exp(logits - logits.max(axis=2, keepdims=True))
     p = exponentials / exponentials.sum(axis=2, keepdims=True)
     total = 0.0
@@ -63,7 +63,7 @@ def test_disagreement_equals_that_computed_with_numpy(
 def test_disagreement_gradient_of_a_client_covers_only_its_own_terms(
     logits: NDArray[np.float64], data: st.DataObject
 ) -> None:
-    """∂/∂z_k of Σ_{i≠k} w_i·KL(p_i‖p_k) is Σ_{i≠k} w_i·(p_k − p_i)/b; what others say is given."""
+    """∂/∂z_k of Σ_{i≠k} w_i·KL(p_i‖p_k) is Σ_{i≠k} w_i·(p_k − p_i)/b, with each p_i constant."""
     weights = data.draw(arrays_of.arrays(np.float64, len(logits), elements=st.floats(0, 2)))
     leaf = torch.from_numpy(logits).clone().requires_grad_()
     found = disagreement(leaf, torch.from_numpy(weights))
@@ -167,7 +167,8 @@ told: list[float] = []
 def taught(
     rounds: Sequence[int], *, seed: int = 5, **options: Any
 ) -> tuple[Arrays, Arrays, float, float]:
-    """The members before and after, and what those of round 4 disagree on all public samples."""
+    """Return the members before and after training, then the disagreement of those of round 4 on
+    all public samples, before and after."""
     network = made()
     network.rounds.copy_(torch.tensor(rounds))
     network.confidence.copy_(torch.tensor([0.5, 0.5, 0.5]))
@@ -206,7 +207,7 @@ def test_single_member_of_a_round_is_unchanged() -> None:
 
 
 def test_member_with_weight_zero_does_not_influence_the_others() -> None:
-    """With weights (1, 0) the first stays exactly as it is, and the second follows it."""
+    """With weights (1, 0) the first member stays exactly as it is, and the second follows it."""
     network = made(2)
     network.rounds.fill_(4)
     network.confidence.copy_(torch.tensor([1.0, 0.0]))

@@ -42,7 +42,7 @@ from potluck.server.strategies.scaffold import CONTROL, Scaffold
 
 
 class _Point(nn.Module):
-    """One weight, which is also its output."""
+    """Network of one weight, which is also its output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class _Point(nn.Module):
 
 
 class _Parabola(Objective):
-    """½(x − m)², m the inputs."""
+    """The loss ½(x − m)² of output x and input m."""
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
         return (logits - batch.inputs).square().mean() / 2
@@ -63,7 +63,7 @@ LAYOUT = Layout.of(vector(0.0))
 
 
 class Client:
-    """One client of real parts: the training, its correction, and files for what it keeps."""
+    """A client with the real training, correction and files of kept states."""
 
     def __init__(self, name: str, target: float, folder: Path) -> None:
         self.name, self._target, self._folder = name, target, folder
@@ -71,7 +71,7 @@ class Client:
         self.states = KeptStates(folder)
 
     def restart(self) -> None:
-        """The process was killed; the disk is as it was."""
+        """Start again as after a kill, with the files that are on the disk."""
         self.states = KeptStates(self._folder)
 
     def train(
@@ -111,7 +111,7 @@ class Client:
         return self.states.begin("run", self.name, included, [CONTROL]).get(CONTROL)
 
     def control(self, included: str) -> float:
-        """c_k as it counts."""
+        """Return the control variate c_k as of the last included update."""
         path = self._kept(included)
         if path is None:
             return 0.0
@@ -120,7 +120,7 @@ class Client:
 
 
 class Server:
-    """The strategy, and which update of each client it has included."""
+    """The strategy, and the id of each client's last included update."""
 
     def __init__(self, folder: Path, clients: int, **options: Any) -> None:
         self.rounds = Rounds(Scaffold(**options), vector(0.0), folder)
@@ -152,7 +152,7 @@ class Server:
 def test_scaffold_on_two_parabolas_equals_values_computed_by_hand(
     tmp_path: Path, keeper: str
 ) -> None:
-    """f = ½(x − m)², m = 0 and 4, η = 0.1, J = 2."""
+    """Two clients have f = ½(x − m)² with m = 0 and 4; η = 0.1, and J = 2 steps."""
     settings_ = LocalTraining(learning_rate=0.1, steps=2)
     server = Server(tmp_path, 2, keeper=keeper)
     clients = [Client(f"k{i}", m, tmp_path / f"k{i}") for i, m in enumerate((0.0, 4.0))]
@@ -181,7 +181,7 @@ def test_scaffold_on_two_parabolas_equals_values_computed_by_hand(
 
 
 def test_scaffold_control_variate_is_the_gradient_for_any_momentum(tmp_path: Path) -> None:
-    """Against a steady gradient c_k⁺ is that gradient, whatever the momentum."""
+    """If the gradient is constant, c_k⁺ is that gradient, whatever the momentum."""
 
     class Slope(Objective):
         def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
@@ -246,7 +246,7 @@ def test_normalizer_of_momentum_steps_equals_the_closed_form(
 
 
 def drawn() -> tuple[nn.Linear, Examples, dict[str, Any], dict[str, Any]]:
-    """A model, samples, and control variates c and c_k."""
+    """Return a model, samples, and control variates c and c_k, all at random."""
     torch.manual_seed(3)
     model = nn.Linear(4, 3)
     samples = Examples(inputs=torch.randn(6, 4), labels=torch.arange(6) % 3)
@@ -291,7 +291,7 @@ def test_control_variate_from_summed_gradients_equals_that_from_the_weight_delta
 
 
 def test_scaffold_with_adam_corrects_and_sums_gradients() -> None:
-    """Against Adam as its paper has it, in numpy, and gradients of softmax by hand."""
+    """Compare with numpy: Adam as in its paper, and softmax gradients by hand."""
     model, samples, common, own = drawn()
     x, y = samples.inputs.double().numpy(), np.eye(3)[samples.labels.numpy()]
     w = {n: p.detach().double().numpy().copy() for n, p in model.named_parameters()}
@@ -323,7 +323,7 @@ def test_lost_client_state_directory_is_refused(tmp_path: Path) -> None:
 
 
 class Crashes(RuleBasedStateMachine):
-    """Rounds in which updates are lost, messages are lost, and clients die at any moment."""
+    """Rounds in which updates and messages get lost, and clients die at any moment."""
 
     names = ("k0", "k1", "k2", "k3")
 
@@ -360,7 +360,8 @@ class Crashes(RuleBasedStateMachine):
         for name in sorted(cohort):
             client = self.clients[name]
             ids[name] = f"run/{self.server.rounds.number + 1}.{self.attempt}/{name}"
-            for _ in range(2 if name in repeated else 1):  # sent again, it is the same work
+            # An instruction sent twice is the same work.
+            for _ in range(2 if name in repeated else 1):
                 sent[name] = client.train(
                     self.server.rounds.model,
                     shared,
@@ -383,7 +384,7 @@ class Crashes(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "server"))
     @invariant()
     def c_is_the_mean_of_what_is_committed(self) -> None:
-        """This holds as of each client's next contact, which names its last included update."""
+        """It is so once each client's next instruction has named its last included update."""
         controls = [
             client.control(self.server.included.get(name, ""))
             for name, client in self.clients.items()

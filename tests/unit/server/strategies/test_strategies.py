@@ -25,7 +25,7 @@ from potluck.server.strategy import Strategy
 
 OTHERS = ("crash", "fedconcat", "fltrust", "rhfl-logits")
 NAMES = tuple(name for name in installed(STRATEGIES) if name not in OTHERS)
-"""Those that move any model; the others have tests of their own."""
+"""The strategies that work with any model; the others have tests of their own."""
 every = pytest.mark.parametrize("name", NAMES)
 with_files = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -37,7 +37,7 @@ def strategy(name: str, **options: Any) -> Strategy:
 
 
 def sent(strategy: Strategy, weights: Arrays, **others: Any) -> Sent:
-    """An update with zeros for what the strategy wants beside the weights."""
+    """Return an update, with zeros for the auxiliaries that the strategy needs."""
     zeros = {n: np.zeros_like(a) for n, a in weights.items() if a.dtype.kind == "f"}
     return Sent(weights=weights, auxiliaries=dict.fromkeys(strategy.auxiliary, zeros), **others)
 
@@ -45,7 +45,7 @@ def sent(strategy: Strategy, weights: Arrays, **others: Any) -> Sent:
 def after(
     name: str, start: Arrays, rounds: Sequence[Sequence[Arrays]], folder: Path, **options: Any
 ) -> list[float]:
-    """`w` after rounds of equal clients."""
+    """Return tensor `w` after rounds in which all clients weigh the same."""
     played = Rounds(strategy(name, **options), start, folder)
     for weights in rounds:
         played.play({f"k{i}": sent(played.strategy, each) for i, each in enumerate(weights)})
@@ -57,7 +57,7 @@ def after(
 
 
 def test_fedavgm_momentum_accumulates_as_computed_by_hand(tmp_path: Path) -> None:
-    """Δ = 1 thrice gives w = 1, 2.95, 5.8025."""
+    """Three rounds of Δ = 1 give w = 1, 2.95, 5.8025."""
     played = Rounds(strategy("fedavgm"), vector(0.0), tmp_path)
     models = []
     for _ in range(3):
@@ -273,7 +273,7 @@ def test_strategies_copy_integers_and_average_running_statistics(name: str, tmp_
 
 
 def through_the_store(state: State) -> State:
-    """The state as it is after a kill: scalars by way of JSON, arrays by way of a file."""
+    """Return the state as read after a kill: scalars from JSON, arrays from a file."""
     scalars = json.loads(json.dumps(dict(state.scalars)))
     arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
     return State(scalars=scalars, arrays=load(save(arrays)))

@@ -37,7 +37,7 @@ learning_rate = {rate}
 def job(
     folder: Path, *, public: int = 60, rate: float = 0.01, round_number: int = 1
 ) -> TrainingJob:
-    """A round of two clients whose models are drawn at random; their mean is the model."""
+    """Return a job of a round of two clients with random models; the model is their mean."""
     text = RUN.format(public=public, rate=rate)
     task = draw_up(text, source="test").task
     paths = []

@@ -45,7 +45,7 @@ def update(samples: int) -> UpdateRow:
 
 
 async def after_one_round(folder: Path, privacy: str) -> RoundPrivacy:
-    """The loss after round 1, with updates of a and b; the host of c has refused.
+    """Return the privacy loss after round 1, with updates of a and b; c's host has refused.
 
     It is read from the store, after the round was committed there."""
     with Store.open(f"sqlite:///{folder / 'store.sqlite3'}") as store:

@@ -50,7 +50,7 @@ def test_client_spans_hide_training_durations_if_all_have_equal_lengths() -> Non
     assert len(of_second) == 3
     assert all(each.end >= last for each in of_second)
     failed = [each.attributes["potluck.client"] for each in clients if each.failed]
-    assert failed == ["b"]  # in the first attempt
+    assert failed == ["b"]  # b failed in the first attempt
 
 
 def test_span_of_an_abandoned_attempt_ends_with_the_reason() -> None:

@@ -95,7 +95,7 @@ def test_audit_suspects_a_client_that_hides_a_class_and_not_an_honest_one(tmp_pa
     rounds = [committed(number, ["client-0", "client-1"]) for number in (1, 2)]
     for one in rounds:
         records.write(one.key.round, {"client-0": [0.3, -0.3], "client-1": [0.3, -0.3]})
-    records.write(3, {"client-2": [0.3, -0.3]})  # reduced, never committed
+    records.write(3, {"client-2": [0.3, -0.3]})  # round 3 was reduced, never committed
     claims = population([38, 2], [0, 40], [20, 20])
     honest, liar, unseen = audit_run(
         plan(), claims, {"client-0": math.inf, "client-1": math.inf}, rounds, records
@@ -105,9 +105,10 @@ def test_audit_suspects_a_client_that_hides_a_class_and_not_an_honest_one(tmp_pa
     assert (liar.row, liar.verdict) == (1, LabelVerdict.SUSPICIOUS)
     [suspicion] = liar.suspicions
     assert suspicion.contradiction is Contradiction.HIDDEN
-    # Ten steps of 0.1 are five passes over batches of 32 and 8 samples: 0.6 of the 8 at least.
+    # Ten steps of 0.1 make five passes over a batch of 32 samples and one of 8: for a rise of 0.3,
+    # at least 0.6 of the 8 samples have the class.
     assert suspicion.bound == 4
-    # The number of steps isn't exact where the number of samples isn't.
+    # With a bucketed sample count, the number of steps is uncertain, so the bound is lower.
     _, liar, _ = audit_run(plan("weighting = 'bucketed'"), claims, {}, rounds, records)
     assert [each.bound for each in liar.suspicions] == [1]
 
@@ -118,7 +119,7 @@ def test_audit_suspects_a_client_that_hides_a_class_and_not_an_honest_one(tmp_pa
 def test_class_whose_bias_never_rose_is_not_suspicious_when_steps_may_be_short(
     tmp_path: Path, more: str
 ) -> None:
-    """Ten steps of 0.3 are long enough. Clipped or decayed they are not."""
+    """Ten steps of 0.3 are long enough for suspicion; clipped or decayed steps may be too short."""
     records = BiasRecords(tmp_path / "r")
     rounds = [committed(number, ["client-0"]) for number in range(1, 7)]
     for one in rounds:

@@ -46,7 +46,7 @@ def one_client(
     steps: LocalSteps | None = None,
     settings: AuditSettings | None = None,
 ) -> ClientAudit:
-    """The audit of a client whose output bias changed so, round by round."""
+    """Return the audit of one client. changes: of its output bias, one row per round."""
     rounds = [
         BiasUpdates(
             changes=np.array([change]),
@@ -83,7 +83,7 @@ def test_bias_that_never_rose_in_four_rounds_is_not_suspicious() -> None:
 
 
 def test_claim_of_few_samples_is_consistent_with_a_bias_that_never_rose() -> None:
-    """Three samples, or 5 % of all."""
+    """A client may claim three samples, or 5 % of all, of a class whose bias never rose."""
     assert one_client([27, 3], [[0.1, -0.1]] * 9).verdict is LabelVerdict.CONSISTENT
     assert one_client([26, 4], [[0.1, -0.1]] * 9).verdict is LabelVerdict.SUSPICIOUS
     assert one_client([950, 50], [[0.1, -0.1]] * 9).verdict is LabelVerdict.CONSISTENT
@@ -104,7 +104,7 @@ def test_size_of_a_bias_rise_gives_the_minimum_number_of_samples() -> None:
 
 
 def ten_steps(**changes: Any) -> LocalSteps:
-    """By 0.1, each on all of 100 samples, or with changes."""
+    """Return ten steps at learning rate 0.1 on all 100 samples; `changes` replaces these values."""
     values = {
         "samples": 100,
         "steps": 10,
@@ -116,7 +116,7 @@ def ten_steps(**changes: Any) -> LocalSteps:
 
 
 def test_bias_rise_from_a_small_last_batch_needs_few_samples() -> None:
-    """99 samples in one batch and one in another: the one alone moves its class by 0.1 a pass."""
+    """A pass has a batch of 99 samples and one of 1: that one alone moves its class by 0.1."""
     steps = ten_steps(batch_size=99)
     assert steps.fewest_samples(np.array([0.5, 0.0, -0.1])).tolist() == [1.0, 0.0, 0.0]
     assert steps.fewest_samples(np.array([0.75])).tolist() == pytest.approx([1 + 0.5 * 99])
@@ -143,7 +143,8 @@ def test_bias_that_never_rose_is_not_suspicious_when_steps_are_too_short() -> No
 def test_bias_rise_never_exceeds_the_bound_by_the_samples_of_its_class(
     samples: int, batch_size: int, passes: int, momentum: float, held: int, seed: int
 ) -> None:
-    """Even where the model never expects the class, and a training ends within a pass."""
+    """The bound holds even if the model never predicts the class and training ends within a
+    pass."""
     held = min(held, samples)
     generator = np.random.default_rng(seed)
     of_class = np.arange(samples) < held
@@ -241,7 +242,7 @@ def test_audit_refuses_claims_changes_and_rates_of_wrong_shape_or_value() -> Non
 )
 def test_audit_settings_out_of_range_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError):
-        AuditSettings(**values)  # type: ignore[arg-type]  # counts are whole, the rest shares
+        AuditSettings(**values)  # type: ignore[arg-type]  # counts are int, shares float
 
 
 # Measured on a federation that trains
@@ -252,9 +253,10 @@ CLIENTS, CLASSES, ROUNDS = 12, 10, 8
 
 @cache
 def federation(**training: object) -> tuple[NDArray[np.int64], tuple[BiasUpdates, ...]]:
-    """True label counts, and eight rounds of FedAvg in which all clients train."""
+    """Return true label counts, and bias updates of eight FedAvg rounds in which all clients
+    train."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several wait for one another, for steps as small as these
+    torch.set_num_threads(1)  # for steps this small, several threads are slower
     try:
         return _played(training)
     finally:
@@ -310,7 +312,7 @@ def _played(
 
 
 def suspicious(claimed: Floats, epsilon: float) -> float:
-    """The share of clients called suspicious."""
+    """Return the share of clients that the audit calls suspicious."""
     audits = audit_labels(claimed, federation()[1], noise_rates=np.full(CLIENTS, epsilon))
     return float(np.mean([audit.verdict is LabelVerdict.SUSPICIOUS for audit in audits]))
 
@@ -354,10 +356,9 @@ SLOW_OR_ODD_STEPS: list[dict[str, object]] = [
 
 
 def test_honest_exact_claims_are_rarely_suspicious_with_slow_or_odd_steps() -> None:
-    """Up to half of the clients were suspicious when all rounds counted, and a rise was compared
-    with the class's share of all samples. That a class rises in the end is an observation, not a
-    theorem.
-    """
+    """An earlier audit counted all rounds and compared a rise with the class's share of all
+    samples: up to half of the clients were suspicious. That a class rises in the end is an
+    observation, not a theorem."""
     found = list[ClientAudit]()
     for training in SLOW_OR_ODD_STEPS:
         counts, seen = federation(**training)
@@ -372,7 +373,7 @@ def test_honest_exact_claims_are_rarely_suspicious_with_slow_or_odd_steps() -> N
 def test_honest_noisy_claims_are_suspicious_at_most_at_the_significance_level(
     epsilon: float,
 ) -> None:
-    """At most as often as the significance, 1 %; 480 audits each."""
+    """At most 1 % of 480 audits, the significance level, call a client suspicious."""
     rates = [suspicious(noised(federation()[0], epsilon, seed), epsilon) for seed in range(40)]
     assert np.mean(rates) <= 0.01 + 3 * math.sqrt(0.01 * 0.99 / (40 * CLIENTS))
 

@@ -36,7 +36,7 @@ def test_the_lowest_valuations_are_never_drawn_without_a_uniform_share() -> None
 
 
 def test_probabilities_are_a_softmax_of_valuations() -> None:
-    """v = √n · loss, with n of the population; alpha2 scales it."""
+    """The valuation is v = √n · loss, with n samples in the client's profile; alpha2 scales it."""
     losses = [0.5, 1.0, 1.5]
     samples = np.array([1, 4, 4])
     weights = np.exp(0.5 * np.sqrt(samples) * losses)

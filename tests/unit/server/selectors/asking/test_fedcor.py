@@ -23,7 +23,7 @@ GENERATOR = np.random.default_rng
 
 
 def answering(losses: Callable[[int], Floats]) -> Callable[[int], Respond]:
-    """Client k tells `losses(round)[k]`."""
+    """Return a function of the round, whose answers have `losses(round)[k]` for client k."""
     return lambda number: (
         lambda ask: Answers(rows=ask.rows, values={"loss": losses(number)[ask.rows]})
     )
@@ -36,7 +36,7 @@ def test_fedcor_selects_as_in_the_worked_example() -> None:
     picks, gains = chosen(points, np.full(3, 1 / 3), np.ones(3), 2, GENERATOR(0))
     assert list(picks) == [0, 2]
     assert gains == pytest.approx([0.7778, 0.4185], abs=1e-4)
-    for client, gain in enumerate([0.7778, 0.7667, 0.4627]):  # each where the others count nothing
+    for client, gain in enumerate([0.7778, 0.7667, 0.4627]):  # the others have discount 0
         picks, gains = chosen(points, np.full(3, 1 / 3), np.eye(3)[client], 1, GENERATOR(0))
         assert list(picks) == [client]
         assert gains == pytest.approx([gain], abs=1e-4)
@@ -46,7 +46,7 @@ def test_fedcor_selects_as_in_the_worked_example() -> None:
 
 
 def plain(sigma: Floats, shares: Floats, discounts: Floats, count: int) -> list[int]:
-    """With the whole matrix, as the paper has it."""
+    """Return the cohort computed from the whole covariance matrix, as in the paper."""
     sigma, picks = sigma.copy(), list[int]()
     for _ in range(count):
         gains = discounts * (shares @ sigma) / np.sqrt(np.maximum(np.diag(sigma), 1e-12))
@@ -72,14 +72,14 @@ def likelihood(points: Floats, changes: Floats, weights: Floats) -> float:
     for change, weight in zip(changes, weights, strict=True):
         known = ~np.isnan(change)
         sigma = points[known] @ points[known].T + NOISE**2 * np.eye(known.sum())
-        covariance: Any = sigma  # scipy's types want a number
+        covariance: Any = sigma  # scipy's annotation allows only a number
         total += weight * multivariate_normal.logpdf(change[known], cov=covariance)
     return float(total)
 
 
 def test_fitting_step_of_fedcor_increases_the_likelihood_computed_by_scipy() -> None:
-    """The first step of Adam is the sign of the gradient, here of differences in all coordinates;
-    some rounds lack a client."""
+    """Adam's first step has the sign of the gradient, here found from differences in each
+    coordinate; some rounds lack a client."""
     generator = GENERATOR(2)
     points, weights = generator.standard_normal((5, 2)), np.array([0.5, 0.7, 1.0])
     changes = generator.standard_normal((3, 5))
@@ -109,7 +109,7 @@ def test_initial_embedding_of_a_client_is_independent_of_the_number_of_clients()
 
 
 def two_kinds(number: int) -> Floats:
-    """Losses of 12 clients that move in two groups: 0 to 8, and 9 to 11, with a little noise."""
+    """Return losses of clients 0 to 8 that move together, as do those of 9 to 11, with noise."""
     generator = GENERATOR(100 + number)
     one, other = GENERATOR(number).standard_normal(2)
     return 30 + np.repeat([one, other], [9, 3]) + 0.1 * generator.standard_normal(12)

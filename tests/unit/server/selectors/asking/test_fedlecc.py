@@ -49,7 +49,7 @@ def test_distances_of_label_square_roots_are_hellinger_distances() -> None:
 def average_linkage(
     points: np.ndarray[tuple[int, int], np.dtype[np.float64]], clusters: int
 ) -> set[frozenset[int]]:
-    """Plain: the two clusters nearest on average become one, until there are few enough."""
+    """Return clusters of rows: merge the two nearest on average until `clusters` are left."""
     groups = [frozenset([row]) for row in range(len(points))]
 
     def apart(a: frozenset[int], b: frozenset[int]) -> float:
@@ -73,7 +73,7 @@ def test_fedlecc_clusters_equal_average_linkage() -> None:
 
 
 def test_clusters_with_the_highest_mean_loss_take_turns_by_largest_client_loss() -> None:
-    """Means are 2, 3 and 2.5: the second kind is first, then the third, then the first."""
+    """The clusters' mean losses are 2, 3 and 2.5: the second comes first, then the third."""
     losses = [1.0, 4.0, 2.0, 1.0, 3.5, 2.0, 3.5, 2.0, 3.0]
     order = chosen(losses, 9)
     assert set(order[:1]) <= {4, 6}
@@ -134,7 +134,7 @@ def test_new_client_gets_a_cluster_and_client_without_labels_is_selected_last() 
 
 
 def test_fedlecc_clusters_a_sample_of_5000_clients_correctly() -> None:
-    """Three kinds of labels with noise; every kind has a loss of its own."""
+    """Clients have one of three kinds of labels, with noise; each kind has its own loss."""
     generator = np.random.default_rng(2)
     kinds = generator.integers(3, size=5000)
     counts = 100 * np.eye(3)[kinds] + generator.integers(0, 3, (5000, 3))

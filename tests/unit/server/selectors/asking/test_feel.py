@@ -36,7 +36,7 @@ def test_feel_probabilities_equal_the_worked_example() -> None:
 
 
 def reference(importance: Floats, seconds: Floats, rho: float) -> Floats:
-    """By plain bisection on λ, as the formula is printed."""
+    """Return the probabilities by the formula as printed, with λ found by bisection."""
 
     def at(value: float) -> Floats:
         return importance * np.sqrt(rho / ((1 - rho) * seconds + value))
@@ -72,7 +72,7 @@ def test_feel_probabilities_sum_to_1_for_extreme_importances() -> None:
 
 
 def test_first_client_of_a_feel_cohort_is_drawn_with_the_computed_probabilities() -> None:
-    """On a virtual clock, before anybody has trained; within four deviations of 3000 draws."""
+    """On a virtual clock, before any training: 3000 draws, within four standard deviations."""
     given, told = federation([100, 100, 200]), answering([1, 2, 1], [1, 4, 1])
     selector = Feel()
     state = selector.init(given)
@@ -87,7 +87,8 @@ def test_first_client_of_a_feel_cohort_is_drawn_with_the_computed_probabilities(
 
 
 def test_feel_uses_the_duration_of_the_last_training() -> None:
-    """A duration from a virtual clock holds until the client has trained; a failure is slow."""
+    """A simulated duration counts until the client has trained; a failure counts as the
+    deadline."""
     given, told = population(3), answering([1, 1, 1], [2, 3, 0])
     selector = Feel()
     selection, answers = played(selector, selector.init(given), context(given, 3), told)
@@ -122,7 +123,7 @@ def test_feel_option_out_of_range_is_refused(rho: object) -> None:
 
 
 def test_feel_draws_with_replacement_give_an_unbiased_mean() -> None:
-    """The mean over rounds of what is counted is that of all clients by samples."""
+    """The mean over rounds of the weighted values is that of all clients by samples."""
     clients, draws = federation([100, 100, 200, 50]), 3
     values = np.array([1.0, -4.0, 2.0, 10.0])
     answers = answering([1.0, 5.0, 0.3, 2.0], [1.0, 9.0, 2.0, 0.5])

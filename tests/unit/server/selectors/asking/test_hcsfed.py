@@ -27,7 +27,7 @@ def answering(sketches: Floats) -> Respond:
 
 
 def three_groups(sizes: tuple[int, ...] = SIZES) -> Floats:
-    """Sketches around three far points."""
+    """Return sketches of clients in three groups, each close to one of three distant points."""
     generator = np.random.default_rng(1)
     centres = 10 * generator.standard_normal((len(sizes), 22))
     noise = 0.01 * generator.standard_normal((sum(sizes), 22))
@@ -101,7 +101,7 @@ def test_hcsfed_asks_only_new_clients_and_clients_without_a_sketch() -> None:
 
 
 def test_neyman_seats_draw_clients_with_larger_updates_more_often() -> None:
-    """In one cluster of two clients, one three times as far from the origin."""
+    """One cluster has two clients, one of them three times as far from the origin."""
     sketches = np.zeros((2, 22))
     sketches[:, 0] = (1.0, 3.0)
     selector, given = HcsFed(clusters=1, seats="neyman"), population(2)

@@ -36,7 +36,7 @@ def answering(norms: ArrayLike) -> Respond:
 
 
 def test_probabilities_by_hand() -> None:
-    """Two of five: 10 is more than the sum of the others, so its client is in every cohort; the
+    """The norms are 1, 2, 3, 4 and 10. Two of five: the client of norm 10 is always drawn, the
     others share one place by 1 : 2 : 3 : 4. Four of five: norms from 3 on are always drawn."""
     assert optimal(np.array(NORMS), 2).tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 1])
     assert optimal(np.array(NORMS), 3).tolist() == pytest.approx([0.2, 0.4, 0.6, 0.8, 1])
@@ -44,7 +44,7 @@ def test_probabilities_by_hand() -> None:
 
 
 def bisected(importance: list[float], size: int) -> list[float]:
-    """The solution min(1, u / τ), with τ by bisection: another form of the same optimum."""
+    """Return min(1, u / τ), with τ found by bisection: another form of the same optimum."""
     low, high = 0.0, sum(importance)
     for _ in range(200):
         middle = (low + high) / 2
@@ -65,13 +65,13 @@ def test_probabilities_are_those_of_the_optimum(norms: list[float], data: st.Dat
 
 
 def authors_chances(norms: list[float], size: int, steps: int) -> list[float]:
-    """The authors' program: each client knows its norm and sums only."""
+    """Return the chances by the authors' program, where a client knows only its norm and sums."""
     total = sum(norms)
     chances = [min(1.0, norm * size / total) for norm in norms]
     for _ in range(steps):
         message = [(chance, 1.0) if chance < 1 else (0.0, 0.0) for chance in chances]
         mass, below = (sum(column) for column in zip(*message, strict=True))
-        if mass == 0:  # all are certain
+        if mass == 0:  # every client is certain to be drawn
             break
         factor = (size - len(norms) + below) / mass
         chances = [chance if chance == 1 else min(1.0, chance * factor) for chance in chances]
@@ -100,7 +100,7 @@ def test_gradients_of_zero_share_what_the_others_leave() -> None:
 
 
 def test_draws_have_their_probabilities_and_a_fixed_size() -> None:
-    """Within four and a half deviations of 3000 draws."""
+    """Frequencies of 3000 draws lie within four and a half standard deviations."""
     chances, times = np.array([0.1, 0.2, 0.3, 0.4, 1.0]), np.zeros(5)
     for seed in range(3000):
         drawn = systematic(chances, np.random.default_rng(seed))
@@ -111,7 +111,7 @@ def test_draws_have_their_probabilities_and_a_fixed_size() -> None:
 
 
 def test_the_weighted_sum_is_unbiased() -> None:
-    """The mean over seeds of Σ n_k x_k / (n p_k) is the mean of x by samples."""
+    """The mean over seeds of Σ n_k x_k / (n p_k) is the mean of x weighted by samples."""
     clients, values = federation([100, 100, 200, 50, 10]), np.array([1.0, -4.0, 2.0, 10.0, 7.0])
     told = answering([1.0, 5.0, 0.3, 2.0, 40.0])
     sums = []

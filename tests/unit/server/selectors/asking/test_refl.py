@@ -52,7 +52,7 @@ def test_refl_draws_among_clients_with_equal_availability_at_random() -> None:
         for seed in range(300)
     )
     assert set(drawn) == {0, 1}
-    assert 115 <= drawn[0] <= 185  # four deviations
+    assert 115 <= drawn[0] <= 185  # 150 ± four standard deviations
 
 
 def test_selected_client_rests_unless_too_few_clients_have_rested() -> None:
@@ -88,7 +88,7 @@ def test_refl_does_not_ask_resting_clients() -> None:
 
 
 def test_availability_span_follows_the_slowest_training_of_each_round() -> None:
-    """μ = 10, then 0.25 · 10 + 0.75 · 30 = 25; a round without updates tells nothing."""
+    """μ = 10, then 0.25 · 10 + 0.75 · 30 = 25; a round without updates leaves it unchanged."""
     federation, selector, spans = population(6), Refl(rest=0), list[tuple[object, object]]()
     told, state = telling([0.5] * 6, spans), selector.init(population(6))
     for number, seconds in enumerate([[10.0, 2.0], [30.0, np.nan], [np.nan, np.nan], [1, 1]], 1):

@@ -18,7 +18,7 @@ PLAIN = TiFL(tiers=3, interval=2, asked=0)
 
 
 def known(selector: TiFL = PLAIN, clients: int = CLIENTS) -> State:
-    """A state in which client i took i + 1 seconds."""
+    """Return a state in which client i took i + 1 seconds."""
     fresh = selector.init(population(clients))
     seen = np.ones(clients, dtype=np.int64)
     seconds = np.arange(clients) + 1.0
@@ -27,7 +27,7 @@ def known(selector: TiFL = PLAIN, clients: int = CLIENTS) -> State:
 
 
 def ended(number: int, selection: Selection, answers: Sequence[Answers] = ()) -> RoundOutcome:
-    """A round in which client i took i + 1 seconds."""
+    """Return the outcome of a round in which client i took i + 1 seconds."""
     return RoundOutcome(
         round=number,
         selected=selection.rows,

@@ -71,7 +71,7 @@ def test_neural_bandit_option_out_of_range_is_refused(options: dict[str, object]
 def test_widths_computed_once_per_set_of_active_units_equal_the_full_computation(
     width: int,
 ) -> None:
-    """Against the gradients themselves; with 65 units they are taken."""
+    """Compare with widths from the gradients; with 65 units, the selector uses these itself."""
     generator = np.random.default_rng(width)
     weights = generator.normal(size=6 * width + 1)
     contexts = generator.uniform(0.9, 1.1, (3000, 4)) * generator.choice([-1, 1], (3000, 4))

@@ -95,7 +95,8 @@ def after(selector: FedEntropy, spared: list[int]) -> State:
 
 def test_selection_weights_rise_for_used_clients_and_fall_for_spared_ones() -> None:
     state = after(FedEntropy(), [1, 2])
-    assert state.arrays["weights"].tolist() == [2.0, 0.5, 0.5, 2.0, 2.0, 1.0]  # 5 failed
+    # Client 5 failed and keeps weight 1.
+    assert state.arrays["weights"].tolist() == [2.0, 0.5, 0.5, 2.0, 2.0, 1.0]
 
 
 def test_client_with_a_larger_weight_is_drawn_more_often() -> None:

@@ -18,7 +18,7 @@ def federation(samples: list[int]) -> Population:
 def authors_chances(
     chances: list[float], gradients: Floats, samples: list[float], beta: float
 ) -> list[float]:
-    """The authors' program for practice, with every client of the cohort in a list."""
+    """Return new chances as the authors' practical algorithm does, over lists of clients."""
     mean = sum(gradients) / len(gradients)
     total = sum(samples)
     apart = gradients - mean
@@ -42,8 +42,9 @@ def test_probabilities_are_those_of_the_authors_program(beta: float) -> None:
 
 
 def test_a_round_by_hand() -> None:
-    """Updates (2, 0), (0, 2), (2, 2) of two steps: lengths 1, 1, √2; to their mean (2/3, 2/3)
-    .745, .745 and .471. With β = 1 and equal samples the shares are .380, .380 and .240."""
+    """Updates (2, 0), (0, 2), (2, 2) of two steps have lengths 1, 1, √2 per step, and distances
+    .745, .745 and .471 to their mean (2/3, 2/3). With β = 1 and equal samples the shares are .380,
+    .380 and .240."""
     selector = Delta(diversity=1.0, weights="samples")
     clients = federation([10] * 5)
     state = selector.init(clients)
@@ -60,7 +61,7 @@ def test_a_round_by_hand() -> None:
 
 @pytest.mark.parametrize("weights", ["inverse", "samples"])
 def test_samples_are_found_where_the_selector_sets_the_weights(weights: str) -> None:
-    """The facts have the weights in place of the samples; both ways give the same state."""
+    """If the selector sets weights, the facts hold these as samples; the state is the same."""
     clients = federation([10, 40, 20, 30])
     selector = create(Selector, "delta", {"weights": weights})
     state = State(arrays={"chances": np.array([0.5, 1.0, 2.0, 0.5])})
@@ -82,12 +83,12 @@ def test_weights_are_inverse_to_the_probabilities() -> None:
     selection = select(Delta(), state, context(clients, 3))
     assert selection.weights is not None
     found = dict(zip(selection.rows.tolist(), selection.weights.tolist(), strict=True))
-    assert found == {0: 20, 1: 20, 2: 25}  # the samples of client 2 are not known: 25
+    assert found == {0: 20, 1: 20, 2: 25}  # client 2's samples are unknown: the mean, 25
     assert select(Delta(weights="samples"), state, context(clients, 3)).weights is None
 
 
 def test_the_expected_weight_of_a_single_draw_is_the_share_of_samples() -> None:
-    """Within four deviations of 4000 draws of one client each."""
+    """4000 draws of one client each, within four standard deviations."""
     clients = federation([10, 40, 50])
     state = State(arrays={"chances": np.array([2.0, 0.5, 0.5])})
     totals = np.zeros(3)

@@ -16,13 +16,13 @@ FOUR = np.array([(1, 0), (0.8, 0.6), (-1, 0.2), (0.9, -0.1)])
 
 
 def flagging(chosen: Selection, row: int) -> RoundOutcome:
-    """The end of round 1, in which the update of one row was flagged."""
+    """Return the outcome of round 1, in which the update of client `row` was flagged."""
     judgement = Judgement(set_aside={row: "x"}, values={"flagged": (chosen.rows == row) * 1.0})
     return replace(outcome(1, chosen, judgement=judgement), facts=facts(chosen.rows))
 
 
 def plain(updates: np.ndarray) -> float:
-    """E(S), by its definition."""
+    """Return E(S) by its definition."""
     mean = updates.mean(axis=0)
     return float(sum(update @ mean for update in updates))
 

@@ -24,7 +24,7 @@ Worth = Callable[[Coalition], float]
 def reckoned(
     players: int, worth: Worth, *, tolerance: float = 0.0, permutations: int = 400, seed: int = 0
 ) -> tuple[np.ndarray, list[Coalition]]:
-    """The values, and which coalitions were asked for."""
+    """Return the Shapley values, and the coalitions that were measured for them."""
     asked: list[Coalition] = []
     reckoning = shapley_values(
         players,
@@ -42,7 +42,7 @@ def reckoned(
 
 
 def definition(players: int, worth: Worth) -> np.ndarray:
-    """The mean of what each adds, over all orders."""
+    """Return Shapley values by definition: each player's mean gain over all orders."""
     values = np.zeros(players)
     for order in itertools.permutations(range(players)):
         for place, player in enumerate(order):
@@ -52,7 +52,7 @@ def definition(players: int, worth: Worth) -> np.ndarray:
 
 
 def concave(coalition: Coalition) -> float:
-    """A worth of which later players add less; player 3 harms."""
+    """Return a worth that each further player raises less; player 3 lowers it."""
     return math.sqrt(sum((1, 4, 9, 0, 2)[each] for each in coalition)) - 0.4 * (3 in coalition)
 
 
@@ -89,7 +89,7 @@ def test_number_of_measured_coalitions_is_bounded() -> None:
 
 
 def play(selector: GreedyFed, worths: np.ndarray, rounds: int, count: int) -> list[list[int]]:
-    """Rounds in which an update takes this much off the loss; the cohorts."""
+    """Play rounds in which each update lowers the loss by its worth; return the cohorts."""
 
     def loss(wanted: MeasureMean) -> float:
         return 10.0 - float(worths[wanted.rows].sum())
@@ -116,8 +116,8 @@ def test_greedyfed_selects_the_most_valuable_clients_after_every_client_once() -
     ("cumulative", "order"),
     [
         ("mean", [2, 0, 1]),  # client 0: 1.2
-        ("sum", [0, 2, 1]),  # 2.4
-        ("exponential", [2, 1, 0]),  # 0.75 · 1 + 0.25 · 1.4 = 1.1
+        ("sum", [0, 2, 1]),  # client 0: 2.4
+        ("exponential", [2, 1, 0]),  # client 0: 0.75 · 1 + 0.25 · 1.4 = 1.1
     ],
 )
 def test_shapley_values_of_several_rounds_are_combined_into_one(

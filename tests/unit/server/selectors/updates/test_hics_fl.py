@@ -78,7 +78,7 @@ def test_hics_fl_refuses_more_than_3000_clients() -> None:
 
 
 def test_reported_label_entropies_are_requested_once_and_replace_estimates() -> None:
-    """Ten clients with even labels are preferred early, as where moves are known."""
+    """Ten clients with even labels are preferred early, as with estimates from updates."""
     selector = HiCSFL(entropies="told", spread=9.0)
     assert (selector.needs_facts, selector.asks_questions) == (
         frozenset(),
