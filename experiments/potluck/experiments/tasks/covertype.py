@@ -34,7 +34,7 @@ BINARY = DataFormat(
 
 @dataclass(frozen=True, kw_only=True)
 class Covertype(LabelSkewTask):
-    """Seven kinds of forest, from a published, balanced subset of 15,120 rows; or two kinds.
+    """Seven kinds of forest, or two, from a published balanced subset of 15,120 rows.
 
     binary: the two-class task, lodgepole pine against the rest, from its own file of all 581,012
     rows. network: perceptron (layers of 45, 30 and 15, dropout 0.2). Columns are standardised by

@@ -88,7 +88,7 @@ class Emnist(_ImageTask):
 
 @dataclass(frozen=True, kw_only=True)
 class EmnistOldName(Emnist):
-    """The task `emnist-by-label` by its old name `emnist`."""
+    """The task `emnist-by-label` under its old name `emnist`."""
 
     def __post_init__(self) -> None:
         """Warn that the task has a new name."""
@@ -151,7 +151,7 @@ class Cifar100(_ImageTask):
 
 @dataclass(frozen=True, kw_only=True)
 class Cinic10(_ImageTask):
-    """CIFAR-10's classes, 90,000 training and 90,000 test images, also from ImageNet, 32 × 32.
+    """CIFAR-10's classes: 90,000 training and 90,000 test images of 32 × 32, partly from ImageNet.
 
     network: lenet5.
     """

@@ -61,7 +61,7 @@ class CharacterTransformer(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Shakespeare(NaturalTask):
-    """The next character (of 65) after 80 of the plays; a client is one of 147 speaking roles.
+    """The next character of Shakespeare's plays after 80 characters; a client is one of 147 roles.
 
     Roles with at least 1,000 characters, including their names, are clients, in the order of their
     first words. The last fifth of a role's words is for evaluation. network: gru (one recurrent

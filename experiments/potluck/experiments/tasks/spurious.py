@@ -92,7 +92,7 @@ def _train_and_held_out(
 
 @dataclass(frozen=True, kw_only=True)
 class ColoredMnist(SpuriousTask):
-    """MNIST's digits, 0–4 or 5–9 as classes, coloured red or green: CMNIST_GSC of Table 6.
+    """MNIST's digits, 0–4 or 5–9 as classes, in red or green: CMNIST_GSC of FedDiverse's Table 6.
 
     There are 24 clients with 200 images each; the seed decides which image has which colour. Of the
     coordinator's 10,000 test images of digits, half of each digit are red, half green. network: cnn
@@ -242,7 +242,7 @@ class Waterbirds(_PhotographTask):
 
 @dataclass(frozen=True, kw_only=True)
 class Spawrious(_PhotographTask):
-    """Breeds of dogs, on a beach or in snow: the Spawrious distributions of Table 6.
+    """Breeds of dogs, on a beach or in snow: the Spawrious splits of FedDiverse's Table 6.
 
     Classes 0 and 1 are labrador and dachshund; spawrious-4 adds bulldog and corgi.
     """

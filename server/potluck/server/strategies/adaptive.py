@@ -71,7 +71,9 @@ class _Adaptive(Averaging):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdagrad(_Adaptive):
-    """v ← v + Δ²: a weight's steps shrink with the sum of all its squared differences.
+    """Adapts each weight's step to the sum of all its squared differences.
+
+    v ← v + Δ²: steps shrink as v grows. Δ: mean of the updates' differences from the model.
 
     learning_rate: η > 0. beta1 in [0, 1): 0, as in the paper, means no momentum. tau > 0: τ, added
     to √v; a larger τ makes the steps less adaptive.
@@ -87,7 +89,10 @@ class FedAdagrad(_Adaptive):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdam(_Adaptive):
-    """v ← β2·v + (1 − β2)·Δ²: a weight's steps shrink with its recent squared differences.
+    """Adapts each weight's step to its recent squared differences.
+
+    v ← β2·v + (1 − β2)·Δ²: steps shrink as v grows. Δ: mean of the updates' differences from
+    the model.
 
     learning_rate: η > 0. beta1, beta2 in [0, 1): memory of Δ and of Δ². tau > 0: τ, added to √v; a
     larger τ makes the steps less adaptive.
@@ -103,7 +108,9 @@ class FedAdam(_Adaptive):
 
 
 class FedYogi(FedAdam):
-    """v ← v − (1 − β2)·Δ²·sign(v − Δ²): as FedAdam, but v falls only slowly.
+    """Works as FedAdam, but steps grow again more slowly.
+
+    v ← v − (1 − β2)·Δ²·sign(v − Δ²): v falls more slowly than in FedAdam.
 
     The options are those of FedAdam.
     """

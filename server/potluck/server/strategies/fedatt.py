@@ -17,7 +17,9 @@ from potluck.server.strategy import Combine, RoundContext, Statistic, UpdateStat
 
 @dataclass(frozen=True, kw_only=True)
 class FedAtt(Averaging):
-    """For each tensor: s_k = ‖w − w_k‖, a = softmax(s), w ← w − ε·Σ a_k (w − w_k).
+    """Averages each tensor, with larger weights for clients far from the model.
+
+    For each tensor: s_k = ‖w − w_k‖, a = softmax(s), w ← w − ε·Σ a_k (w − w_k).
 
     step_size: ε > 0. The default 1.2 is that of the authors' code; above 1, the step overshoots the
     weighted mean of the clients' models.

@@ -22,7 +22,9 @@ from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Wei
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgM(Averaging):
-    """v ← β·v + Δ, w ← w + η·v with Δ = Σ p_k (w_k − w).
+    """Averages the updates, and moves the model by the mean with momentum.
+
+    v ← β·v + Δ, w ← w + η·v with Δ = Σ p_k (w_k − w).
 
     momentum: β in [0, 1); a constant Δ is amplified up to 1/(1 − β) times, 20 times at 0.95.
     learning_rate: η > 0. nesterov: True to step by β·v + Δ, as in the paper; False to step by v

@@ -29,7 +29,9 @@ last round's mean u, and each client returns its own u."""
 
 @dataclass(kw_only=True)
 class FedBiO(Averaging):
-    """FedAvg of the model y and of u, an estimate of (∇²_yy g)⁻¹·∇_y f, both weighted by samples.
+    """Averages the updates of clients that also learn a weight for each of their samples.
+
+    FedAvg of the model y and of u, an estimate of (∇²_yy g)⁻¹·∇_y f, both weighted by samples.
 
     g is the clients' training loss, with a weight σ(λ_i) for each sample. f is the loss on samples
     that clients hold out (training.validation_share; 0.2 if unset). A client's λ never leave the

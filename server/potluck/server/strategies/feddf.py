@@ -24,7 +24,9 @@ _AT_ONCE: Final = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class FedDF(Averaging):
-    """Starts from FedAvg's mean and minimises KL(softmax of the clients' mean logits ‖ model).
+    """Averages the updates, then trains the mean towards the clients' mean output on public data.
+
+    Starts from FedAvg's mean and minimises KL(softmax of the clients' mean logits ‖ model).
 
     The coordinator trains with Adam and a cosine learning rate, on public samples without labels.
     steps: maximum number of batches. batch_size: number of public samples per batch. learning_rate:

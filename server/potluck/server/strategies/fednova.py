@@ -25,7 +25,9 @@ from potluck.server.strategy import (
 
 @dataclass(frozen=True, kw_only=True)
 class FedNova(Averaging):
-    """w ← w − η·τ_eff·Σ p_k d_k with d_k = (w − w_k)/a_k and τ_eff = Σ p_k a_k.
+    """Averages updates per local step, so that more steps don't give a client more weight.
+
+    w ← w − η·τ_eff·Σ p_k d_k with d_k = (w − w_k)/a_k and τ_eff = Σ p_k a_k.
 
     a_k is the effective number of client k's steps; every client reports its own a_k. For plain
     SGD, it is the number of steps τ. With momentum ρ, it is (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ). A

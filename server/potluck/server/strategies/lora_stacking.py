@@ -37,7 +37,9 @@ class Adapter:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraStacking(Averaging):
-    """W ← W + s·Σ p_k B_k A_k for each adapted layer, p_k = n_k / Σ n_j; B ← 0, A is drawn again.
+    """Averages the products of low-rank adapters exactly, and merges them into the weights.
+
+    W ← W + s·Σ p_k B_k A_k for each adapted layer, p_k = n_k / Σ n_j; B ← 0, A is drawn again.
 
     This is the mean of the full differences B_k A_k; the product of separate means of A and B is
     not. The product of the stacked factors, [p_1 B_1 … p_m B_m]·[A_1; …; A_m], is that sum for any

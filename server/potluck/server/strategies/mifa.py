@@ -27,7 +27,9 @@ _SUM: Final = "sum"
 
 @dataclass(frozen=True, kw_only=True)
 class Mifa(Averaging):
-    """w ← w + η_g · (1/K) Σ_k Δ_k, with the last update Δ_k of each of all K clients.
+    """Moves the model by the mean of the last updates of all clients.
+
+    w ← w + η_g · (1/K) Σ_k Δ_k, with the last update Δ_k of each of all K clients.
 
     For a client that is not available, its last update is used. learning_rate: η_g. wait: True if
     the model does not move until every client has sent an update, as in the paper; a client that

@@ -19,7 +19,9 @@ _NO_FALL: Final = 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class RHFL(Averaging):
-    """w ← Σ a_k·w_k with a = softmax(1/(N − 1) + ½·q/Σq) over the N updates of the round.
+    """Averages the updates, with larger weights for clients whose loss fell more.
+
+    w ← Σ a_k·w_k with a = softmax(1/(N − 1) + ½·q/Σq) over the N updates of the round.
 
     q_k = (L_before − L)/L, the relative fall of a client's loss since it last took part, at least
     0. It is 0 for a client that takes part for the first time. If no client's loss fell, all

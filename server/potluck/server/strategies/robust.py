@@ -22,7 +22,7 @@ class _Robust(Averaging):
 
 
 class CoordinateMedian(_Robust):
-    """The median of each coordinate over the updates. Numbers of samples have no effect."""
+    """Takes the median of each coordinate over the updates. Numbers of samples have no effect."""
 
     by_samples = False
 
@@ -33,7 +33,7 @@ class CoordinateMedian(_Robust):
 
 @dataclass(frozen=True, kw_only=True)
 class TrimmedMean(_Robust):
-    """The unweighted mean of each coordinate, without the smallest and the largest values.
+    """Averages each coordinate, unweighted, without its smallest and largest values.
 
     trim in [0, 0.5): share of the updates cut at each end, rounded down to whole updates. The
     result tolerates this number of bad updates.
@@ -52,7 +52,7 @@ class TrimmedMean(_Robust):
 
 @dataclass(frozen=True, kw_only=True)
 class NormClippedMean(_Robust):
-    """The mean, weighted by samples, of updates scaled to an L2 distance of at most `clip`.
+    """Averages the updates, weighted by samples, after scaling long updates down to `clip`.
 
     clip > 0: maximum L2 distance from the model, over all floating-point tensors.
     """

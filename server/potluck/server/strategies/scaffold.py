@@ -41,7 +41,9 @@ _CAVEAT: Final = (
 
 @dataclass(kw_only=True)
 class Scaffold(Strategy):
-    """Clients step by ∇f_k(y) − c_k + c; c is the mean of all clients' c_k, which start at 0.
+    """Corrects clients' steps, so that clients with different data don't drift apart.
+
+    Clients step by ∇f_k(y) − c_k + c; c is the mean of all clients' c_k, which start at 0.
 
     After its steps, a client computes c_k⁺ = c_k − c + (w − y)/(a_k·η) and sends c_k⁺ − c_k in
     addition to its weights. a_k is as in FedNova (the number of steps for plain SGD), η the round's

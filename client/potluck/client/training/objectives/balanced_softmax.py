@@ -18,7 +18,9 @@ from potluck.client.objective import Batch, LocalContext, Objective
 
 @dataclass(frozen=True, kw_only=True)
 class BalancedSoftmax(Objective):
-    """Cross-entropy of z_c + τ·log π_c, π_c the share of class c in the client's samples.
+    """Cross-entropy that gives samples of a client's rare classes more influence.
+
+    The logits are z_c + τ·log π_c; π_c: share of class c in the client's samples.
 
     tau ≥ 0: strength of the adjustment; 0 is cross-entropy, 1 balanced softmax. Samples of a rare
     class then have more influence. Classes without samples at the client are excluded.

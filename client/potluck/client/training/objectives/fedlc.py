@@ -18,7 +18,9 @@ _LEAST_COUNT = 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class FedLC(Objective):
-    """Cross-entropy of u_c = z_c − τ·n_c^(−1/4), n_c the client's samples of class c.
+    """Cross-entropy with larger margins for classes of which the client has few samples.
+
+    The logits are u_c = z_c − τ·n_c^(−1/4); n_c: the client's number of samples of class c.
 
     tau ≥ 0: size of the margins; 0 is cross-entropy. denominator: `all` classes, as in any
     softmax, or `others`, as in the paper, which excludes the label's own class: that loss has no

@@ -14,7 +14,9 @@ from potluck.client.objective import Batch, LocalContext, Objective
 
 @dataclass(kw_only=True)
 class FedNTD(Objective):
-    """Adds β·τ²·KL(received ‖ local) to the loss (Eq. 4 and 5; τ² as in the authors' code).
+    """Keeps predictions for all classes but the label's near those of the received model.
+
+    Adds β·τ²·KL(received ‖ local) to the loss (Eq. 4 and 5; τ² as in the authors' code).
 
     The KL divergence is over all classes except the sample's label, at temperature τ. beta ≥ 0: the
     weight; 0 adds nothing. tau > 0: the temperature. The paper uses 1 for both. The received

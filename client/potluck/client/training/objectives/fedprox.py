@@ -13,7 +13,9 @@ from potluck.client.objective import Batch, LocalContext, Objective
 
 @dataclass(kw_only=True)
 class FedProx(Objective):
-    """Adds (μ/2)·‖w − w^t‖² to the loss, over the trainable tensors; w^t is the received model.
+    """Keeps the local weights near the received model.
+
+    Adds (μ/2)·‖w − w^t‖² to the loss, over the trainable tensors; w^t is the received model.
 
     mu ≥ 0: strength of the pull towards w^t; 0 adds nothing. FedDiverse uses 0.1, NIID-Bench tunes
     over 0.001 to 1. FedDiverse prints the norm without the square; here it is squared, as in the

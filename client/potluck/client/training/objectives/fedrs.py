@@ -15,7 +15,7 @@ from potluck.client.objective import Batch, LocalContext, Objective
 
 @dataclass(frozen=True, kw_only=True)
 class FedRS(Objective):
-    """Cross-entropy of logits that are scaled down for classes the client has no samples of.
+    """Cross-entropy with smaller logits for classes of which the client has no samples.
 
     alpha in [0, 1]: the scale of absent classes; 1 is cross-entropy. soft: scale every class by
     α + (1 − α)·n_c / max n instead, so that logits of rare classes are scaled down too. The bias is

@@ -13,7 +13,9 @@ from potluck.client.objective import Batch, LocalContext, Objective
 
 @dataclass(frozen=True, kw_only=True)
 class Focal(Objective):
-    """−(1 − p)^γ · log p, p the probability of the label (Eq. 4, without the weights α of classes).
+    """Cross-entropy with less weight on samples that the model already predicts well.
+
+    −(1 − p)^γ · log p, p the probability of the label (Eq. 4, without the weights α of classes).
 
     gamma ≥ 0: a larger value reduces the weight of samples with a large p; 0 is cross-entropy. The
     paper uses 2.

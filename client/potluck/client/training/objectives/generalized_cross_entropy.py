@@ -14,7 +14,9 @@ from potluck.client.objective import Batch, LocalContext, Objective
 
 @dataclass(frozen=True, kw_only=True)
 class GeneralizedCrossEntropy(Objective):
-    """(1 − p^q) / q, p the probability of the label; hard samples have smaller gradients.
+    """Loss that tolerates wrong labels: hard samples have smaller gradients.
+
+    (1 − p^q) / q, p the probability of the label.
 
     q in (0, 1]: towards 0 the loss becomes cross-entropy, at 1 the mean absolute error. Zhang and
     Sabuncu, NeurIPS 2018; FedDiverse uses it to train a biased model on purpose.

@@ -21,7 +21,9 @@ LOGARITHM_OF_ZERO: Final = -4.0
 
 @dataclass(kw_only=True)
 class NoiseRobust(Objective):
-    """CE(labels) + α·CE(pseudo-labels) + β·RCE(labels).
+    """Loss that tolerates wrong labels, with pseudo-labels and reverse cross-entropy (RCE).
+
+    CE(labels) + α·CE(pseudo-labels) + β·RCE(labels).
 
     Pseudo-labels are the probabilities that the received model gives each sample, fixed for the
     round. alpha, beta ≥ 0: weights of the second and third term; the paper's captions name (1, 1)

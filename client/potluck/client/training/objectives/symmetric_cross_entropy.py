@@ -15,7 +15,9 @@ from potluck.client.objective import Batch, LocalContext, Objective
 
 @dataclass(frozen=True, kw_only=True)
 class SymmetricCrossEntropy(Objective):
-    """α·CE + β·RCE, RCE = −A·(1 − p) with p the probability of the label.
+    """Loss that tolerates wrong labels: cross-entropy plus reverse cross-entropy (RCE).
+
+    α·CE + β·RCE, RCE = −A·(1 − p) with p the probability of the label.
 
     alpha, beta ≥ 0: weights; RHFL uses 0.1 and 1. zero: replaces the 0 in log 0, in (0, 1); A is
     its logarithm. RHFL's code uses 1e-4.

@@ -16,10 +16,10 @@ AVAILABILITY = "availability"
 
 @dataclass(frozen=True, kw_only=True)
 class Availability(Question):
-    """`availability`: the chance that the client is available in a time interval.
+    """Answers `availability`: the probability that the client is available in an interval.
 
-    The selector `refl` asks it. The answer depends only on the owner's plan and discloses nothing
-    about the data. begin, end: the interval, in seconds from now.
+    The selector `refl` asks this question. The answer depends only on the owner's plan and
+    discloses nothing about the data. begin, end: the interval, in seconds from now.
     """
 
     begin: NonNegativeFloat = 0.0

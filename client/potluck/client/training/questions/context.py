@@ -26,7 +26,7 @@ _SHARE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Context(Question):
-    """`robust`, `validation` and `seconds`; the selector `flash` asks them.
+    """Answers two losses (`robust`, `validation`) and a training time (`seconds`), for `flash`.
 
     robust: the mean of the noise-robust loss, with weights alpha and beta, on the training samples;
     the received model's predictions are its pseudo-labels. validation: the mean cross-entropy on

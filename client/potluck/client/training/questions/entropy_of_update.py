@@ -15,7 +15,7 @@ from potluck.common.learning.output_layer import label_entropies, output_tensor
 
 @dataclass(frozen=True, kw_only=True)
 class LabelEntropy(Question):
-    """`label-entropy`: Ĥ in nats; the selector `hics-fl` asks for it.
+    """Answers `label-entropy`: Ĥ, an estimate of the entropy of labels in nats, for `hics-fl`.
 
     Ĥ is the entropy of softmax(Δb / temperature). Δb is the change of the output layer's bias in
     one training, or of the row means of its weights if it has no bias.

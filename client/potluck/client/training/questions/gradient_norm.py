@@ -14,7 +14,7 @@ GRADIENT_NORM = "gradient-norm"
 
 
 class GradientNorm(Question):
-    """`gradient-norm` and `seconds`; the selector `feel` asks for them.
+    """Answers `gradient-norm` and a training time (`seconds`), for `feel` and `ocs`.
 
     gradient-norm: the Euclidean norm of the gradient of the mean cross-entropy over all training
     samples, for any objective; over the trainable parameters, with the model in evaluation mode.

@@ -13,7 +13,9 @@ from potluck.common.learning.step_by_step import LABEL_DISTANCE
 
 
 class LabelDistance(Question):
-    """`label-distance`: 1 − cos(V + active, target), V being the client's own label counts.
+    """Answers `label-distance`: how far a cohort's labels are from a target if the client joins.
+
+    The distance is 1 − cos(V + active, target). V: the client's own label counts.
 
     As in the DC procedure of Düsing and Cimiano §3. active: label counts of the clients selected so
     far. target: the desired label counts. Both have an integer per class, separated by spaces. The

@@ -10,10 +10,10 @@ from potluck.common.errors import TrainingError
 
 
 class Loss(Question):
-    """`loss`: the mean cross-entropy over all training samples, for any objective.
+    """Answers `loss`: the mean cross-entropy over all training samples, for any objective.
 
-    Power-of-choice selection (pow-d) asks for it. With noise, each sample's loss is at most the
-    clip.
+    The selector `pow-d` (power of choice) asks this question. With noise, each sample's loss is at
+    most the clip.
     """
 
     needs_model = True

@@ -21,7 +21,7 @@ _PASSES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Sketch(Question):
-    """`sketch-1`, `sketch-2`, …: one local update, compressed; the selector `hcsfed` asks for it.
+    """Answers `sketch-1`, `sketch-2`, …: one local update, compressed, for `hcsfed`.
 
     method: `projection` adds each coordinate of the update, with a random sign, to a random one of
     `numbers` sums; all clients draw signs and positions with the same `seed`. `centroids` sends the

@@ -11,7 +11,7 @@ _BATCH = 1024
 
 
 class SoftLabel(Question):
-    """`class-0`, `class-1`, …: the mean softmax of a model's outputs over the training samples.
+    """Answers `class-0`, `class-1`, …: a model's mean softmax output over the training samples.
 
     This mean approximates the distribution of the client's labels. FedEntropy asks for the trained
     model's mean.
