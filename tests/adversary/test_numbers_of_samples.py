@@ -96,7 +96,7 @@ async def test_values_sent_with_updates_are_independent_of_the_sample_count(
     ("strategy", "why"),
     [
         pytest.param("fednova", "normalises by the clients' numbers of steps", id="fednova"),
-        pytest.param("scaffold", "tells the number of steps; set training.steps", id="scaffold"),
+        pytest.param("scaffold", "discloses the number of steps", id="scaffold"),
     ],
 )
 async def test_strategies_that_need_step_counts_are_refused_by_hosts(

@@ -277,7 +277,7 @@ async def test_membership_not_signed_by_the_root_is_refused_by_all_hosts(
     with capture_logs() as lines:
         outcome = await federation.sum()
     assert outcome.total is not None, outcome.explain()
-    [line] = [each for each in lines if each["event"] == "membership refused"]
+    [line] = [each for each in lines if each["event"] == "member list refused"]
     assert why in line["why"]
     assert kept(dependent, "host-0") == before
 

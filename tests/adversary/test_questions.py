@@ -198,5 +198,5 @@ async def test_run_that_requests_more_than_clients_allow_does_not_start(
     row = await scene.federation.finished(run_file)
     assert row.state is RunState.FAILED
     assert row.committed_rounds == 0
-    for said in (key, "client-0", "in the [disclosure] table of its configuration"):
+    for said in (key, "client-0", "in the [disclosure] table of the host's configuration"):
         assert said in row.reason

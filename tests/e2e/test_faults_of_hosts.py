@@ -99,7 +99,7 @@ async def test_host_trains_again_after_a_training_cancelled_during_imports(
     set_values(federation.files.hosts[1], {"cancel_timeout_seconds": 0.05})
     await federation.processes.start_host(1)
     await federation.until_attending()
-    log, waits = federation.files.log("host-1"), "a cancelled task imports a module"
+    log, waits = federation.files.log("host-1"), "a cancelled task is still importing a module"
     federation.points.hold(point)
     stopped = await federation.start_run(task)
     await until(lambda: federation.points.reached(point))

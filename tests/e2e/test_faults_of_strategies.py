@@ -275,7 +275,7 @@ async def test_client_that_lost_its_state_is_excluded_with_the_reason(
     for entry in history[1:]:
         lost = {m.client_id: m.trouble for m in entry.members if m.state != INCLUDED}
         assert len(lost) == 2, lost
-        assert all("has lost what it kept" in trouble for trouble in lost.values())
+        assert all("has lost the state" in trouble for trouble in lost.values())
         assert all("CLIENT_STATE_LOST" in trouble for trouble in lost.values())
 
 

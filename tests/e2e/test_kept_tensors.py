@@ -138,7 +138,7 @@ async def test_client_that_lost_its_kept_tensors_reports_it(federation: Federati
     for entry in (await federation.history(run_id))[1:]:
         lost = [m.trouble for m in entry.members if m.state != INCLUDED]
         assert len(lost) == 2, lost
-        assert all("has lost what it kept of update" in trouble for trouble in lost)
+        assert all("has lost the state" in trouble for trouble in lost)
 
 
 async def test_invalid_tensor_patterns_are_refused_before_the_run(federation: Federation) -> None:

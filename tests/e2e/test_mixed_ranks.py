@@ -107,7 +107,9 @@ async def test_client_that_trains_a_frozen_tensor_reports_it(federation: Federat
     status = await federation.ended(run_id)
     assert status.state == operator_pb2.RUN_STATE_FAILED
     logs = [federation.files.log(f"host-{number}").read_text() for number in range(2)]
-    assert any(f"has trained tensor '{W}', which only the coordinator moves" in log for log in logs)
+    assert any(
+        f"has trained tensor '{W}', which only the coordinator may change" in log for log in logs
+    )
 
 
 @pytest.mark.parametrize(

@@ -128,14 +128,14 @@ async def test_object_store_that_sends_wrong_models_is_reported_until_it_recover
     federation.points.release()
     await until(
         lambda: any(
-            "object store returned other bytes than were stored" in path.read_text()
+            "object store returned different bytes than were stored" in path.read_text()
             for path in logs
         ),
         "hosts blame the store",
     )
     await until_blamed(federation, "models/")
     assert (
-        "object store returned other bytes than were stored"
+        "object store returned different bytes than were stored"
         in federation.files.log("coordinator").read_text()
     )
     server.tell_the_truth()

@@ -49,7 +49,7 @@ def model_of(task: Task) -> nn.Module:
 
 def test_existing_device_is_found_and_a_missing_one_refused(device: str) -> None:
     assert resolve_device(device) == device
-    with pytest.raises(ConfigurationError, match=r"device cuda:99 is not there; this machine has"):
+    with pytest.raises(ConfigurationError, match=r"this machine does not have the device cuda:99"):
         resolve_device("cuda:99")
     if device != "cpu":
         assert resolve_device("auto") == "cuda:0"

@@ -81,4 +81,6 @@ async def test_unsupported_network_is_trained_client_by_client(
 ) -> None:
     alone = await federation.finished(await federation.start_run())
     assert await federation.finished(await federation.start_run("training.batched=true")) == alone
-    assert said(federation, "the network is a _Network, not layers in a row") == 2
+    assert (
+        said(federation, "batched steps need an nn.Sequential, but the network is a _Network") == 2
+    )

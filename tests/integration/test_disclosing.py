@@ -106,7 +106,7 @@ async def test_process_killed_while_disclosing_makes_one_disclosure(
     lines = (tmp_path / "log").read_text().splitlines()
     [told] = [event for line in lines if "for run another" in (event := json.loads(line)["event"])]
     assert told.startswith("disclosed the label counts, with noise (ε = 1, replace), of client-0")
-    assert told.endswith("the same as before, nothing new was spent")
+    assert told.endswith("this repeats an earlier disclosure and spends no budget")
 
 
 async def test_repeated_requests_receive_the_same_noisy_counts(

@@ -139,7 +139,7 @@ async def test_host_retries_a_store_that_sends_wrong_bytes_until_it_recovers(sce
     blamed = [
         line
         for line in logs
-        if line["event"] == "object store returned other bytes than were stored"
+        if line["event"] == "object store returned different bytes than were stored"
     ]
     assert [line["store"] for line in blamed] == [scene.store.origin]
     assert logs[-1]["event"] == "object store recovered: its bytes match their digest"
@@ -150,7 +150,9 @@ async def test_host_repeats_its_upload_while_the_store_returns_wrong_bytes(scene
     scene.fake.mismatches = 5
     with capture_logs() as logs:
         assert await scene.deliver() == UPDATE
-    assert "object store returned other bytes than were stored" in {line["event"] for line in logs}
+    assert "object store returned different bytes than were stored" in {
+        line["event"] for line in logs
+    }
     assert scene.store.methods() == ["PUT"] * 6
 
 

@@ -50,7 +50,7 @@ async def test_rounds_continue_without_clients_whose_trainer_fails(
             "exits": "failed for client 'client-1': SystemExit: 3",
             "interrupts": "failed for client 'client-1': KeyboardInterrupt: no message",
             "not-a-number": "left NaN, infinity or huge numbers in tensor 'slope'",
-            "shapes": "left another model than it was given",
+            "shapes": "returned a model that is not compatible with the task's model",
             "undeclared": "has the measure 'accuracy', which the task's trainer does not declare",
         }.items():
             assert line in (await troubles(federation, fault))["client-1"]

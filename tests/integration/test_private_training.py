@@ -195,7 +195,7 @@ async def test_profiles_and_trainings_share_the_total_limit_over_restarts(scene:
         profile = await scene.fake.answered("more")
         assert ledger(scene.folder / "state") == []
     assert training.failure.message == f"client 'client-0': {BUDGET_SPENT}"
-    assert "it would exceed `total_epsilon`" in profile.failure.message
+    assert "its ε would exceed the remaining `total_epsilon`" in profile.failure.message
     async with scene.host(disclosure={"total_epsilon": 1.5}):
         scene.fake.instruct(private("again", model))
         await scene.fake.completed("again")
@@ -205,7 +205,7 @@ async def test_profiles_and_trainings_share_the_total_limit_over_restarts(scene:
         profile = await scene.fake.answered("whole")
         scene.fake.instruct(asked_profile("half-again", model, 0.5))
         assert (await scene.fake.answered("half-again")).HasField("profile"), "the kept one"
-    assert "it would exceed `total_epsilon`" in profile.failure.message
+    assert "its ε would exceed the remaining `total_epsilon`" in profile.failure.message
 
 
 def watched(name: str, model: Any, round_: int) -> rpc.Instruction:

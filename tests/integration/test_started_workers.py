@@ -66,7 +66,7 @@ def test_worker_imports_user_code_and_reports_results_that_cannot_be_pickled(
     assert (answers[0], answers[-1]) == (Done(7), Done(8))
     assert isinstance(answers[1], Failed)
     assert isinstance(answers[1].error, TrainingError)
-    assert "can't hand back what came of its job" in str(answers[1].error)
+    assert "can't return the result of its job" in str(answers[1].error)
     for answer, text in zip(answers[2:4], ("KeyboardInterrupt at", "SystemExit at"), strict=True):
         assert isinstance(answer.error, TrainingError)
         assert answer.error.message.startswith(f"{text} own_jobs.py:")

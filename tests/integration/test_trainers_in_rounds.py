@@ -118,7 +118,7 @@ async def test_masked_rounds_give_the_same_model_without_training_metrics(
     [
         ("raises", "failed for client 'client-1': ValueError: the scanner's file is empty"),
         ("not-a-number", "left NaN, infinity or huge numbers in tensor 'slope'"),
-        ("shapes", "left another model than it was given"),
+        ("shapes", "returned a model that is not compatible with the task's model"),
     ],
 )
 async def test_trainer_failure_in_a_masked_round_is_named_only_in_the_host_log(

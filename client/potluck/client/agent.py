@@ -218,17 +218,17 @@ class Agent:
                 key_of(config.member_key, client)
         if config.disclosure.undermined:
             log.warning(
-                'noise under adjacency = "add-remove" hides little where the number of samples is '
-                'told: set weighting = "equal" in [disclosure], or adjacency = "replace"'
+                'noise under adjacency = "add-remove" hides little if the number of samples is '
+                'reported; set weighting = "equal" in [disclosure], or adjacency = "replace"'
             )
         if config.disclosure.simulation_seed is not None:
             log.warning(
-                "noise follows from simulation_seed in [disclosure] and protects no client; remove "
-                "simulation_seed unless this is an experiment"
+                "simulation_seed in [disclosure] determines the noise, so that the noise "
+                "protects no client; remove simulation_seed unless this is an experiment"
             )
         if config.disclosure.allows_stepwise:
             log.warning(
-                'sums in [disclosure] allows "unsafe-stepwise": the coordinator can learn the '
+                '`sums` in [disclosure] allows "unsafe-stepwise": the coordinator can learn the '
                 "exact label counts of these clients"
             )
             for leak in LEAKS:
@@ -332,8 +332,8 @@ class Agent:
         )
         if hello.ByteSize() > MAXIMUM_MESSAGE_BYTES - _FRAME_BYTES:
             raise ConfigurationError(
-                f"{len(self._clients)} clients don't fit into one hello; split them over more "
-                "hosts",
+                f"the list of {len(self._clients)} clients is too long for one message; "
+                "distribute the clients over more hosts",
                 clients=len(self._clients),
             )
         return hello
@@ -346,8 +346,8 @@ def _check_claims(config: ClientConfig, clients: list[ClientId]) -> None:
         if not identity.may_speak_for(client):
             raise IdentityError(
                 f"the certificate {config.tls.certificate} does not allow host '{identity.name}' "
-                f"to speak for client '{client}'; issue one that does with `potluck pki issue`, or "
-                "remove the client from `clients`",
+                f"to send messages for client '{client}'; issue another certificate with "
+                "`potluck pki issue`, or remove the client from `clients`",
                 client=client,
                 host=identity.name,
             )

@@ -77,7 +77,8 @@ def attend(
         return 0
     if config is None:
         raise ConfigurationError(
-            "no configuration file; pass --config FILE, `potluck-client config` prints an example"
+            "no configuration file is given; pass --config FILE (`potluck-client config` prints "
+            "an example)"
         )
     overrides: dict[str, Any] = {
         "coordinator": coordinator,
@@ -123,12 +124,17 @@ def enroll(
     claims = parse_claims(clients)
     identity = Identity(federation=federation, role=Role.HOST, name=name, claims=claims)
     key, request, fingerprint = make_request(folder, identity)
-    typer.echo(f"key          {key}  (secret; stays here)")
+    typer.echo(f"key          {key}  (secret; keep it on this machine)")
     typer.echo(f"request      {request}")
     typer.echo(f"fingerprint  {fingerprint}")
-    typer.echo("Give the request to the operator, and the fingerprint by another way. Then:")
+    typer.echo(
+        "Send the request to the operator, and the fingerprint over another channel. The "
+        "operator runs:"
+    )
     typer.echo(f"  potluck pki sign FOLDER {request.name} --clients {','.join(map(str, claims))}")
-    typer.echo(f"and put {name}.pem and authority.pem, which come back, beside the key.")
+    typer.echo(
+        f"Then put {name}.pem and authority.pem, which the operator sends back, beside the key."
+    )
 
 
 @app.command("disclosures")

@@ -214,7 +214,7 @@ class ClientConfig(Settings):
     def _origins(cls, stores: tuple[str, ...]) -> tuple[str, ...]:
         for store in stores:
             if re.fullmatch(r"https?://[A-Za-z0-9.:\[\]_-]+", store) is None:
-                raise ValueError("must be https://HOST or https://HOST:PORT each")
+                raise ValueError("each entry must be https://HOST or https://HOST:PORT")
         return stores
 
     @field_validator("clients", "model_modules", "object_stores", mode="before")
@@ -240,7 +240,7 @@ class ClientConfig(Settings):
             raise ValueError("must be auto, cpu, cuda:N, or several GPUs such as cuda:0,cuda:1")
         names = device.split(",")
         if len(set(names)) < len(names):
-            raise ValueError("names a GPU twice; one training at a time runs on each")
+            raise ValueError("must name each GPU only once")
         return device
 
     def client_ids(self) -> list[ClientId]:

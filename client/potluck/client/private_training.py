@@ -270,8 +270,8 @@ def check_terms(work: rpc.Train) -> None:
     whole = hides_update(work)
     if whole and not is_masked(work):
         raise ProtocolError(
-            "noise of all clients together needs a masked sum, and the update is not masked; set "
-            "secure_aggregation = true in the run file"
+            "noise that all clients add together needs masked updates, but the update is not "
+            "masked; set secure_aggregation = true in the run file"
         )
     asked = {
         "a normalised update": work.normalized and whole,
@@ -285,6 +285,6 @@ def check_terms(work: rpc.Train) -> None:
     for what, found in asked.items():
         if found:
             raise ProtocolError(
-                f"a training with noise asks for {what}, which has none; remove one of them from "
-                "the run file"
+                f"a training with noise is not compatible with {what}; remove this, or "
+                "[privacy], from the run file"
             )

@@ -80,8 +80,8 @@ class QuestionContext:
         """Raise TrainingError if the task has its own trainer; it can't answer such a question."""
         if self.own is not None:
             raise TrainingError(
-                f"question '{kind}' is about the samples of classification tasks, and this task "
-                "trains by itself; choose another selector"
+                f"question '{kind}' needs a classification task, but this task has its own "
+                "trainer; choose another selector"
             )
 
 

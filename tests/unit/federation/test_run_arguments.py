@@ -121,7 +121,7 @@ SCRIPT = script_task(
 @pytest.mark.parametrize(
     ("options", "task", "why"),
     [
-        ({"device": "cuda:99"}, "digits", r"cuda:99 is not there; this machine has cpu.*; name"),
+        ({"device": "cuda:99"}, "digits", r"does not have the device cuda:99; choose"),
         (
             {},
             SCRIPT,

@@ -522,7 +522,10 @@ def test_a_refusal_by_the_total_limit_says_no_numbers(tmp_path: Path) -> None:
     granted_until_refused(lambda number: client.profile(2 + number, 1.0))
     with pytest.raises(DisclosureRefusedError) as refused:
         client.profile(9, 1.0)
-    assert "it would exceed `total_epsilon` in the [disclosure] table" in refused.value.message
+    assert (
+        "its ε would exceed the remaining `total_epsilon` in the [disclosure] table"
+        in refused.value.message
+    )
     with pytest.raises(DisclosureRefusedError) as refused:
         client.train(9, 0.5)
     assert refused.value.message == f"client 'client-0': {BUDGET_SPENT}"

@@ -144,7 +144,7 @@ class HostMetrics:
 
     def ready(self) -> str:
         """Return why the host is not ready; empty while it is connected."""
-        return "" if self._attends else "not attending the coordinator"
+        return "" if self._attends else "not connected to the coordinator"
 
     def serves(self, clients: int, *, budget: float) -> None:
         """Record the number of the host's clients and the privacy budget of each client."""

@@ -44,7 +44,7 @@ def noisy_counts(
     """
     rate = exact_epsilon(epsilon) / sensitivity(adjacency)
     if any(count < 0 for count in counts):
-        raise ConfigurationError("a label count is negative; give whole numbers ≥ 0")
+        raise ConfigurationError("a label count is negative; all counts must be ≥ 0")
     return [count + discrete_laplace(rate, randomness) for count in counts]
 
 
@@ -55,7 +55,7 @@ def sensitivity(adjacency: Adjacency) -> int:
     """
     if adjacency not in get_args(Adjacency):
         raise ConfigurationError(
-            f"there is no adjacency '{adjacency}'; there are: {', '.join(get_args(Adjacency))}",
+            f"adjacency '{adjacency}' is unknown; choose one of: {', '.join(get_args(Adjacency))}",
             adjacency=adjacency,
         )
     return 1 if adjacency == "add-remove" else 2

@@ -75,7 +75,7 @@ class StateDirectory:
         self._lock = FolderLock(
             path,
             holder="client process",
-            remedy="stop that one, or give each its own state_directory",
+            remedy="stop that process, or give each process its own state_directory",
         )
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ def write_durably(path: Path, text: str) -> None:
 def storage_error(path: Path, error: OSError) -> StorageError:
     """Return a one-line error for a failed disk operation, with the free space."""
     try:
-        room = f"; {shutil.disk_usage(path.parent).free} bytes are free there"
+        room = f"; the disk has {shutil.disk_usage(path.parent).free} free bytes"
     except OSError:
         room = ""
     return StorageError(f"can't write {path}: {error.strerror}{room}", path=path)

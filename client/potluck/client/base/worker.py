@@ -150,7 +150,10 @@ class Worker(Generic[Device]):
         if not thread.interrupt():
             loop = asyncio.get_running_loop()
             if until is None:
-                log.info("a cancelled task imports a module; it is interrupted after that")
+                log.info(
+                    "a cancelled task is still importing a module; it will be interrupted "
+                    "afterwards"
+                )
                 until = loop.time() + IMPORT_SECONDS
             if loop.time() < until:
                 loop.call_later(_LOOK_SECONDS, self._leave_behind, thread, future, until)

@@ -65,9 +65,12 @@ class ControlStream:
             await self._call.write(rpc.AttendRequest(hello=hello))
         first = await self._call.read()
         if not isinstance(first, rpc.AttendResponse):
-            raise UnreachableError("the coordinator ended the stream instead of saying welcome")
+            raise UnreachableError("the coordinator ended the stream before its welcome message")
         if first.WhichOneof("message") != "welcome":
-            raise ProtocolError("the coordinator did not begin with a welcome")
+            raise ProtocolError(
+                "the coordinator's first message is not a welcome message; install the same "
+                "release on the host and the coordinator"
+            )
         make_plain(first)
         return first.welcome
 
@@ -177,8 +180,8 @@ class Attending:
                     if await self._attend(instructions, link):
                         continue
                     trouble: PotluckError = UnreachableError(
-                        "the coordinator ended the stream: it stops, or another process attends "
-                        "with the same certificate"
+                        "the coordinator ended the stream: it is stopping, or another process is "
+                        "connected with the same certificate"
                     )
                 except grpc.aio.AioRpcError as error:
                     trouble = self._explain(error)
@@ -268,7 +271,8 @@ class Attending:
                 return await stream.open(self._hello)
         except TimeoutError:
             raise UnreachableError(
-                f"the coordinator did not answer the hello within {_WELCOME_SECONDS:.0f} s"
+                "the coordinator did not answer the first message of this host within "
+                f"{_WELCOME_SECONDS:.0f} s"
             ) from None
 
     def _receive(self, instructions: Instructions, message: rpc.AttendResponse) -> None:
@@ -280,7 +284,7 @@ class Attending:
                 try:
                     self._membership.take(message.membership.document, "from the coordinator")
                 except PotluckError as error:
-                    log.error("membership refused", why=error.message)
+                    log.error("member list refused", why=error.message)
 
     def _is_welcome(
         self, stream: ControlStream, welcome: rpc.Welcome, instructions: Instructions, link: Link

@@ -81,7 +81,9 @@ class Instructions:
         if reception is Reception.GOES_ON and self._extend(instruction):
             return
         if reception is Reception.REFUSE:
-            error = RoundClosedError("it was abandoned before it arrived; send it again")
+            error = RoundClosedError(
+                "the instruction was abandoned before it arrived; send the instruction again"
+            )
             self._say(rpc.AttendRequest(answer=_failure(instruction.id, error)))
         elif reception is Reception.REPEAT and entry.answer is not None:
             self._say(rpc.AttendRequest(answer=entry.answer))
@@ -181,12 +183,12 @@ class Instructions:
             bound.info("done", work=instruction.WhichOneof("work"))
         except TimeoutError:
             # Keep the update: a coordinator that was down past the deadline may still request it.
-            bound.warning("dropped, its deadline has passed")
+            bound.warning("instruction dropped: its deadline has passed")
             trouble = "its deadline has passed"
             self._drop(active)
             return
         except RoundClosedError as error:
-            bound.info("dropped, no longer awaited", reason=error.message)
+            bound.info("instruction dropped: its result is no longer needed", reason=error.message)
             trouble = error.reason
             self._drop(active)
             self._updates.drop(instruction.id)

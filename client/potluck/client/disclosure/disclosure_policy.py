@@ -47,7 +47,7 @@ MOST_RELEASES = 1000
 _SKETCH = "sketch"
 AVAILABILITY = "availability"
 WITHHELD = "its data can't be used for this; the log of its host has the reason"
-_TABLE = "the [disclosure] table of its configuration"
+_TABLE = "the [disclosure] table of the host's configuration"
 _OF_DATA = (TrainingError, NotFiniteError, OutOfBoundsError)
 """Errors that can depend on single samples."""
 
@@ -283,29 +283,32 @@ def terms(
     check_signal(policy, client, signal)
     if request.mode is Mode.EXACT and signal == LABEL_COUNTS and not policy.exact_label_counts:
         raise _refused(
-            client, signal, "exact counts were asked for and `exact_label_counts` is false"
+            client, signal, "the run requests exact counts, but `exact_label_counts` is false"
         )
     if request.mode is Mode.EXACT_TRIPLET and policy.triplet != "exact":
-        raise _refused(client, signal, 'one without noise was asked for and `triplet` is "noisy"')
+        raise _refused(
+            client, signal, 'the run requests it without noise, but `triplet` is "noisy"'
+        )
     if not request.mode.adds_noise:
         if signal not in (*BUILT_IN_SIGNALS, *policy.exact_signals):
             raise _refused(
                 client,
                 signal,
-                f"one without noise was asked for and '{signal}' is not among `exact_signals`",
+                f"the run requests it without noise, but `exact_signals` does not list '{signal}'",
             )
         return Parameters(mode=request.mode, task=task, model=model, settings=request.settings)
     epsilon = policy.epsilon if request.epsilon is None else request.epsilon
     if exact_epsilon(epsilon) > exact_epsilon(policy.epsilon):
         raise _refused(
-            client, signal, f"ε = {epsilon:g} was asked for and `epsilon` is {policy.epsilon:g}"
+            client, signal, f"the run requests ε = {epsilon:g}, but `epsilon` is {policy.epsilon:g}"
         )
     adjacency = request.adjacency or policy.adjacency
     if sensitivity(adjacency) < sensitivity(policy.adjacency):
         raise _refused(
             client,
             signal,
-            f"'{adjacency}' was asked for and `adjacency` is '{policy.adjacency}'",
+            f"the run requests the adjacency '{adjacency}', but `adjacency` is "
+            f"'{policy.adjacency}'",
         )
     return Parameters(
         mode=request.mode,
@@ -320,7 +323,7 @@ def terms(
 def check_signal(policy: DisclosurePolicy, client: str, signal: str) -> None:
     """Raise DisclosureRefusedError if a signal may not be disclosed at all."""
     if signal not in policy.signals:
-        why = f"'{signal}' is not among `signals`"
+        why = f"`signals` does not list '{signal}'"
         if signal in BUILT_IN_SIGNALS:
             raise _refused(client, signal, why)
         # Name the signal, not its title: reading the title would load code that the owner forbids.
@@ -356,19 +359,20 @@ def check_budget(
         raise _refused(
             client,
             signal,
-            f"ε = {float(spent):g} has been spent, {parameters.epsilon:g} more would exceed "
+            f"ε = {float(spent):g} has been spent, and {parameters.epsilon:g} more would exceed "
             f"`epsilon_budget` = {policy.epsilon_budget:g}",
         )
     if room is not None and exact_epsilon(parameters.epsilon) > room:
-        raise _refused(client, signal, "it would exceed `total_epsilon`")
+        raise _refused(client, signal, "its ε would exceed the remaining `total_epsilon`")
 
 
 def check_weighting(policy: DisclosurePolicy, client: str, asked: Weighting) -> None:
     """Raise DisclosureRefusedError if a run wants a more exact number of samples than allowed."""
     if not policy.weighting.permits(asked):
         raise DisclosureRefusedError(
-            f"client '{client}' tells its number of samples at most '{policy.weighting}', and the "
-            f"run asks for '{asked}': set weighting = \"{policy.weighting}\" in the run file",
+            f"client '{client}' reports its number of samples at most as '{policy.weighting}', "
+            f"but the run asks for '{asked}'; set weighting = \"{policy.weighting}\" in the run "
+            "file",
             client=client,
             asked=asked.value,
         )
@@ -381,9 +385,9 @@ def check_pace(policy: DisclosurePolicy, client: str, pace: float) -> None:
     """
     if pace and policy.weighting is not Weighting.EXACT:
         raise DisclosureRefusedError(
-            f"client '{client}' tells its number of samples at most '{policy.weighting}', and "
-            f"simulated seconds are {pace:g} times that number; remove [virtual_clock] from the "
-            "run file",
+            f"client '{client}' reports its number of samples at most as '{policy.weighting}', "
+            f"but simulated seconds ({pace:g} s per sample) disclose the exact number; remove "
+            "[virtual_clock] from the run file",
             client=client,
         )
 
@@ -397,9 +401,9 @@ def check_correction(policy: DisclosurePolicy, client: str, name: str) -> None:
     if policy.weighting is Weighting.EXACT:
         return
     raise DisclosureRefusedError(
-        f"client '{client}' tells its number of samples at most '{policy.weighting}', and what "
-        f"'{name[:40]}' sends with open updates tells the number of steps; set training.steps or "
-        "secure_aggregation in the run file, or choose another strategy",
+        f"client '{client}' reports its number of samples at most as '{policy.weighting}', but "
+        f"'{name[:40]}' discloses the number of steps unless updates are masked; set "
+        "training.steps or secure_aggregation in the run file, or choose another strategy",
         client=client,
     )
 
@@ -450,7 +454,7 @@ def check_selection(policy: DisclosurePolicy, client: str, *, verified: bool) ->
     """
     if policy.verified_selection and not verified:
         raise DisclosureRefusedError(
-            f"client '{client}' trains only if its host can recompute who is selected: "
+            f"client '{client}' trains only if its host can recompute the selection: "
             f"`verified_selection` is true in {_TABLE}; set verifiable = true and hosts_verify = "
             "true in [selection] of the run file",
             client=client,
@@ -500,16 +504,17 @@ def check_question(
     if kind == LABEL_DISTANCE:
         if UNSAFE_STEPWISE not in policy.sums:
             raise DisclosureRefusedError(
-                f"client '{client}' does not answer '{kind}', which gives its label counts away: "
-                f'"{UNSAFE_STEPWISE}" is not among `sums` in {_TABLE}',
+                f"client '{client}' does not answer '{kind}', which would disclose its label "
+                f'counts: `sums` in {_TABLE} does not list "{UNSAFE_STEPWISE}"',
                 client=client,
                 question=kind,
             )
     elif kind not in policy.questions:
         allowed = ", ".join(policy.questions) or "none"
         raise DisclosureRefusedError(
-            f"client '{client}' does not answer '{kind[:40]}': `questions` in {_TABLE} allows: "
-            f"{allowed}; add it there, or choose a selector that does not ask it",
+            f"client '{client}' does not answer the question '{kind[:40]}': `questions` in "
+            f"{_TABLE} lists: {allowed}; add the question there, or choose a selector that does "
+            "not ask it",
             client=client,
             question=kind[:40],
         )
@@ -523,9 +528,9 @@ def check_question(
     elif kind == _SKETCH and policy.updates != "open":
         without = "masks" if policy.updates == "masked" else "noise"
         raise DisclosureRefusedError(
-            f"client '{client}' does not answer '{kind}', which is some sums of an update without "
-            f'{without}: `updates` is "{policy.updates}" in {_TABLE}; choose a selector that does '
-            "not ask it",
+            f"client '{client}' does not answer the question '{kind}', whose answer contains "
+            f'sums of an update without {without}: `updates` is "{policy.updates}" in '
+            f"{_TABLE}; choose a selector that does not ask it",
             client=client,
             question=kind,
         )

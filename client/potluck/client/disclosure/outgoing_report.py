@@ -85,9 +85,9 @@ def _what(entry: Entry) -> str:
         subject = entry.get("subject")
         return f"counts on held-out samples{f' with {subject}' * bool(subject)}"
     if kind == Outgoing.UPDATE:
-        return f"an update without masks (samples told: {entry.get('weighting')})"
+        return f"an update without masks (number of samples: {entry.get('weighting')})"
     if kind == Outgoing.FAILURE:
-        return f"that it failed ({entry.get('reason')})"
+        return f"a failure ({entry.get('reason')})"
     return str(kind)
 
 

@@ -82,7 +82,7 @@ class UnreadableSums:
         if client in self.clients():
             raise StorageError(
                 f"can't read the ledger of secure sums of client '{client}' in {self._folder}: "
-                "this host lacks the package potluck.secagg; install all of potluck",
+                "this host lacks the package potluck.secagg; install all packages of Potluck",
                 client=client,
             )
         return Fraction(0)

@@ -131,8 +131,8 @@ class ReleaseLedger:
 
     def _damaged(self, path: Path) -> StorageError:
         return StorageError(
-            f"{path} is not a ledger of disclosures; restore it from a backup: without it this "
-            "client would forget what it has spent",
+            f"{path} is not a ledger of disclosures; restore it from a backup, because only the "
+            "ledger records the budget that this client has spent",
             path=path,
         )
 

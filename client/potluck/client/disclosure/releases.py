@@ -154,7 +154,7 @@ class Discloser:
         log.info(
             f"disclosed {description(release)} of {client} to the coordinator of federation "
             f"{recipient.federation} at {recipient.coordinator}, for run {recipient.run}"
-            + ("" if fresh else "; it is the same as before, nothing new was spent"),
+            + ("" if fresh else "; this repeats an earlier disclosure and spends no budget"),
             client=client,
             epsilon_spent=spent,
             epsilon_budget=self.policy.epsilon_budget,
@@ -196,12 +196,13 @@ class ReleaseNoise:
         """
         if self._drawn:
             raise TrainingError(
-                f"signal '{self._signal}' drew its noise twice; pass all of its counts at once"
+                f"signal '{self._signal}' requested noise twice; pass all of its counts in one call"
             )
         self._drawn = True
         if counts.dtype.kind not in "iu":
             raise TrainingError(
-                f"signal '{self._signal}' wants noise on numbers of type {counts.dtype}; give int64"
+                f"signal '{self._signal}' requests noise for numbers of type {counts.dtype}; use "
+                "int64"
             )
         noisy = noised(counts.ravel().tolist(), self._parameters, self._generator)
         return np.array(noisy, dtype=np.int64).reshape(counts.shape)
@@ -210,8 +211,8 @@ class ReleaseNoise:
         """Raise TrainingError if the release is a noisy one, and no noise was drawn."""
         if self._parameters.mode.adds_noise and not self._drawn:
             raise TrainingError(
-                f"signal '{self._signal}' drew no noise for a noisy disclosure; pass its counts "
-                "through context.noisy"
+                f"signal '{self._signal}' did not add noise to a noisy disclosure; pass its "
+                "counts through context.noisy"
             )
 
 
@@ -232,5 +233,5 @@ def _task(plugin: rpc.Plugin) -> TaskReference:
     if not isinstance(options, dict):
         raise ProtocolError(f"options of task '{plugin.name[:40]}' are not a JSON object")
     if not plugin.name:
-        raise ConfigurationError("a disclosure was asked for without naming a task")
+        raise ConfigurationError("the request for a disclosure does not name a task")
     return TaskReference(name=plugin.name, options=cast(dict[str, Any], options))

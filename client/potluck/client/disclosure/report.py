@@ -69,8 +69,8 @@ class Records:
         if self._independent:
             return "a coordinator that lies"
         return (
-            "an honest-but-curious coordinator; set independent_root if somebody else than who "
-            "runs the coordinator keeps the federation root"
+            "an honest-but-curious coordinator; set independent_root if the operator of the "
+            "coordinator does not have the federation root"
         )
 
     def _disclosed(self, client: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ def weighting_of(work: rpc.Train) -> Weighting:
     weighting = _WEIGHTINGS.get(work.weighting)
     if weighting is None:
         raise ProtocolVersionError(
-            f"this host's software does not know weighting {work.weighting}; update it"
+            f"this host does not know weighting {work.weighting}; update Potluck on the host"
         )
     return weighting
 

@@ -46,7 +46,7 @@ class ActiveInstruction:
     def started(self) -> None:
         """Record that the computation begins. Raises RoundClosedError if it was cancelled."""
         if self.cancelled.is_set():
-            raise RoundClosedError("cancelled before it began")
+            raise RoundClosedError("the work was cancelled before it began")
         self.entry.enter(InstructionStage.COMPUTING)
 
 

@@ -211,6 +211,7 @@ async def carry_out(context: HandlerContext, active: ActiveInstruction) -> rpc.A
     handler = HANDLERS.get(active.instruction.WhichOneof("work") or "")
     if handler is None:
         raise ProtocolVersionError(
-            "this host's software does not know what the instruction asks for; update it"
+            "this host does not know the kind of work in the instruction; update Potluck on the "
+            "host"
         )
     return await handler(context, active)

@@ -116,7 +116,7 @@ class HostSums:
             group.gathering = False
             await self._send(group.present)
         except Exception as error:
-            log.exception("a sum failed unexpectedly")
+            log.exception("sum of updates failed unexpectedly")
             _fail(group.present, error)
         finally:
             self._groups.remove(group)
@@ -158,7 +158,9 @@ class HostSums:
                 if len(members) == 1:
                     _fail(members, error)
                     return
-                log.warning("a sum is refused; its updates go singly", error=error.message)
+                log.warning(
+                    "sum of updates was refused; sending each update by itself", error=error.message
+                )
                 for each in members:
                     await self._send([each])
             else:

@@ -68,9 +68,7 @@ class MeasuredWorkers:
             for _ in range(choice.workers - 1):
                 self._trainers.add(*self._makes)
             self._settled = True
-        log.info(
-            "chosen how many workers share a GPU", workers=choice.workers, reason=choice.reason
-        )
+        log.info("number of workers per GPU chosen", workers=choice.workers, reason=choice.reason)
 
     async def _chosen(self, active: ActiveInstruction, files: ClientFiles) -> WorkerChoice:
         lanes = _lanes(active.instruction.train)
@@ -93,7 +91,7 @@ class MeasuredWorkers:
         except RoundClosedError:
             raise
         except PotluckError as error:  # don't store a choice; the training itself reports the error
-            log.warning("what a training takes of a GPU is not measured", why=error.message)
+            log.warning("GPU memory of a training can't be measured", why=error.message)
             return chosen_workers(subject, None, lanes=lanes, most=self._most)
         choice = chosen_workers(subject, memory, lanes=lanes, most=self._most)
         return keep_choice(self._choices, choice)

@@ -35,8 +35,8 @@ async def answer_question(context: HandlerContext, active: ActiveInstruction) ->
     question = await context.look_up(active, work.task, lambda device: device.question(work))
     if noisy and not question.hides_records:
         raise ProtocolVersionError(
-            f"question '{work.kind[:40]}' has no noisy form here; choose a selector that does not "
-            "ask it, or remove [privacy] from the run file"
+            f"this host can't answer question '{work.kind[:40]}' with noise; choose a selector "
+            "that does not ask it, or remove [privacy] from the run file"
         )
     values = None
     if noisy:
@@ -100,7 +100,7 @@ def numbers_asked(work: rpc.Question, values: Mapping[str, float]) -> dict[str, 
     if missing:
         has = ", ".join(values) or "none"
         raise ProtocolVersionError(
-            f"question '{work.kind[:40]}' has no number '{missing[0][:40]}' here, it has: {has}; "
-            "install the same release on both sides",
+            f"question '{work.kind[:40]}' does not return the number '{missing[0][:40]}' on this "
+            f"host; it returns: {has}; install the same release on the host and the coordinator",
         )
     return {name: values[name] for name in work.names[:_MOST_NUMBERS]}

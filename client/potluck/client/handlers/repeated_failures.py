@@ -48,11 +48,11 @@ class RepeatedFailures:
         if count < LIMIT:
             return None
         log.error(
-            "all trainings fail in the same way; loading tasks again, restarting worker processes",
+            "all trainings fail in the same way; reloading tasks and restarting worker processes",
             trainings=count,
             message=error.message,
         )
         return RepeatedFailureError(
             f"the last {count} trainings of this host failed in the same way: {error.message}; "
-            "correct that, and restart the host"
+            "correct the cause, and restart the host"
         )

@@ -54,8 +54,8 @@ class NoGuard:
 
 def _missing(instruction: rpc.Instruction) -> ProtocolVersionError:
     return ProtocolVersionError(
-        f"run {instruction.run_id[:40]} commits to its selections, and this host lacks the package "
-        "potluck.verifiable; install all of potluck"
+        f"run {instruction.run_id[:40]} has verifiable selections, but this host lacks the "
+        "package potluck.verifiable; install all packages of Potluck"
     )
 
 

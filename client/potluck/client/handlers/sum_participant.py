@@ -93,8 +93,8 @@ class NoParticipant:
 
 def _refused(instruction: rpc.Instruction) -> DisclosureRefusedError:
     return DisclosureRefusedError(
-        f"client '{instruction.client_id}' takes part in no secure sum: {_MISSING}; install all of "
-        "potluck",
+        f"client '{instruction.client_id}' can't take part in secure sums: {_MISSING}; install "
+        "all packages of Potluck",
         client=instruction.client_id,
     )
 
@@ -103,7 +103,7 @@ def check_masks(policy: DisclosurePolicy) -> None:
     """Raise ConfigurationError if the policy requires masks and the host can't make them."""
     if policy.updates == "masked" and not _is_installed():
         raise ConfigurationError(
-            f'updates = "masked" in [disclosure], and {_MISSING}; install all of potluck'
+            f'updates = "masked" in [disclosure], but {_MISSING}; install all packages of Potluck'
         )
 
 

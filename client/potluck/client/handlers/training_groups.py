@@ -134,7 +134,7 @@ class TrainingGroups:
                     except TimeoutError:
                         continue
         except TimeoutError:
-            log.debug("a group begins without some of its members", members=len(group.members))
+            log.debug("batched step starts without some of its clients", members=len(group.members))
         finally:
             del self._groups[tuple(group.companions)]
         waiting = [each for each in group.members.values() if not each.trained.done()]
@@ -184,7 +184,9 @@ def _train(
     if not members:
         return results
     first = members[0].instruction
-    with blamed_on_task(first.train.task.name, f"client '{first.client_id}' and its companions"):
+    with blamed_on_task(
+        first.train.task.name, f"client '{first.client_id}' and the clients trained with it"
+    ):
         trained = seat.train_together(members, clients_of(first, group.companions))
     names = [member.instruction.id for member in members]
     alone = [
@@ -210,13 +212,13 @@ def reason_alone(work: rpc.Train) -> str:
     The reason depends only on the client's own instruction, not on other clients.
     """
     reasons = {
-        "its update is masked": is_masked(work),
-        "the strategy corrects its steps": work.HasField("auxiliary"),
-        "the number of its samples is limited": bool(work.quotas),
-        "it has a model of its own": work.HasField("personal"),
-        "its training has noise": work.HasField("privacy"),
-        "a part of the network is trained": work.HasField("part"),
-        "more is measured of its training": bool(work.reports),
+        "the client's update is masked": is_masked(work),
+        "the strategy corrects the client's steps": work.HasField("auxiliary"),
+        "the number of the client's samples is limited": bool(work.quotas),
+        "the client has a model of its own": work.HasField("personal"),
+        "the client's training has noise": work.HasField("privacy"),
+        "only a part of the network is trained": work.HasField("part"),
+        "the run requests reports about the client's training": bool(work.reports),
     }
     return next((reason for reason, so in reasons.items() if so), "")
 
@@ -237,8 +239,8 @@ def check_companions(instruction: rpc.Instruction) -> None:
     )
     if not sound:
         raise ProtocolError(
-            "the companions of a training are not different trainings of its attempt with this one "
-            "among them; see that coordinator and host run the same version"
+            "the coordinator sent an invalid list of trainings for a batched step; install the "
+            "same release on the host and the coordinator"
         )
 
 

@@ -360,7 +360,7 @@ def _begin_keeping(context: HandlerContext, instruction: rpc.Instruction) -> Map
     unknown = sorted(set(work.kept.purposes) - PURPOSES)
     if unknown:
         raise ProtocolVersionError(
-            f"this host's potluck can't keep a state for '{unknown[0][:40]}'; upgrade potluck"
+            f"this host can't store a state for '{unknown[0][:40]}'; update Potluck on the host"
         )
     return context.states.begin(
         instruction.run_id,
@@ -394,7 +394,9 @@ async def _auxiliaries(
         )
     shared, personal = paths
     if shared is None:
-        raise ProtocolError("the strategy's auxiliaries come without a file for all clients")
+        raise ProtocolError(
+            "the instruction lacks the file with the strategy's auxiliary tensors for all clients"
+        )
     from potluck.client.training.auxiliary_files import ReceivedAuxiliaries
 
     return ReceivedAuxiliaries(

@@ -66,8 +66,8 @@ def sendable(send: NamedAuxiliaries, names: Sequence[str], layout: Layout) -> Ar
     """
     if set(send) != set(names):
         raise PluginError(
-            f"the correction sends {', '.join(sorted(send)) or 'nothing'}; "
-            f"{', '.join(sorted(names))} is wanted"
+            f"the correction sends {', '.join(sorted(send)) or 'nothing'}, but the strategy "
+            f"expects {', '.join(sorted(names))}"
         )
     return {name: _filled(send[name], layout) for name in names}
 
@@ -102,8 +102,8 @@ def _filled(tensors: Mapping[str, torch.Tensor], layout: Layout) -> dict[str, ND
         array = _array(tensor)
         if name not in arrays or arrays[name].shape != array.shape:
             raise PluginError(
-                f"the correction made a tensor '{name}' of shape {array.shape}, which the model "
-                "does not have"
+                f"the correction returned tensor '{name}' of shape {array.shape}, but the model "
+                "has no such tensor"
             )
         arrays[name] = array
     return arrays
@@ -116,7 +116,7 @@ def _read(path: Path, names: Sequence[str] | None, layout: Layout) -> NamedAuxil
         auxiliaries: dict[str, dict[str, torch.Tensor]] = {}
         for name in found if names is None else names:
             if name not in found and layout.parameters:
-                raise LayoutError(f"a file of auxiliaries lacks '{name}'")
+                raise LayoutError(f"the file of auxiliary tensors lacks '{name}'")
             arrays = auxiliary_of(file, name, layout).arrays
             auxiliaries[name] = {n: torch.from_numpy(copied(arrays, n)) for n in arrays}
     return auxiliaries

@@ -123,7 +123,9 @@ class Classification(TaskTraining):
         loaded, plan = self.loaded, plan_training(work, self.loaded.task)
         granted = files.granted
         if hides_records(work) != (granted is not None):
-            raise ProtocolError("a training with noise was not granted, or is not one")
+            raise ProtocolError(
+                "the training has noise but no grant of the ledger, or a grant but no noise"
+            )
         if granted is not None:
             self.check(work)
         data = self.client_data(client_id).train
@@ -253,7 +255,9 @@ class Classification(TaskTraining):
                 # Ignore the error: the network may not accept random inputs, and a training on real
                 # data reports other causes.
                 text = " ".join(str(error).split())[:300]
-                raise UnfitForLanesError(f"measuring both ways failed: {text}") from error
+                raise UnfitForLanesError(
+                    f"the speed of batched steps can't be measured: {text}"
+                ) from error
 
         choice = self._choices.of(subject, measure)
         if not choice.together:
@@ -272,7 +276,9 @@ class Classification(TaskTraining):
             raise no_samples()
         check_labels(data, self.loaded.task.classes, f"client '{client_id}'")
         if _form_of(data) != form:
-            raise UnfitForLanesError("its samples have another form than its companions'")
+            raise UnfitForLanesError(
+                "the client's samples differ in shape or type from the samples of the other clients"
+            )
         member.progress(0.0)
         return Trainee(member=member, data=data)
 
@@ -478,8 +484,8 @@ def _use_part(network: Any, part: int | None) -> None:
         use(part)
     elif part is not None:
         raise ConfigurationError(
-            f"the coordinator wants part {part} of the model trained, and this host's model has "
-            "none; see that both have the same [model]",
+            f"the coordinator requests the training of part {part}, but the model on this host "
+            "has no parts; install the same model on the host and the coordinator",
             part=part,
         )
 

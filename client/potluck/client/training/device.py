@@ -293,7 +293,8 @@ class TrainingDevice:
 
             if model is None or not isinstance(found, Classification):
                 raise TrainingError(
-                    f"signal '{name}' estimates a matrix without a model; set its `needs_model`"
+                    f"signal '{name}' estimates a matrix, but has no model; set `needs_model` of "
+                    "the signal"
                 )
             seed = _own_seed(client_id, parameters.model or "")
             return found.estimated_matrix(
@@ -319,7 +320,7 @@ class TrainingDevice:
         try:
             read_payload(name, parameters, canonical_json(payload), classes=task.classes)
         except (ProtocolError, TypeError, ValueError) as error:
-            raise TrainingError(f"signal '{name}' measured no payload: {error}") from error
+            raise TrainingError(f"the payload of signal '{name}' is not valid: {error}") from error
         return payload
 
 
@@ -351,7 +352,7 @@ def resolve_device(device: str) -> str:
     if int(device.removeprefix("cuda:")) >= count:
         choices = ", ".join(["cpu", *(f"cuda:{index}" for index in range(count))])
         raise ConfigurationError(
-            f"device {device} is not there; this machine has {choices}; name one of these",
+            f"this machine does not have the device {device}; choose one of: {choices}",
             device=device,
         )
     return device

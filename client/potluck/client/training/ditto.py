@@ -43,7 +43,7 @@ class Ditto:
             return None
         pull = work.personal.pull
         if not 0 <= pull < float("inf"):
-            raise ProtocolError(f"personal.pull is {pull}; it must be a number from 0")
+            raise ProtocolError(f"personal.pull is {pull}; it must be a number ≥ 0")
         settings = json_object(work.personal.training_json, "training_json of personal")
         return Ditto(pull=pull, settings=training_for(task, settings, source="personal"))
 

@@ -47,8 +47,8 @@ class FedBiOCorrection(LocalCorrection):
         validation = context.validation
         if validation is None or len(validation) == 0:
             raise DataError(
-                "FedBiO measures the model on samples that the client keeps back, and it has none; "
-                "set training.validation_share, and give each client two samples or more"
+                "FedBiO measures the model on held-back samples, but the client has none; set "
+                "training.validation_share, and give each client at least two samples"
             )
         return _Descent(self, context, validation)
 

@@ -227,7 +227,8 @@ def _returned(work: rpc.Train, files: TrainingFiles, loaded: LoadedTask) -> dict
             if name not in returned and not np.array_equal(array, file.arrays[name]):
                 raise TrainingError(
                     f"task '{loaded.name}' has trained tensor {quoted(name)}, which only the "
-                    "coordinator moves in this run; freeze it, or choose another strategy"
+                    "coordinator may change in this run; freeze the tensor, or choose another "
+                    "strategy"
                 )
     return _without({n: array for n, array in arrays.items() if n in returned}, work.dropped)
 
@@ -243,10 +244,10 @@ def _without(arrays: dict[str, NDArray[Any]], dropped: Sequence[str]) -> dict[st
     floating = {name for name, array in arrays.items() if array.dtype.kind == "f"}
     strangers = sorted(set(dropped) - floating)
     if strangers or not floating & left.keys():
-        what = quoted(strangers[0]) if strangers else "all there are"
+        what = quoted(strangers[0]) if strangers else "any tensor"
         raise ProtocolError(
-            f"the coordinator wants tensors left out of the update that can't be: {what}; the "
-            f"model has {len(floating)} that hold floating-point numbers, and some must stay"
+            f"the coordinator wants an update without {what}, which is not possible; an update "
+            f"must contain at least one of the model's {len(floating)} floating-point tensors"
         )
     return left
 
@@ -256,8 +257,8 @@ def _write_kept(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not block_is_within_bounds(array):
             raise NotFiniteError(
-                f"tensor '{name[:80]}', which the client keeps, has NaN, infinity or huge numbers "
-                "after the training; lower training.learning_rate",
+                f"tensor '{name[:80]}', which the client keeps, contains NaN, infinity or huge "
+                "numbers after the training; lower training.learning_rate",
                 tensor=name,
             )
     write_tensors(path, arrays, sync=True)

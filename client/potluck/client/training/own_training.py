@@ -103,7 +103,9 @@ class OwnTraining(TaskTraining):
         loaded, begun, granted = self.loaded, time.monotonic(), files.granted
         settings = self._settings(work)
         if hides_records(work) != (granted is not None):
-            raise ProtocolError("a training with noise was not granted, or is not one")
+            raise ProtocolError(
+                "the training has noise but no grant of the ledger, or a grant but no noise"
+            )
         data = loaded.client_data(client).train
         progress(0.0)
 
@@ -190,15 +192,17 @@ class OwnTraining(TaskTraining):
     def _require_within_terms(self, privacy: PrivateTraining) -> None:
         if not privacy.within_terms:
             raise TrainerError(
-                f"the trainer of task '{self.loaded.name}' recorded {privacy.taken[:3]} of "
-                f"{privacy}; train with the optimizer and the loader of `settings.noisy_steps`, or "
-                "record at least one step, and none beyond the terms"
+                f"the trainer of task '{self.loaded.name}' recorded the steps "
+                f"{privacy.taken[:3]}, but the granted terms are {privacy}; train with the "
+                "optimizer and the loader of `settings.noisy_steps`, or record at least one step "
+                "and no step beyond the terms"
             )
 
     def _settings(self, work: rpc.Train) -> LocalTraining:
         """Return the run's settings. Raises ConfigurationError if the trainer lacks support."""
         wants = {
-            f"report '{name[:80]}'": name not in self._trainer.capabilities for name in work.reports
+            f"the report '{name[:80]}'": name not in self._trainer.capabilities
+            for name in work.reports
         }
         wants["corrections of single steps"] = work.HasField("auxiliary")
         wants["limits on the samples of a class"] = bool(work.quotas)
@@ -209,8 +213,9 @@ class OwnTraining(TaskTraining):
         for wanted, missing in wants.items():
             if missing:
                 raise ConfigurationError(
-                    f"the trainer of task '{self.loaded.name}' has no {wanted}, which the run asks "
-                    "for; choose another selector or strategy, or remove [personal] or [privacy]"
+                    f"the trainer of task '{self.loaded.name}' does not support {wanted}, which "
+                    "the run requests; choose another selector or strategy, or remove [personal] "
+                    "or [privacy]"
                 )
         settings = json_object(work.training_json, "training_json")
         return training_for(self.loaded.task, settings, source="training")
@@ -232,8 +237,8 @@ class OwnTraining(TaskTraining):
         undeclared = sorted(set(found.reports) - reports)
         if undeclared:
             raise TrainerError(
-                f"{whose} reported {undeclared[0][:80]!r}, which the run did not ask for; asked "
-                f"for: {', '.join(sorted(reports)) or 'nothing'}"
+                f"{whose} reported {undeclared[0][:80]!r}, which the run did not request; "
+                f"requested: {', '.join(sorted(reports)) or 'nothing'}"
             )
         return Contribution(
             samples=samples,
@@ -252,13 +257,14 @@ class OwnTraining(TaskTraining):
             loaded.check_base()
         except LayoutError as error:
             raise TrainerError(
-                f"{whose} left another model than it was given: {error.message}"
+                f"{whose} returned a model that is not compatible with the task's model: "
+                f"{error.message}"
             ) from error
         for name, array in {**arrays, **kept}.items():
             if array.dtype.kind == "f" and not block_is_within_bounds(array):
                 raise TrainerError(
                     f"{whose} left NaN, infinity or huge numbers in tensor '{name[:80]}'; lower "
-                    "training.learning_rate, or see to its data"
+                    "training.learning_rate, or check the data"
                 )
 
     # Evaluation and questions -----------------------------------------------------------------
@@ -343,7 +349,8 @@ class OwnTraining(TaskTraining):
         whole = [_whole(count, whose, least=0) for count in counts]
         if len(whole) != self.loaded.task.classes:
             raise TrainerError(
-                f"{whose} samples of {len(whole)} classes; the task has {self.loaded.task.classes}"
+                f"{whose} samples of {len(whole)} classes, but the task has "
+                f"{self.loaded.task.classes} classes"
             )
         with self._blamed(client_id):
             samples = self._samples(data)
@@ -374,8 +381,9 @@ class OwnTraining(TaskTraining):
     def _require(self, capability: Capability) -> None:
         if capability not in self._trainer.capabilities:
             raise TrainingError(
-                f"the trainer of task '{self.loaded.name}' has no {capability.value}; choose a "
-                "selector that does not need it, or a task that has it"
+                f"the trainer of task '{self.loaded.name}' does not have the capability "
+                f"'{capability.value}'; choose a selector that does not need it, or a task that "
+                "has it"
             )
 
     @contextlib.contextmanager

@@ -33,7 +33,8 @@ def positions_within(
         return None
     if len(quotas) != classes or any(math.isnan(quota) or quota < 0 for quota in quotas):
         raise ProtocolError(
-            f"the coordinator gives quotas {list(quotas)[:20]}; {classes} numbers ≥ 0 are needed"
+            f"the coordinator sent the quotas {list(quotas)[:20]}; the task needs {classes} "
+            "numbers ≥ 0"
         )
     labels = examples.labels.cpu()
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
@@ -43,8 +44,8 @@ def positions_within(
         keep[mine[: int(min(quota, len(mine)))]] = True
     if not bool(keep.any()):
         raise TrainingError(
-            "the selector's quotas leave the client none of its samples; its label counts were "
-            "noisy or are out of date"
+            "the selector's quotas exclude all samples of the client; the client's label counts "
+            "were noisy or are out of date"
         )
     if bool(keep.all()):
         return None

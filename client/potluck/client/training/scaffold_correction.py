@@ -44,9 +44,9 @@ class ScaffoldCorrection(LocalCorrection):
             return _Adding(context)
         if context.settings.adaptive:
             raise ConfigurationError(
-                f"SCAFFOLD and optimizer {context.settings.optimizer} are not compatible: control "
-                "variates follow from the weight change, which Adam rescales; use sgd, or control "
-                '= "gradients"'
+                f"SCAFFOLD is not compatible with the optimizer {context.settings.optimizer}: "
+                "control variates are computed from the weight change, in which Adam rescales "
+                'the gradients; use sgd, or control = "gradients"'
             )
         return _Running(context)
 

@@ -371,8 +371,8 @@ class TaskTraining(ABC):
         """Return a client's held-out data. Raises NothingHeldOutError if there are none."""
         if data.held_out is None:
             raise NothingHeldOutError(
-                f"client '{client_id}' holds no samples out to evaluate on; choose a task option "
-                "that makes it do so, or set evaluation.every = 0",
+                f"client '{client_id}' has no held-out samples to evaluate on; choose a task "
+                "option that holds samples out, or set evaluation.every = 0",
                 client=client_id,
             )
         return data.held_out

@@ -99,7 +99,8 @@ def _wants_utility(reports: Sequence[str]) -> bool:
     unknown = sorted(set(reports) - {UTILITY})
     if unknown:
         raise ProtocolVersionError(
-            f"this host's software can't report '{unknown[0][:80]}' with an update; update it",
+            f"this host can't report '{unknown[0][:80]}' with an update; update Potluck on the "
+            "host",
             report=unknown[0][:80],
         )
     return UTILITY in reports

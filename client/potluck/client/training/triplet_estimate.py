@@ -63,7 +63,8 @@ def features_and_logits(
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         text = " ".join(str(error).split())
         raise TrainingError(
-            f"the task's model failed: {text}; see that the task's model and inputs fit together"
+            f"the task's model failed: {text}; check that the task's model and inputs are "
+            "compatible"
         ) from error
     features, logits = (torch.cat(parts).clone() for parts in zip(*pieces, strict=True))
     return features, logits
@@ -91,8 +92,9 @@ def _by_last_linear(model: nn.Module, batch: Tensor) -> tuple[Tensor, Tensor]:
             handle.remove()
     if not seen:
         raise ConfigurationError(
-            f"the triplet estimate finds no features in {type(model).__name__}: it calls no "
-            "nn.Linear; give the task's model a method 'features(inputs)' that returns n × d"
+            f"the triplet estimate can't find features: the model {type(model).__name__} does "
+            "not call an nn.Linear; give the task's model a method 'features(inputs)' that "
+            "returns n × d"
         )
     return seen[0], logits
 
@@ -154,7 +156,7 @@ def estimate_matrix(
     the model's; ConfigurationError if the model has no features; RoundClosedError if cancelled.
     """
     if len(data) == 0:
-        raise DataError("the client has no training samples; remove it from this federation")
+        raise DataError("the client has no training samples; remove the client from the federation")
     pivot: _Split | None = None
     splittable = False
     for split in _splits(model, weights, data, classes, terms):

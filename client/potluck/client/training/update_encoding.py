@@ -74,8 +74,8 @@ def decode_model(
     if written.blake3 != blake3:
         target.unlink(missing_ok=True)
         raise DigestMismatchError(
-            f"the decoded model is {written.blake3[:12]}…, {blake3[:12]}… was announced; "
-            "both sides must have the same version of the task",
+            f"the decoded model has the digest {written.blake3[:12]}…, but {blake3[:12]}… was "
+            "announced; install the same version of the task on the host and the coordinator",
             announced=blake3,
             actual=written.blake3,
         )

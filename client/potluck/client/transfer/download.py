@@ -96,8 +96,8 @@ class Downloads:
                     log.warning("model file unusable", model=blake3, error=error.message)
                     trouble = error
         raise trouble or ProtocolError(
-            f"none of the {len(reference.renditions)} files offered for model {blake3[:12]}… can "
-            "be used here; the last must be a whole model",
+            f"this host can't use any of the {len(reference.renditions)} files offered for model "
+            f"{blake3[:12]}…; the last file must be a whole model",
             blake3=blake3,
         )
 
@@ -137,7 +137,8 @@ class Downloads:
 
 def _too_large(size: int, maximum: int) -> TooLargeError:
     return TooLargeError(
-        f"the model has {size} bytes, this host accepts {maximum}; raise maximum_model_bytes",
+        f"the model has {size} bytes, but this host accepts at most {maximum}; raise "
+        "maximum_model_bytes of the host",
         size=size,
         maximum=maximum,
     )

@@ -103,7 +103,7 @@ class FileDownloads:
     ) -> None:
         """Make one attempt through an object store."""
         if size is None:
-            raise ProtocolError("a file of unknown length can't come through an object store")
+            raise ProtocolError("a file of unknown length can't be fetched from an object store")
         url = route.url(place)
         header = transfer_pb2.FileHeader(blake3=blake3, size=size)
 
@@ -163,7 +163,10 @@ class FileDownloads:
                     frame = require(response, "a chunk or a trailer").frame
                     part = frame.WhichOneof("part")
                     if part != "trailer":
-                        raise ProtocolError(f"a {part or 'empty'} frame amid a file")
+                        raise ProtocolError(
+                            f"received a frame of the kind '{part or 'empty'}' in the middle of a "
+                            "file; expected a chunk or a trailer"
+                        )
                     arrived = True
                     await verified(receiver, frame.trailer.blake3)
                     return None, True
@@ -208,6 +211,6 @@ def _checked_header(
     expected = (FRAMING_VERSION, blake3, header.size if size is None else size)
     if frame.WhichOneof("part") != "header" or announced != expected:
         raise ProtocolError(
-            f"the coordinator began a file with {announced}, expected a header with {expected}"
+            f"the first frame of the file is {announced}; expected a header with {expected}"
         )
     return header

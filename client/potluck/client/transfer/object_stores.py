@@ -107,7 +107,9 @@ class ObjectStores:
                 "check the store, the proxies and the caches in front of it; files are tried again"
             )
             log.warning(
-                "object store returned other bytes than were stored", store=origin, remedy=remedy
+                "object store returned different bytes than were stored",
+                store=origin,
+                remedy=remedy,
             )
         self._wrong = True
 
@@ -172,7 +174,7 @@ class FileRoute:
         if self._stores.allows(place.url):
             self._asked = origin
             return place.url
-        remedy = "where it is to be used, add it to `object_stores` of this host"
+        remedy = "to use this store, add it to `object_stores` of this host"
         if not place.direct:
             raise ConfigurationError(
                 f"this host may not use the object store {origin[:200]!r}; {remedy}",
@@ -180,7 +182,7 @@ class FileRoute:
             )
         self._straight = True
         log.warning("object store not allowed", store=origin[:200], remedy=remedy)
-        raise ObjectStoreError(f"the object store {origin[:200]!r} is not allowed here")
+        raise ObjectStoreError(f"the object store {origin[:200]!r} is not allowed on this host")
 
     def worked(self) -> None:
         """Note that the file was transferred."""
@@ -203,7 +205,7 @@ class FileRoute:
         self.distrust = self.distrust or isinstance(error, DigestMismatchError)
         most = 1 if self._stores.doubtful else _ATTEMPTS
         if self._may_be_straight and self._failures >= most:
-            log.warning("file goes past the object store", cause=error.message)
+            log.warning("file is transferred without the object store", cause=error.message)
             self._straight = self._stores.doubtful = True
         return self._straight or bool(asked and isinstance(error, DigestMismatchError))
 
@@ -218,7 +220,7 @@ async def _in_thread(work: Callable[[Callable[[], None]], None]) -> None:
 
     def check() -> None:
         if unwanted.is_set():
-            raise ObjectStoreError("this file is no longer awaited")
+            raise ObjectStoreError("the transfer of the file was cancelled")
 
     task = asyncio.ensure_future(asyncio.to_thread(work, check))
     try:

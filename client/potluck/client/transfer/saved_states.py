@@ -102,10 +102,11 @@ class KeptStates:
         lost = [purpose for purpose, path in paths.items() if not (known and path.is_file())]
         if lost:
             raise StateLostError(
-                f"client '{client_id}' has lost what it kept of update '{included_update_id}' "
-                f"({lost[0][:40]}): its state directory is missing or out of date. Restore it, or "
-                'start a new run (with strategy.keeper = "coordinator", if the strategy has that '
-                "option, for clients that may lose their disk)",
+                f"client '{client_id}' has lost the state '{lost[0][:40]}' of update "
+                f"'{included_update_id}', because the host's state directory is missing or out "
+                "of date. Restore the directory, or start a new run (with strategy.keeper = "
+                '"coordinator", if the strategy has that option, for clients that may lose their '
+                "disk)",
                 client=client_id,
                 update=included_update_id,
             )
@@ -221,7 +222,7 @@ def chosen_states(
 
 def described(state: SavedState) -> str:
     """Return one line that describes a state."""
-    later = "; that of a later update is pending" if state.pending else ""
+    later = "; the state of a later update is pending" if state.pending else ""
     size = state.path.stat().st_size
     return (
         f"{state.client_id}: {state.purpose}, of update {state.update_id}, {size} bytes, "
@@ -239,12 +240,12 @@ def write_whole(states: Sequence[SavedState], model: Path | None, output: Path) 
     the model's; StorageError.
     """
     if output.exists():
-        raise ConfigurationError(f"{output} is there already; name another file", path=output)
+        raise ConfigurationError(f"{output} exists already; name another file", path=output)
     if len(states) != 1:
         of = ", ".join(f"{s.client_id} in {s.run_id} ({s.purpose})" for s in states[:3])
         raise ConfigurationError(
-            f"{len(states)} states fit{': ' if of else ''}{of}; name one by --client, --run and "
-            "--purpose, as `potluck-client kept` lists them",
+            f"{len(states)} states match{': ' if of else ''}{of}; select a single state by "
+            "--client, --run and --purpose, as `potluck-client kept` lists them",
             states=len(states),
         )
     [state] = states
@@ -258,7 +259,7 @@ def write_whole(states: Sequence[SavedState], model: Path | None, output: Path) 
                 if there and (there.shape, there.dtype) != (tensor.shape, tensor.dtype):
                     raise LayoutError(
                         f"{model} is another model: its tensor {quoted(name)} has shape "
-                        f"{there.shape}, the client's has {tensor.shape}",
+                        f"{there.shape}, but the client's tensor has shape {tensor.shape}",
                         path=model,
                     )
             stored = {**whole.arrays.stored, **stored}

@@ -316,14 +316,18 @@ async def deliver_file(
 
 def _require(path: Path) -> None:
     if not path.is_file():
-        raise StorageError(f"the update {path} is gone; don't delete files of a running client")
+        raise StorageError(
+            f"the update's file {path} was deleted; don't delete files of a running host"
+        )
 
 
 async def _check_own(path: Path, header: transfer_pb2.UpdateHeader) -> None:
     """Raise StorageError if this host's file does not have the announced digest."""
     found = await asyncio.to_thread(file_digest, path)
     if found.blake3 != header.blake3:
-        raise StorageError(f"the update {path} is damaged; see this host's disk", path=path)
+        raise StorageError(
+            f"the update's file {path} is damaged; check the disk of this host", path=path
+        )
 
 
 def header_of(update: KeptUpdate, members: Sequence[KeptUpdate] = ()) -> transfer_pb2.UpdateHeader:

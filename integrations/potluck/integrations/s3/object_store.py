@@ -233,7 +233,7 @@ class ObjectStore:
             return
         if self._wrong is None:
             log.warning(
-                "object store returned other bytes than were stored",
+                "object store returned different bytes than were stored",
                 store=self.address,
                 object=key,
                 remedy="check the store, and the proxies and caches in front of it",

@@ -199,11 +199,11 @@ def test_parameters_are_accepted_only_in_canonical_json() -> None:
 def test_release_must_draw_its_noise_exactly_once() -> None:
     noisy = ask(DisclosurePolicy(), "label_counts", mode=Mode.NOISY)
     noise = ReleaseNoise("label_counts", noisy, SystemRandom())
-    with pytest.raises(TrainingError, match="drew no noise"):
+    with pytest.raises(TrainingError, match="did not add noise"):
         noise.check_drawn()
     with pytest.raises(TrainingError, match="twice"):
         [noise(np.array(counts)) for counts in ([1, 2], [3, 4])]
-    with pytest.raises(TrainingError, match="float64; give int64"):
+    with pytest.raises(TrainingError, match="float64; use int64"):
         ReleaseNoise("label_counts", noisy, SystemRandom())(np.array([0.5]))
     exact = ask(DisclosurePolicy(exact_label_counts=True), "label_counts", mode=Mode.EXACT)
     ReleaseNoise("label_counts", exact, SystemRandom()).check_drawn()

@@ -49,12 +49,12 @@ def test_outgoing_summary_has_one_line_per_kind_of_message_of_a_run() -> None:
             "of run r of federation f: loss 0.25 to 1"
         ),
         (
-            "2026-01-02 03:04:02 UTC 1 times an update without masks (samples told: exact), with 1 "
-            "model, 100 bytes in all, for round 2 of run r of federation f: samples 61; steps 4; "
-            "seconds 0.25; loss 2.5; utility 9"
+            "2026-01-02 03:04:02 UTC 1 times an update without masks (number of samples: exact), "
+            "with 1 model, 100 bytes in all, for round 2 of run r of federation f: samples 61; "
+            "steps 4; seconds 0.25; loss 2.5; utility 9"
         ),
         (
-            "2026-01-02 03:04:01 UTC 1 times that it failed (TRAINING_FAILED), for "
+            "2026-01-02 03:04:01 UTC 1 times a failure (TRAINING_FAILED), for "
             "round 1 of run r "
             "of federation f"
         ),
@@ -68,7 +68,7 @@ def test_outgoing_report_has_one_line_per_entry() -> None:
             "federation f: loss 0.5"
         ),
         (
-            "2026-01-02 03:04:02 UTC an update without masks (samples told: "
+            "2026-01-02 03:04:02 UTC an update without masks (number of samples: "
             "exact), 100 bytes, BLAKE3 "
             "digest, of model base, for round 2 of run r of federation f: samples 61; steps 4; "
             "seconds 0.25; loss 2.5; utility 9"
@@ -79,7 +79,7 @@ def test_outgoing_report_has_one_line_per_entry() -> None:
             "of federation f: samples 5; correct 3; loss_sum 1.5; by_class [2, 3]"
         ),
         (
-            "2026-01-02 03:04:01 UTC that it failed (TRAINING_FAILED), “no "
+            "2026-01-02 03:04:01 UTC a failure (TRAINING_FAILED), “no "
             "samples”, for round 1 of "
             "run r of federation f"
         ),

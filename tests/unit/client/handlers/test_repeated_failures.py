@@ -23,7 +23,8 @@ def test_the_third_failure_of_one_cause_excludes_the_client() -> None:
     assert third.permanent
     assert third.message == (
         "the last 3 trainings of this host failed in the same way: the trainer of task 'x' failed "
-        "for client 'lab': ImportError: partially initialized; correct that, and restart the host"
+        "for client 'lab': ImportError: partially initialized; correct the cause, and "
+        "restart the host"
     )
     assert [(each["log_level"], each["trainings"]) for each in logs] == [("error", 3), ("error", 4)]
 

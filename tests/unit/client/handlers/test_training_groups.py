@@ -40,7 +40,7 @@ def instruction(*companions: str, client: str = "a", **work: Any) -> rpc.Instruc
         ({"quotas": [1.0]}, "limited"),
         ({"personal": rpc.PersonalTraining()}, "own"),
         ({"part": 0}, "part"),
-        ({"reports": ["utility"]}, "measured"),
+        ({"reports": ["utility"]}, "reports"),
     ],
 )
 async def test_training_with_individual_work_is_not_grouped(
@@ -95,5 +95,5 @@ async def test_client_with_its_own_worker_is_trained_alone() -> None:
 def test_invalid_companions_are_refused(companions: list[str]) -> None:
     told = instruction()
     told.train.companions.extend(companions)
-    with pytest.raises(ProtocolError, match="companions"):
+    with pytest.raises(ProtocolError, match="invalid list of trainings"):
         check_companions(told)

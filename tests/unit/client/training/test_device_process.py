@@ -94,7 +94,7 @@ def test_worker_process_is_not_restarted_while_the_host_stops(
         measured = thread.submit(measure, worker, working)
         assert working.wait(30)
         processes.close()
-        with pytest.raises(RoundClosedError, match="the host stops"):
+        with pytest.raises(RoundClosedError, match="the host is stopping"):
             measured.result(30)
     with pytest.raises(RoundClosedError):
         processes.take()

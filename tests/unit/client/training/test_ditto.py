@@ -147,7 +147,7 @@ def test_personal_model_of_a_partly_trained_model_has_only_that_part(tmp_path: P
 
 def test_invalid_ditto_pull_is_refused(tmp_path: Path) -> None:
     for pull in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(ProtocolError, match="must be a number from 0"):
+        with pytest.raises(ProtocolError, match="must be a number ≥ 0"):
             loaded().check(instruction(pull, {}).train)
 
 

@@ -161,7 +161,9 @@ def test_fedbio_sample_weights_of_different_data_are_discarded() -> None:
 
 
 def test_fedbio_without_validation_samples_names_the_setting_to_change() -> None:
-    with pytest.raises(DataError, match=r"it has none; set training\.validation_share, and give"):
+    with pytest.raises(
+        DataError, match=r"the client has none; set training\.validation_share, and give"
+    ):
         FedBiOCorrection().begin(context(linear(), 5, validation=data(0)))
 
 

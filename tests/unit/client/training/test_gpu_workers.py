@@ -80,8 +80,8 @@ def test_chosen_number_of_gpu_workers_has_a_reason(tmp_path: Path) -> None:
     choice = chosen_workers("it", memory(peak=2.5, free=20), lanes=4, most=8)
     assert choice.workers == 6  # six with one client each take 18
     assert choice.reason == (
-        "a client's training takes 2.50 GiB, a process 0.50 GiB besides, and 20.00 GiB are free; "
-        "trainings of up to 4 clients, at most 8 at once"
+        "a client's training needs 2.50 GiB of GPU memory and its process another 0.50 GiB; "
+        "20.00 GiB are free. At most 8 trainings of up to 4 clients run at once"
     )
     assert keep_choice(tmp_path, choice) == choice
     assert read_choice(tmp_path, WorkerChoice, "it") == choice
@@ -89,7 +89,7 @@ def test_chosen_number_of_gpu_workers_has_a_reason(tmp_path: Path) -> None:
     unmeasured = chosen_workers("it", None, lanes=1, most=8)
     assert (unmeasured.workers, unmeasured.reason) == (
         1,
-        "what its trainings take can't be measured",
+        "the memory of a training can't be measured",
     )
 
 

@@ -116,8 +116,8 @@ FAULTS = {
     "raises": "failed for client 'client-1': ValueError: the scanner's file is empty (potluck_trai",
     "exits": "failed for client 'client-1': SystemExit: 3 (potluck_trainers.py:",
     "not-a-number": "left NaN, infinity or huge numbers in tensor 'slope'; lower",
-    "shapes": "left another model than it was given: trained model tensor 'slope' has shape",
-    "names": "left another model than it was given: ",
+    "shapes": "not compatible with the task's model: trained model tensor 'slope' has shape",
+    "names": "returned a model that is not compatible with the task's model: ",
     "undeclared": "has the measure 'accuracy', which the task's trainer does not declare",
     "infinite": "has the sum inf and the count 40 for measure 'squared_error'",
     "nothing": "returned a NoneType from `train`; return a Contribution",
@@ -211,9 +211,11 @@ def test_failed_private_trainer_reports_one_fixed_message(fault: str, tmp_path: 
 
 
 def test_trainer_without_the_privacy_capability_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"has no noise for single records \(capability"):
+    with pytest.raises(
+        ConfigurationError, match=r"does not support noise for single records \(capability"
+    ):
         private(Descent(""), tmp_path)
-    with pytest.raises(TrainingError, match="has no privacy"):
+    with pytest.raises(TrainingError, match="does not have the capability 'privacy'"):
         training().samples(ClientId("client-1"))
 
 
@@ -345,8 +347,8 @@ def test_dropped_tensors_are_missing_from_the_update(tmp_path: Path) -> None:
     work = instruction()
     work.train.encoding = transfer_pb2.ENCODING_FLOAT32
     for dropped, why in (
-        (["nothing"], "that can't be: 'nothing'; the model has 2"),
-        (["slope", "offset"], "that can't be: all there are"),
+        (["nothing"], "without 'nothing', which is not possible"),
+        (["slope", "offset"], "without any tensor, which is not possible"),
     ):
         work.train.dropped[:] = dropped
         with pytest.raises(ProtocolError, match=why):

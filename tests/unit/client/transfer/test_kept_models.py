@@ -42,7 +42,7 @@ def test_stored_client_states_are_listed(state_directory: Path) -> None:
     ]
     lines = [described(each) for each in found]
     assert lines[0].startswith("client-0: model, of update run-1/1.1/client-0, ")
-    assert lines[2].endswith("; that of a later update is pending")
+    assert lines[2].endswith("; the state of a later update is pending")
     assert chosen_states(state_directory, run="run-2") == []
     assert len(chosen_states(state_directory, run="run", client="client-1")) == 2
     assert len(chosen_states(state_directory, purpose="model")) == 2
@@ -59,7 +59,7 @@ def test_whole_model_is_written_from_the_run_model_and_kept_tensors(
     with open_tensors(output) as whole:
         found = {name: array.tolist() for name, array in whole.arrays.items()}
     assert found == {"body": [1, 1], "head": [1, 1, 1]}
-    with pytest.raises(ConfigurationError, match="is there already"):
+    with pytest.raises(ConfigurationError, match="exists already"):
         write_whole(states, None, output)
     write_whole(states, None, tmp_path / "own")
     with open_tensors(tmp_path / "own") as own:
@@ -74,8 +74,8 @@ def test_incompatible_model_or_ambiguous_state_is_refused(
     states = chosen_states(state_directory, client="client-0")
     with pytest.raises(LayoutError, match=r"is another model: its tensor 'head' has shape \(4,\)"):
         write_whole(states, model, output)
-    with pytest.raises(ConfigurationError, match=r"3 states fit: client-0 in run-1 \(model\), c"):
+    with pytest.raises(ConfigurationError, match=r"3 states match: client-0 in run-1 \(model\), c"):
         write_whole(chosen_states(state_directory), model, output)
-    with pytest.raises(ConfigurationError, match="0 states fit; name one"):
+    with pytest.raises(ConfigurationError, match="0 states match; select a single state"):
         write_whole([], model, output)
     assert not output.exists()

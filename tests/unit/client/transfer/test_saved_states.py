@@ -56,7 +56,7 @@ def test_new_training_drops_pending_states_and_lookup_does_not(tmp_path: Path) -
 def test_state_without_a_purpose_is_refused_and_other_states_are_kept(tmp_path: Path) -> None:
     states = KeptStates(tmp_path)
     save(states, "first")
-    with pytest.raises(StateLostError, match=r"of update 'first' \(three\)"):
+    with pytest.raises(StateLostError, match=r"lost the state 'three' of update 'first'"):
         states.begin(*WHOSE, "first", [*PURPOSES, "three"])
     assert texts(states, "first") != {}
 

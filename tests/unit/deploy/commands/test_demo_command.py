@@ -42,7 +42,7 @@ def test_demo_hosts_share_the_processors_and_memory_of_the_machine(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--device", "cuda:99"], r"device cuda:99 is not there; this machine has cpu.*; name"),
+        (["--device", "cuda:99"], r"this machine does not have the device cuda:99; choose"),
         (["--device", "gpu"], "device is 'gpu'; it must be 'cpu', 'auto', 'cuda:0'"),
         (["--task", "mnist"], r"task mnist reads mnist\.npz from a data directory, and none is"),
         (["--task", "mnist", "--data", "."], r"task mnist needs .*mnist\.npz: No such file"),

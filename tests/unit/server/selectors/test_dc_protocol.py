@@ -161,5 +161,7 @@ def test_label_distance_over_a_wrong_number_of_classes_is_refused() -> None:
     ask = Ask(
         rows=np.array([0]), kind=LABEL_DISTANCE, parameters={"active": "1 2", "target": "1 1 1"}
     )
-    with pytest.raises(ConfigurationError, match="'active' has 2 numbers, the task has 3 classes"):
+    with pytest.raises(
+        ConfigurationError, match="'active' has 2 numbers, but the task has 3 classes"
+    ):
         told(np.array(FIVE), ask)

@@ -210,7 +210,9 @@ def _corrected(shared: Any) -> Corrected:
 
 
 def test_scaffold_with_adam_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="SCAFFOLD and optimizer adam are not compatible"):
+    with pytest.raises(
+        ConfigurationError, match="SCAFFOLD is not compatible with the optimizer adam"
+    ):
         train(
             _Point(),
             Examples(inputs=torch.zeros(1, 1), labels=torch.zeros(1).long()),

@@ -51,24 +51,30 @@ def check_members(members: Sequence[GroupMember], loaded: LoadedTask) -> None:
     for member in members:
         theirs, ours = member.instruction.train, first.instruction.train
         if _common(theirs) != _common(ours) or member.files.model != first.files.model:
-            raise UnfitForLanesError("their trainings differ")
+            raise UnfitForLanesError("the clients' trainings differ")
     if loaded.kept:
-        raise UnfitForLanesError("clients keep a part of the model")
+        raise UnfitForLanesError("batched steps don't support tensors that clients keep")
 
 
 def check_rules(settings: LocalTraining, objective: Objective, device: torch.device) -> None:
     """Raise UnfitForLanesError for settings or objectives that lanes don't support."""
     terms = objective.terms if isinstance(objective, ObjectiveSum) else (objective,)
     if settings.optimizer != "sgd":
-        raise UnfitForLanesError(f"the optimiser is {settings.optimizer}")
+        raise UnfitForLanesError(f"batched steps don't support the optimiser {settings.optimizer}")
     if settings.precision != "float32" and device.type != "cpu":
-        raise UnfitForLanesError(f"products are computed in {settings.precision}")
+        raise UnfitForLanesError(
+            f"batched steps on a GPU don't support the precision {settings.precision}"
+        )
     if settings.kept_epochs or settings.smallest_batch_size is not None:
-        raise UnfitForLanesError("epochs or batches may differ from client to client")
+        raise UnfitForLanesError(
+            "batched steps don't support training.kept_epochs and training.smallest_batch_size"
+        )
     if sum(type(term) is CrossEntropy for term in terms) != 1 or not all(
         type(term) in (CrossEntropy, FedProx) for term in terms
     ):
-        raise UnfitForLanesError("the objective is another than cross-entropy and fedprox")
+        raise UnfitForLanesError(
+            "batched steps support only the objectives cross-entropy and fedprox"
+        )
 
 
 def network_for_lanes(loaded: LoadedTask, device: torch.device) -> LaneNetwork:
@@ -76,7 +82,7 @@ def network_for_lanes(loaded: LoadedTask, device: torch.device) -> LaneNetwork:
     UnfitForLanesError."""
     network = LaneNetwork(loaded.model)
     if network.drops and device.type != "cpu":
-        raise UnfitForLanesError("the network has dropout, which clients draw alone on a GPU")
+        raise UnfitForLanesError("batched steps on a GPU don't support dropout")
     return network
 
 
@@ -179,8 +185,8 @@ def _explained(
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         text = " ".join(str(error).split())
         raise TrainingError(
-            f"the task's model failed: {text}; see that the task's model, inputs and labels fit "
-            "together"
+            f"the task's model failed: {text}; check that the task's model, inputs and labels "
+            "are compatible"
         ) from error
 
 

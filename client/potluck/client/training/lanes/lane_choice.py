@@ -55,7 +55,10 @@ class LaneChoice(KeptChoice):
         alone, together = (
             f"{1e6 * each:,.0f} µs" for each in (self.alone_seconds, self.together_seconds)
         )
-        return f"a step takes a client {alone} by itself, {together} in a batched one"
+        return (
+            f"a step takes {alone} per client if clients train alone, and {together} in a "
+            "batched step"
+        )
 
 
 class LaneChoices:
@@ -73,7 +76,7 @@ class LaneChoices:
             known = read_choice(self._folder, LaneChoice, subject)
             known = known or keep_choice(self._folder, measure())
             self._known[subject] = known
-            log.info("chosen how to train clients", together=known.together, reason=known.reason)
+            log.info("way to train clients chosen", together=known.together, reason=known.reason)
         return known
 
 

@@ -95,11 +95,13 @@ class LaneNetwork:
             self._add(name, layer)
         parameters = {name for name, each in network.named_parameters() if each.requires_grad}
         if parameters != set(self.names) or set(network.state_dict()) != parameters:
-            raise UnfitForLanesError("some of the network's tensors are shared, fixed or buffers")
+            raise UnfitForLanesError(
+                "batched steps don't support shared tensors, fixed tensors and buffers"
+            )
         if any(each.dtype != torch.float32 for each in network.parameters()):
-            raise UnfitForLanesError("some of the network's tensors are not float32")
+            raise UnfitForLanesError("batched steps need float32 for all tensors of the network")
         if any(_is_altered(each) for each in network.modules()):
-            raise UnfitForLanesError("some of the network's layers have hooks")
+            raise UnfitForLanesError("batched steps don't support layers with hooks")
 
     def layers_on(
         self, weights: Sequence[Tensor], gradients: Sequence[Tensor]
@@ -158,7 +160,7 @@ class LaneNetwork:
             return lambda _weights, _gradients: LaneMaxPool(layer)
         if type(layer) in _PLAIN:
             return lambda _weights, _gradients: PlainLayer(layer)
-        raise UnfitForLanesError(f"the network has a {type(layer).__name__}")
+        raise UnfitForLanesError(f"batched steps don't support the layer {type(layer).__name__}")
 
 
 def stacked(state: Mapping[str, Tensor], names: Sequence[str], lanes: int) -> list[Tensor]:
@@ -168,7 +170,9 @@ def stacked(state: Mapping[str, Tensor], names: Sequence[str], lanes: int) -> li
 
 def _layers(network: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     if type(network) is not nn.Sequential:
-        raise UnfitForLanesError(f"the network is a {type(network).__name__}, not layers in a row")
+        raise UnfitForLanesError(
+            f"batched steps need an nn.Sequential, but the network is a {type(network).__name__}"
+        )
     for name, layer in network.named_modules(remove_duplicate=False):  # a layer may occur twice
         if not name or "." in name:
             continue
@@ -213,4 +217,6 @@ def _lane_by_lane(
 
 def _check_padding(layer: nn.Conv2d) -> None:
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-        raise UnfitForLanesError("the network pads its convolutions in another way")
+        raise UnfitForLanesError(
+            "batched steps support only convolutions with a numeric padding of zeros"
+        )

@@ -140,7 +140,7 @@ def train_lanes(
         run.narrow(active)
         for step in run.staged(taken, min(last, taken + run.at_once)):
             if cancelled():
-                raise RoundClosedError("the training was cancelled; it is no longer awaited")
+                raise RoundClosedError("the training was cancelled, because no run waits for it")
             run.take(step)
             taken += 1
             if taken % report_every == 0:

@@ -301,7 +301,7 @@ class DeviceProcess:
                 log.warning("a worker process has ended", code=code, attempt=attempt)
                 if all(each.is_cancelled() for each in progresses):
                     raise RoundClosedError(
-                        "the training was cancelled; no run waits for it"
+                        "the training was cancelled, because no run waits for it"
                     ) from None
                 continue
             except BaseException:  # this thread was abandoned: no caller waits for the result
@@ -312,8 +312,8 @@ class DeviceProcess:
             return answer.value
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         raise TrainingError(
-            f"the process that trained {how}, {ATTEMPTS} times in a row; see that the machine has "
-            "memory for all its `workers`, or lower their number"
+            f"a worker process {how}, {ATTEMPTS} times in a row; check that the machine has "
+            "enough memory for all `workers`, or lower `workers`"
         )
 
     def _attempt(self, job: WorkerJob, progresses: Sequence[TrainingProgress]) -> Done | Failed:
@@ -345,7 +345,7 @@ def _import_path() -> str:
 
 
 def _stopping() -> RoundClosedError:
-    return RoundClosedError("the host stops; the training is no longer awaited")
+    return RoundClosedError("the host is stopping, so the training was cancelled")
 
 
 @contextmanager

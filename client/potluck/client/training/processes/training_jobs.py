@@ -94,8 +94,8 @@ def _shared_memory() -> int:
             return os.dup(file.fileno())
     except OSError as error:
         raise StorageError(
-            f"can't make {_BYTES} bytes of memory that a worker process shares: {error.strerror}; "
-            "set TMPDIR to a folder this user may write to, or workers = 1"
+            f"can't allocate {_BYTES} bytes of memory that is shared with a worker process: "
+            f"{error.strerror}; set TMPDIR to a folder this user may write to, or workers = 1"
         ) from error
 
 

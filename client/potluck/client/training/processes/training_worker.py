@@ -137,8 +137,8 @@ def _send(connection: Connection, answer: Done | Failed) -> None:
     except Exception as error:  # pickling failed, so nothing has been sent yet
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         trouble = TrainingError(
-            f"a worker process can't hand back what came of its job ({text}); see that the task "
-            "gives plain numbers, or set workers = 1"
+            f"a worker process can't return the result of its job ({text}); check that the task "
+            "returns plain numbers, or set workers = 1"
         )
         connection.send(Failed(trouble))
 

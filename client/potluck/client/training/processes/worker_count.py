@@ -49,14 +49,14 @@ class WorkerChoice(KeptChoice):
     def reason(self) -> str:
         """The reason for the choice, for people."""
         if not self.free:
-            return "what its trainings take can't be measured"
+            return "the memory of a training can't be measured"
         peak, context, free = (
             f"{each / _GIBIBYTE:.2f} GiB" for each in (self.peak, self.context, self.free)
         )
         many = f" of up to {self.lanes} clients" if self.lanes > 1 else ""
         return (
-            f"a client's training takes {peak}, a process {context} besides, and {free} are free; "
-            f"trainings{many}, at most {self.most} at once"
+            f"a client's training needs {peak} of GPU memory and its process another {context}; "
+            f"{free} are free. At most {self.most} trainings{many} run at once"
         )
 
 

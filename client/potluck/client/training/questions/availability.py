@@ -29,5 +29,8 @@ class Availability(Question):
         """Return the chance from the plan in the host's configuration."""
         chance = context.available(self.begin, max(self.begin, self.end))
         if not (math.isfinite(chance) and 0 <= chance <= 1):
-            raise TrainingError(f"the plan of '{context.client}' makes a chance of {chance}")
+            raise TrainingError(
+                f"the availability plan of client '{context.client}' gives the probability "
+                f"{chance}; it must be from 0 to 1"
+            )
         return {AVAILABILITY: chance}

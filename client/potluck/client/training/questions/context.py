@@ -63,8 +63,9 @@ class Context(Question):
         for name, value in values.items():
             if not math.isfinite(value):
                 raise TrainingError(
-                    f"the number '{name}' of '{context.client}' is {value}: the model diverged, "
-                    f"or its {len(samples)} samples are too few to keep some back"
+                    f"the answer '{name}' of client '{context.client}' is {value}: the model "
+                    f"diverged, or the client's {len(samples)} samples are too few to hold some "
+                    "back"
                 )
         return values
 

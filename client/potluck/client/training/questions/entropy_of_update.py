@@ -28,16 +28,22 @@ class LabelEntropy(Question):
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
         """Train once and discard the update; only the entropy is sent."""
         if context.local_update is None:
-            raise ProtocolError("question 'label-entropy' came without the run's training settings")
+            raise ProtocolError(
+                "question 'label-entropy' lacks the run's training settings; install the same "
+                "release on the host and the coordinator"
+            )
         update = context.local_update()
         name = output_tensor(update, context.classes)
         if name is None:
             raise TrainingError(
-                f"the model of client '{context.client}' has no output layer of {context.classes} "
-                "classes, by whose move the selector goes; choose another selector"
+                f"the model of client '{context.client}' has no output layer of "
+                f"{context.classes} classes, which the selector needs; choose another selector"
             )
         move = update[name].astype(np.float64).reshape(context.classes, -1).mean(axis=1)
         if not np.isfinite(move).all():
-            raise TrainingError(f"the update of client '{context.client}' is not finite")
+            raise TrainingError(
+                f"the update of client '{context.client}' contains NaN or infinity; lower "
+                "training.learning_rate"
+            )
         [entropy] = label_entropies(move[None], self.temperature).tolist()
         return {"label-entropy": entropy}

@@ -32,7 +32,9 @@ class GradientNorm(Question):
         else:
             norm, seconds = _norm(context), context.pace * len(context.data.train)
         if not (math.isfinite(norm) and norm >= 0):
-            raise TrainingError(f"the gradient on the samples of '{context.client}' is {norm}")
+            raise TrainingError(
+                f"the norm of the gradient on the samples of client '{context.client}' is {norm}"
+            )
         return {GRADIENT_NORM: norm, "seconds": seconds}
 
     def bounded_sums(self, context: QuestionContext, clip: float) -> BoundedSums:
@@ -66,7 +68,7 @@ def _norm(context: QuestionContext) -> float:
     positions = torch.arange(len(samples), device=samples.labels.device)
     for batch in torch.split(positions, _AT_ONCE):
         if context.cancelled():
-            raise RoundClosedError("the question was withdrawn; the answer is no longer awaited")
+            raise RoundClosedError("the question was withdrawn; no run waits for the answer")
         labels = samples.labels.index_select(0, batch).to(device)
         logits = model(samples.inputs_at(batch).to(device))
         loss = functional.cross_entropy(logits, labels, reduction="sum") / len(samples)

@@ -35,7 +35,7 @@ class LabelDistance(Question):
         for name, values in (("active", self._active), ("target", self._target)):
             if len(values) != context.classes:
                 raise ConfigurationError(
-                    f"{LABEL_DISTANCE}: '{name}' has {len(values)} numbers, the task has "
+                    f"{LABEL_DISTANCE}: '{name}' has {len(values)} numbers, but the task has "
                     f"{context.classes} classes"
                 )
         counts = np.array(_label_counts(context), np.float64)

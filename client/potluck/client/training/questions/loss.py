@@ -23,7 +23,9 @@ class Loss(Question):
         """Compute the loss in one pass over the samples."""
         loss = _mean(context) if context.own is None else context.own.mean_loss()
         if not math.isfinite(loss):
-            raise TrainingError(f"the model's loss on the samples of '{context.client}' is {loss}")
+            raise TrainingError(
+                f"the model's loss on the samples of client '{context.client}' is {loss}"
+            )
         return {"loss": loss}
 
     def bounded_sums(self, context: QuestionContext, clip: float) -> BoundedSums:

@@ -37,7 +37,10 @@ class Sketch(Question):
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
         """Train once and discard the update; only the sketch is sent."""
         if context.local_update is None:
-            raise ProtocolError("question 'sketch' came without the run's training settings")
+            raise ProtocolError(
+                "question 'sketch' lacks the run's training settings; install the same release "
+                "on the host and the coordinator"
+            )
         update = context.local_update()
         if not any(array.size for array in update.values()):
             raise TrainingError(f"the model of client '{context.client}' has no parameters")
@@ -46,7 +49,10 @@ class Sketch(Question):
         else:
             numbers = centroids(update, self.numbers)
         if not all(map(math.isfinite, numbers)):
-            raise TrainingError(f"the update of client '{context.client}' is not finite")
+            raise TrainingError(
+                f"the update of client '{context.client}' contains NaN or infinity; lower "
+                "training.learning_rate"
+            )
         return {f"sketch-{place}": float(number) for place, number in enumerate(numbers, 1)}
 
 

@@ -41,7 +41,9 @@ class SoftLabel(Question):
             model.train(was_training)
         shares = (total / len(examples)).cpu()
         if not bool(torch.isfinite(shares).all()):
-            raise TrainingError(f"the model's outputs on the samples of '{context.client}' are NaN")
+            raise TrainingError(
+                f"the model's outputs on the samples of client '{context.client}' are NaN"
+            )
         return {f"class-{number}": share for number, share in enumerate(shares.tolist())}
 
     def bounded_sums(self, context: QuestionContext, clip: float) -> BoundedSums:

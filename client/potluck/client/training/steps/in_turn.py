@@ -70,8 +70,8 @@ def _only(model: nn.Module, wanted: Callable[[str], bool]) -> Iterator[None]:
     others = [parameter for name, parameter in trained if not wanted(name)]
     if len(others) == len(trained):
         raise ConfigurationError(
-            "training.kept_epochs trains what clients keep and the rest in turn, and one of the "
-            "two has no parameters; set it to 0, or choose other patterns for `keep` of [model]"
+            "training.kept_epochs needs parameters that clients keep and parameters that they "
+            "send; set kept_epochs to 0, or change `keep` of [model]"
         )
     for parameter in others:
         parameter.requires_grad_(False)

@@ -164,7 +164,7 @@ def train(
 
 def no_samples() -> DataError:
     """Return the error for a client without training samples."""
-    return DataError("the client has no training samples; remove it from this federation")
+    return DataError("the client has no training samples; remove the client from the federation")
 
 
 @contextmanager
@@ -182,8 +182,8 @@ def _explained(device: torch.device, settings: LocalTraining) -> Iterator[None]:
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         text = " ".join(str(error).split())
         raise TrainingError(
-            f"the task's model or the objective failed: {text}; see that the task's model, inputs "
-            "and labels fit together"
+            f"the task's model or the objective failed: {text}; check that the task's model, "
+            "inputs and labels are compatible"
         ) from error
 
 
@@ -297,7 +297,9 @@ class _Loop:
             loss_sum = torch.zeros((), dtype=torch.float64, device=device)
             for indices in batches:
                 if cancelled():
-                    raise RoundClosedError("the training was cancelled; it is no longer awaited")
+                    raise RoundClosedError(
+                        "the training was cancelled, because no run waits for it"
+                    )
                 loss_sum.add_(self.step(indices), alpha=len(indices))
                 self.taken += 1
                 if self.taken % report_every == 0:

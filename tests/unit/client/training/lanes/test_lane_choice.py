@@ -36,7 +36,7 @@ def test_faster_training_method_is_chosen_with_the_reason() -> None:
     assert choice().together
     assert not choice(together=3.0).together
     assert choice(together=3e-6, alone=2e-6).reason == (
-        "a step takes a client 2 µs by itself, 3 µs in a batched one"
+        "a step takes 2 µs per client if clients train alone, and 3 µs in a batched step"
     )
 
 

@@ -46,12 +46,12 @@ def test_label_entropy_without_a_bias_uses_the_weight_rows() -> None:
 
 def test_label_entropy_without_settings_output_layer_or_finite_values_is_refused() -> None:
     question = LabelEntropy()
-    with pytest.raises(ProtocolError, match="without the run's training settings"):
+    with pytest.raises(ProtocolError, match="lacks the run's training settings"):
         question.answer(asked(None))
     update = {"head.bias": [0.5, 0.0, -0.5]}
     with pytest.raises(TrainingError, match="no output layer of 4 classes"):
         question.answer(replace(asked(update), classes=4))
-    with pytest.raises(TrainingError, match="is not finite"):
+    with pytest.raises(TrainingError, match="contains NaN or infinity"):
         question.answer(asked({"head.bias": [0.5, np.nan, 0.0]}))
     with pytest.raises(ConfigurationError, match="temperature"):
         create(LabelEntropy, "label-entropy", {"temperature": 0})

@@ -137,7 +137,7 @@ def test_sketch_without_run_settings_is_refused(tmp_path: Path) -> None:
     training = digits()
     instruction = rpc.Instruction(client_id="client-1", round=1, question=rpc.Question())
     context = training.question_context(instruction, lambda: False, model_file(training, tmp_path))
-    with pytest.raises(ProtocolError, match="without the run's training settings"):
+    with pytest.raises(ProtocolError, match="lacks the run's training settings"):
         Sketch().answer(context)
 
 

@@ -296,7 +296,7 @@ def test_a_client_without_samples_can_not_train() -> None:
     ],
 )
 def test_samples_incompatible_with_the_model_raise_a_training_error(data: Examples) -> None:
-    with pytest.raises(TrainingError, match="fit together") as caught:
+    with pytest.raises(TrainingError, match="are compatible") as caught:
         run(network(), data)
     assert "\n" not in caught.value.message
 
