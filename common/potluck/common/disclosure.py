@@ -37,7 +37,7 @@ compute the other's input."""
 RUNS_PER_EPOCH: Final = 1
 ROUNDS_PER_EPOCH: Final = 1000
 """Default maximum number of rounds, counted over all runs, for which a client sends masked updates
-made from one data epoch."""
+made from one data epoch (version of its data)."""
 
 CLAIM: Final = (
     "masks hide each update in the sum of its round from a coordinator that keeps to the "

@@ -342,7 +342,7 @@ def open_files_error(error: BaseException, program: str) -> OpenFilesError | Non
 
 
 def _open_files_limit(error: OSError) -> str | None:
-    """Return text: the limit on open files that is reached, and a remedy; None for other errors."""
+    """Return the reached limit on open files and a remedy, as text; None for other errors."""
     if error.errno == errno.EMFILE:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return (

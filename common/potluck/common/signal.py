@@ -114,7 +114,7 @@ class ProfileSignal(Plugin):
     """Class of the payload that a client sends. The payload's field with the signal's name contains
     the numbers."""
     modes: ClassVar[tuple[Mode, ...]] = (Mode.NOISY, Mode.EXACT)
-    """The signal's modes, at least one: the first with noise, the last without."""
+    """The signal's modes, at least one; if it has both, the one with noise is first."""
     needs_model: ClassVar[bool] = False
     """True if clients need the run's pre-trained model. The settings of `[profiles.triplet]` are
     then sent with the request."""

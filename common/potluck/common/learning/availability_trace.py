@@ -61,7 +61,7 @@ class AvailabilityTrace:
 
     @classmethod
     def of(cls, spans: Mapping[str, Iterable[TraceSpan]]) -> AvailabilityTrace:
-        """Return the trace of these spans: at least one, without overlaps."""
+        """Return the trace of these spans. There must be at least one, and none may overlap."""
         in_order = {
             client: tuple(sorted(own, key=lambda span: span.start)) for client, own in spans.items()
         }
@@ -100,7 +100,8 @@ class AvailabilityTrace:
         return True  # available during a whole period, and so always
 
     def next_time(self, clients: Sequence[str], at: float, count: int) -> float | None:
-        """Return the earliest time from `at` on when `count` of these clients are available.
+        """Return the earliest time, not before `at`, at which `count` of these clients are
+        available.
 
         Returns None if there is no such time.
         """
@@ -210,7 +211,7 @@ def parse_trace(text: str, *, source: str) -> AvailabilityTrace:
 
 
 def _kind(header: Sequence[str], source: str) -> str:
-    """Return the name of the fourth column: state or speed."""
+    """Return the name of a trace's fourth column: state or speed."""
     if tuple(header[:3]) != _COLUMNS or tuple(header[3:]) not in (("speed",), ("state",)):
         raise ConfigurationError(
             f"{source}, line 1: the column names are '{_shown(','.join(header))}'; write "

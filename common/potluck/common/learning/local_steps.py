@@ -15,7 +15,8 @@ from potluck.common.settings.local_training import LocalTraining
 LEAST_NORMALIZER: Final = 0.1
 """Minimum of a_k.
 
-A client with a smaller a_k would outweigh all others; no sensible training has such a small value.
+A client with a smaller a_k would outweigh all other clients; no sensible training has so small a
+value.
 """
 
 

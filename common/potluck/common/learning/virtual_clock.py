@@ -135,7 +135,8 @@ def _generator(text: str) -> np.random.Generator:
 
 
 def _of(named: Mapping[str, float], client: str, usual: float) -> float:
-    """Return the value in the first entry that includes the client; `usual` if no entry does."""
+    """Return the value of the first entry whose clients include this one; `usual` if there is
+    none."""
     for names, value in named.items():
         first, colon, last = names.partition(":")
         if names == client or (colon and _within(first, last, client)):

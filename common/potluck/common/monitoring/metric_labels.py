@@ -19,8 +19,8 @@ MOST_AWAY = 20
 """Maximum number of disconnected hosts that are named for a run."""
 
 OTHER = "OTHER"
-"""Value of a label for every reason that this release does not know; reasons come from other
-machines."""
+"""Value of a label in place of every reason that this release does not know, since reasons come
+from other machines."""
 
 HETEROGENEITIES = ("gci", "gai", "gsc", "cci", "cai", "csc")
 """Names of the heterogeneity metrics: over all samples together (g), and means over the clients

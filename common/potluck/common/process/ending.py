@@ -25,7 +25,7 @@ from potluck.common.process.command_line import FAILED, INTERRUPTED
 log = structlog.get_logger()
 
 GRACE_SECONDS = 4.5
-"""Seconds after the signal in which the process must end cleanly."""
+"""Seconds after the signal within which the process must end cleanly."""
 
 LAST_WORK_SECONDS = 1.0
 """Seconds that the process waits for its threads, after everything else is closed."""

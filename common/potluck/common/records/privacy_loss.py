@@ -21,11 +21,13 @@ BUDGET_SPENT: Final = "the privacy budget of its data does not allow this traini
 It has no numbers, which would disclose facts about other runs.
 """
 NO_ANSWER: Final = "the privacy budget of its data does not allow this answer"
-"""Reason with which a host refuses to answer a question; without numbers, as above."""
+"""Reason with which a host refuses to answer a question; it has no numbers, which would disclose
+facts about other runs."""
 RUN_BUDGET_SPENT: Final = "the run's privacy budget allows this client no further training"
 """Reason with which a coordinator that adds the noise itself excludes a client."""
 ALL_RUNS_BUDGET_SPENT: Final = "the coordinator's privacy budget allows this client no training"
-"""The same for the coordinator's limit over all runs."""
+"""Reason with which a coordinator that adds the noise itself excludes a client whose losses in all
+runs reach the coordinator's limit."""
 NEAR_LIMIT: Final = 0.8
 """A client that has used this share of the run's trainings is near its limit."""
 

@@ -215,8 +215,8 @@ def check(group: str, name: str, options: Mapping[str, object]) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _with_defaults(cls: Any, kind: type[Plugin]) -> type[Any]:
-    """Return the class. Attributes that it does not define are taken from the base class of its
-    kind."""
+    """Return the class, extended by the attributes of its kind's base class that it does not
+    define."""
     names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
     return types.new_class(cls.__name__, (cls, kind), exec_body=lambda body: body.update(names))
 

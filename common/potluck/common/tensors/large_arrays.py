@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 LARGE_BYTES: Final = 2**20
-"""Size in bytes; arrays smaller than this are always in memory."""
+"""Minimum size in bytes of an array in a file; smaller arrays are always in memory."""
 
 _folder: ContextVar[Path | None] = ContextVar("folder_of_large_arrays", default=None)
 

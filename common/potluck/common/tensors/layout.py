@@ -76,7 +76,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of a file, in the order that all code uses."""
+    """The tensors of a file, in the order in which all code processes them."""
 
     tensors: tuple[TensorSpec, ...]
 

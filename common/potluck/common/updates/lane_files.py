@@ -238,7 +238,7 @@ def write_lanes(
     *,
     over: Path | None = None,
 ) -> FileDigest:
-    """Write a sum to a file. Blocks.
+    """Write a sum to a file. Blocks the calling thread.
 
     readers: one for each vector. members: digest of the ids of the sum's updates. over: a spare
     file to overwrite. Raises the errors of the readers, and StorageError.
@@ -270,7 +270,7 @@ class LaneFile:
         return self._packed[vector].read
 
     def check(self, members: bytes, count: int) -> None:
-        """Check the whole file. Blocks.
+        """Check the whole file. Blocks the calling thread.
 
         members: digest of the updates that the file should contain. count: number of these updates.
 
@@ -303,7 +303,7 @@ def opened_lanes(path: Path, vectors: Mapping[str, int] | None = None) -> Iterat
 
 
 def add_files(path: Path, parts: Sequence[Path], members: bytes) -> FileDigest:
-    """Add up the sums in one or more files and write the result. Blocks.
+    """Add up the sums in one or more files and write the result. Blocks the calling thread.
 
     members: digest of all updates in the result. Raises LayoutError if the files have different
     vectors, StorageError.
