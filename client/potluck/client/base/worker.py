@@ -91,7 +91,7 @@ class Worker(Generic[Device]):
         self.add(*makes)
 
     def add(self, *makes: Callable[[], Device]) -> None:
-        """Add devices; each device is made at once, in its own thread."""
+        """Add devices. Each is created immediately, by its function, in its own thread."""
         for make in makes:
             thread = _Thread(make)
             self._threads.append(thread)

@@ -131,7 +131,7 @@ _WELCOME_SECONDS = 30.0
 """Maximum wait for the welcome. Keepalive detects a dead coordinator earlier."""
 
 _SENT_AWAY_SECONDS = 10.0
-"""If the coordinator ends a stream sooner than this, the next pause before reconnecting is longer.
+"""Seconds; if the coordinator ends a stream sooner, the next pause before reconnecting is longer.
 """
 
 _REFUSALS = 10

@@ -50,7 +50,7 @@ class Instructions:
         self._metrics = context.metrics
         self._say = say
         self._active: dict[str, ActiveInstruction] = {}
-        self._tasks: set[asyncio.Task[None]] = set()  # includes tasks of stopped instructions
+        self._tasks: set[asyncio.Task[None]] = set()  # also of stopped instructions, until they end
 
     def stages(self) -> Mapping[str, int]:
         """Number of instructions in progress, by stage; may be called in any thread."""

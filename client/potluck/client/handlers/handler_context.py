@@ -66,7 +66,8 @@ class HandlerContext:
     metrics: HostMetrics
     failures: RepeatedFailures
     guard: Callable[[], PrivacyGuard]
-    """Returns the guard of trainings with noise. Raises PluginError or MissingLibraryError."""
+    """Function that returns the guard of trainings with noise. It raises PluginError or
+    MissingLibraryError."""
     selections: SelectionGuard = field(default_factory=NoGuard)
     measured: MeasuredWorkers | None = None
     tracer: Tracer | None = None

@@ -168,8 +168,8 @@ def _subject(work: rpc.Evaluate) -> dict[str, str]:
 # The table ----------------------------------------------------------------------------------------
 
 Handler = Callable[[HandlerContext, ActiveInstruction], Awaitable[rpc.Answer | None]]
-"""Returns the answer; None if an update was delivered instead. Raises PotluckError, and anything
-that a plug-in raises."""
+"""Function that carries out an instruction. It returns the answer, or None if an update was
+delivered instead. It raises PotluckError, and anything that a plug-in raises."""
 
 
 async def _step_of_sum(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:

@@ -29,7 +29,8 @@ from potluck.common.updates.lanes import members_digest
 log = structlog.get_logger()
 
 WAITED_SHARE: Final = 0.8
-"""The first update waits for the others for this share of the time left to its deadline."""
+"""Share of the time left to its deadline for which a group's first update waits for other
+updates."""
 ARRIVAL_SECONDS: Final = 2.0
 """Maximum time that an update waits for companions whose instructions have not arrived.
 
@@ -137,7 +138,8 @@ class HostSums:
                     await self._changed.wait()
 
     def _awaited(self, group: _SumGroup) -> tuple[bool, bool]:
-        """Return two flags: a companion still trains; an instruction has not arrived yet."""
+        """Return two flags: True if a companion still trains; True if an instruction has not
+        arrived."""
         here = {each.update.update_id for some in self._groups for each in some.members}
         entries = [self._log.find(each) for each in group.companions if each not in here]
         training = any(entry is not None and not entry.stage.over for entry in entries)

@@ -92,7 +92,7 @@ class Entry:
     fraction: float = 0.0
     answer: rpc.Answer | None = None
     listener: Callable[[InstructionStage], None] = ignored
-    """Called, in any thread, when the instruction enters a stage."""
+    """Function that is called, in any thread, when the instruction enters a stage."""
 
     def enter(self, stage: InstructionStage) -> None:
         """Set the stage and call the listener."""

@@ -26,7 +26,7 @@ _HOST: Final = "host"
 _MISSING: Final = "this host lacks the package potluck.secagg"
 
 Count = Callable[[], Awaitable[list[int]]]
-"""Reads the client's data and returns its number of samples per class."""
+"""Function that reads the client's data and returns its number of samples per class."""
 
 
 class SumParticipant(Protocol):

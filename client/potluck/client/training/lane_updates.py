@@ -53,7 +53,7 @@ def write_lane_update(
     auxiliaries: Mapping[str, _Arrays],
     over: Path | None,
 ) -> FileDigest:
-    """Write a client's update as a sum of one update. Blocks.
+    """Write a client's update as a sum of one update. Blocks the calling thread.
 
     base: the round's model. report: the report as disclosed; its samples are the weight. buffers:
     names of floating-point tensors that are not parameters and so are not normalised. over: a spare

@@ -49,7 +49,7 @@ def decode_model(
     layout: Layout | None,
     maximum_bytes: int,
 ) -> None:
-    """Decode the model in `source` and write it to `target`, as float32. Blocks.
+    """Decode the model in `source` and write it to `target`, as float32. Blocks the thread.
 
     `base`: the model from which `source` is a difference. `layout`: the model's; needed without a
     base.
@@ -92,7 +92,7 @@ def write_update(
     auxiliaries: Auxiliaries | None = None,
     over: Path | None = None,
 ) -> FileDigest:
-    """Write trained arrays as an update file, compressed if `compressed`. Blocks.
+    """Write trained arrays as an update file, compressed if `compressed`. Blocks the thread.
 
     `base`: the model that is subtracted before sending; None to send whole weights. `seed`: seed of
     the random rounding to int8. `auxiliaries`: further tensors to send, not encoded. `over`: a

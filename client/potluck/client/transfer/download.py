@@ -23,7 +23,7 @@ from potluck.rpc.v1 import transfer_pb2
 log = structlog.get_logger()
 
 LayoutSource = Callable[[], Awaitable[Layout]]
-"""Returns the layout of the task's model; only needed for some encodings."""
+"""Function that returns the layout of the task's model, which only some encodings need."""
 
 
 class Downloads:

@@ -26,7 +26,8 @@ from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 _FEW = 8
 _MANY = 64
-"""If at least this number of chunks arrived before a link broke, the size is doubled."""
+"""Number of chunks; if at least this many arrived before a link broke, the chunk size is
+doubled."""
 
 
 @dataclass

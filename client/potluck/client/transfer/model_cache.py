@@ -39,7 +39,7 @@ class ModelCache:
         self._folder = folder
         self._keep = keep
         self.spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=1)
-        """An evicted model, whose file may be overwritten."""
+        """The file of an evicted model, if any; it may be overwritten."""
         self._pins: Counter[str] = Counter()
         self._verified: set[str] = set()
         files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
@@ -58,9 +58,8 @@ class ModelCache:
         return blake3 in self._by_use and self.path(blake3).is_file()
 
     def verified(self, blake3: str) -> bool:
-        """Return True if a cached model still has its digest; its file is read once per process.
-        Blocks.
-        """
+        """Return True if a cached model still has its digest. Blocks: reads the file once per
+        process."""
         if blake3 not in self._verified:
             if file_digest(self.path(blake3)).blake3 != blake3:
                 return False

@@ -36,7 +36,7 @@ _LONGEST_URL: Final = 8192
 
 
 class FileRequests(Protocol):
-    """The extension point for requests to object stores. Thread-safe, and blocks."""
+    """The extension point for requests to object stores. Thread-safe; calls block."""
 
     def fetch(
         self,

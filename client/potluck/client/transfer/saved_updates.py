@@ -98,7 +98,7 @@ class KeptUpdates:
         """
         self._folder = folder
         self.spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=1)
-        """A dropped update, whose file may be overwritten."""
+        """The file of a dropped update, if any; it may be overwritten."""
         self._updates: dict[str, KeptUpdate] = {}
         for record in sorted(folder.glob("*.json")):
             update = _read(record)

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Masks = Callable[[float, torch.Size], Tensor]
-"""Dropout's factors for activations of a shape: lanes × samples × …."""
+"""Function that returns dropout's factors, given the share to drop and the shape of the
+activations, lanes × samples × …."""
 
 
 class LaneLayer(ABC):

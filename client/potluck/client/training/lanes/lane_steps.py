@@ -340,7 +340,7 @@ def _softmax(logits: Tensor) -> Tensor:
 class _Dropout:
     """Dropout masks: each lane draws the masks that its client would draw in a separate training.
 
-    Each lane has its own generator and draws for the samples of its batch. On a CPU."""
+    Each lane has its own generator, on the CPU, and draws for the samples of its batch."""
 
     def __init__(self, generators: Sequence[torch.Generator], sizes: Sequence[int]) -> None:
         self._generators, self._sizes = generators, sizes
