@@ -254,7 +254,7 @@ def _container(
 
 
 def is_quiet(settings: Mapping[str, Any]) -> bool:
-    """Return True if a party's log level hides the log line of its connection."""
+    """Return True if a party's log level hides the log line that reports its connection."""
     return settings.get("log_level") in (LogLevel.WARNING, LogLevel.ERROR)
 
 

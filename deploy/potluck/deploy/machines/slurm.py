@@ -31,8 +31,8 @@ _LAST_LINES = 5
 _OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE")
 
 Run = Callable[[Sequence[str], Mapping[str, str]], str]
-"""Function that runs a command with more environment variables. Returns its output. Raises
-RunError."""
+"""Function that runs a command with additional environment variables and returns its output. It
+raises RunError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

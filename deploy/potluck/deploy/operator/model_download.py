@@ -120,7 +120,7 @@ _LARGEST_FILE = 1 << 62  # no limit: operators trust their coordinator
 _DIGEST_DIGITS = 64
 
 Progress = Callable[[int, int], None]
-"""Called with the number of received bytes and of all bytes."""
+"""Function that is called with the number of bytes received so far, and of all bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
