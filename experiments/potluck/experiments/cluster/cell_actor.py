@@ -36,7 +36,7 @@ from potluck.experiments.grid.results import CellResult
 from potluck.experiments.grid.running import CellLostError
 
 ENDED = -1
-"""Returned by `CellActor.rounds` when the cell has ended."""
+"""Value that `CellActor.rounds` returns once the cell has ended."""
 
 
 class CellActor:
@@ -115,7 +115,7 @@ class CellActor:
 
 
 class _Cells:
-    """The federations of an actor's cells, forked from one process. Lives on one event loop."""
+    """The federations of an actor's cells, forked from one process. Used on one event loop."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -36,7 +36,8 @@ class CellWork:
     """A cell to run.
 
     counts: label counts of the cell's `LabelMix`. host_actors: actors that run its hosts; empty if
-    hosts run on the coordinator's machine. number: running number of the cells given to the actor.
+    hosts run on the coordinator's machine. number: serial number of the cell among those given to
+    the actor.
     """
 
     number: int

@@ -22,7 +22,7 @@ from potluck.common.tensors.digest import digest_of_file, hasher
 from potluck.experiments.cluster.sent_data import DataFile
 
 Pieces = Callable[[DataFile], Iterable[memoryview]]
-"""Yields the bytes of a file in pieces."""
+"""Function that yields the bytes of a file in pieces."""
 
 
 def usual_folder() -> Path:
@@ -72,7 +72,7 @@ class NodeFolder:
     def data_folder(self, folder: Path, files: Sequence[DataFile], pieces: Pieces) -> Path:
         """Make `folder` a data directory of these files; fetch those that this machine lacks.
 
-        Each file is verified by its digest, also if it was not fetched. Raises DigestMismatchError
+        Each file is verified by its digest, even if it was not fetched. Raises DigestMismatchError
         or StorageError.
         """
         try:

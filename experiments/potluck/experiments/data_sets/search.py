@@ -17,7 +17,7 @@ Found = dict[str, NDArray[Any]]
 """Arrays x_train, y_train, x_test, y_test; also a_train, a_test if samples have an attribute."""
 
 LARGEST: Final = 4 << 30
-"""Maximum bytes of an unpacked array, since a small file could unpack to any size."""
+"""Maximum size of an unpacked array in bytes, since a small file could unpack to any size."""
 
 
 def missing(folder: Path, wanted: str) -> ConfigurationError:

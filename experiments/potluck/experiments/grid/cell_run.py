@@ -129,7 +129,7 @@ def _asked(exchanges: Sequence[Exchange], roster: Sequence[str]) -> set[str]:
 
 def _needs_model(kind: object) -> bool:
     if not isinstance(kind, str) or kind not in plugins.installed(plugins.QUESTIONS):
-        return False  # the answer is part of a secure sum
+        return False  # a secure sum, which needs no model
     return bool(plugins.find(plugins.QUESTIONS, kind).needs_model)
 
 
@@ -141,7 +141,7 @@ _STATE = "coordinator"
 _ACCURACY = "accuracy"
 
 Progress = Callable[[int], None]
-"""Called with the number of committed rounds of the cell."""
+"""Function that is called with the number of committed rounds of the cell."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,7 +118,7 @@ class Board:
 
 
 class _Remaining(ProgressColumn):
-    """Remaining time, from the command's own pace: cells finished earlier don't count."""
+    """Estimates the remaining time from this command's pace; cells finished earlier don't count."""
 
     max_refresh = 0.5
 

@@ -27,7 +27,8 @@ RARE_CLASSES = "rare classes"
 RARE_GROUPS = "rare groups"
 SECONDS = "seconds per sample"
 DROP_OUTS = "chance to drop out"
-"""Names of clients' traits. The two traits about rare kinds are shares of a client's samples."""
+"""Names of clients' traits. The two about rare kinds (classes or groups) are shares of a client's
+samples."""
 
 
 class LabelMix:

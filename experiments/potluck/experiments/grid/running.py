@@ -16,7 +16,7 @@ from potluck.experiments.grid.label_mix import LabelMix, LabelMixes, traits_of
 from potluck.experiments.grid.results import CellResult, ResultsFolder
 
 # The schedule -------------------------------------------------------------------------------------
-# Pure.
+# The schedule is pure: it starts no process and reads no clock.
 
 ATTEMPTS = 2
 """Maximum attempts at a cell: on a busy machine, a process may be too slow to start."""

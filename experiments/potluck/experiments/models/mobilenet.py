@@ -58,7 +58,8 @@ class MobileNetV2(nn.Module):
 
 
 class _InvertedResidual(nn.Module):
-    """Adds channels, convolves each, reduces their number; adds the input if shapes match."""
+    """Expands the channels, convolves each by itself, reduces them; adds the input if shapes
+    match."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, groups: int) -> None:
         super().__init__()

@@ -25,13 +25,13 @@ from potluck.experiments.reports.readings import BUDGETS, mean
 
 _INK = "#333333"
 _FAR = 0.3
-"""Difference between two shares from which the colour is the strongest."""
+"""Minimum difference between two shares for which the colour is the strongest."""
 _COLUMN, _ROW, _NAMES, _HEAD = 0.46, 0.2, 1.4, 1.5
 """Width of a column, height of a row, width of the arms' names, height of the heads; in inches."""
 _LEAST = 3.0
 """Minimum width of a panel in columns, so that its title fits."""
 _DARK = 0.9
-"""Absolute value of a colour from which text on it is white."""
+"""Minimum absolute value of a colour for which the text on it is white."""
 
 Values = Mapping[tuple[str, str], float]
 """Numbers by arm and column."""

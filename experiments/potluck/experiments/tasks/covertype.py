@@ -49,7 +49,7 @@ class Covertype(LabelSkewTask):
     training: ClassVar[Recommended] = {"learning_rate": 0.01, "batch_size": 64, "epochs": 3}
 
     def model(self) -> nn.Module:
-        """The network; its last layer depends on the number of classes."""
+        """Return the network; its last layer depends on the number of classes."""
         return perceptron(54, (45, 30, 15), self.classes, 0.2)
 
     def _form(self) -> DataFormat:

@@ -113,7 +113,8 @@ class ColoredMnist(SpuriousTask):
         "attribute_learning_rate": 1.0,
         "attribute_steps": 500,
     }
-    """A network without pre-training first learns nothing, then colours, and only later shapes."""
+    """Many rounds and steps, since a network without pre-training first learns nothing, then
+    colours, and only later shapes."""
 
     def model(self) -> nn.Module:
         """Return the network."""

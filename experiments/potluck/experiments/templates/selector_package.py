@@ -22,7 +22,7 @@ _FILES = {
     "profiles.json": "profiles.json",
     "grid.toml": "grid.toml",
 }
-"""Path in the new package by the template's name, which ends in `.txt` in addition."""
+"""Path in the new package by the name of its template, whose file has `.txt` added to the name."""
 
 
 def write_selector_package(name: str, into: Path) -> Path:
