@@ -36,8 +36,8 @@ from potluck.experiments.grid.results import CellResult
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Processor seconds of a cell's start (without pre-training) and of one client's round, and the
-    number of local steps in one client's round."""
+    """Processor seconds of the start of a cell (one run, without pre-training) and of one client's
+    round, and the number of local steps in one client's round."""
 
     start: float
     client_round: float
@@ -46,7 +46,8 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Estimated cost of all cells: core hours, million local steps, GPU hours of these steps."""
+    """Estimated cost of all cells (runs): core hours, million local steps, GPU hours of these
+    steps."""
 
     experiment: str
     cells: int

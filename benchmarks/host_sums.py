@@ -103,7 +103,7 @@ async def federation(
     kinds: Sequence[Sequence[str]],
     relay_count: int = 0,
 ) -> list[Measured]:
-    """Run these kinds of runs, one after another on the same processes."""
+    """Make runs of these kinds, one after another, on the same processes."""
     demo = DemoOptions(
         task="shifted",
         clients=options.clients,

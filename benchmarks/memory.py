@@ -35,5 +35,5 @@ class PeakMemory:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def of(self, *, hosts: bool) -> int:
-        """Return the maximum over the processes of one side: hosts or coordinator."""
+        """Return the maximum over all hosts' processes if `hosts`, else the coordinator's."""
         return max(held for name, held in self.peaks.items() if name.startswith("host") == hosts)

@@ -44,7 +44,7 @@ from potluck.server.watching.run_metrics import RunObserver
 
 @dataclass
 class Meter:
-    """Processor seconds spent in functions that serve metrics only."""
+    """Processor seconds spent in functions whose only purpose is metrics."""
 
     seconds: float = 0.0
     calls: int = 0

@@ -325,7 +325,8 @@ def measure(clients: int, length: int, drop: int, repeats: int) -> dict[str, Any
 
 
 def is_exact(bench: Bench, survivors: tuple[str, ...], sums: Vectors) -> bool:
-    """True if the sum is that of the fixed-point inputs, and its mean that of the updates."""
+    """Return True if the sum equals that of the fixed-point inputs, and its mean that of the
+    updates."""
     lane = bench.header.lane("body")
     plain = np.zeros(bench.length, np.uint32)
     mean = np.zeros(bench.length)

@@ -34,11 +34,11 @@ class Ballast:
         self.parameters = parameters
 
     def model(self) -> nn.Module:
-        """The network."""
+        """Return the network."""
         return _Network(self.parameters)
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
-        """Two samples."""
+        """Return two samples."""
         return ClientData(train=_two_samples())
 
     def evaluation_data(self, data: Path | None) -> Examples | None:
@@ -68,7 +68,7 @@ class Shifted(Ballast):
     about 0.01: no value of an update is zero."""
 
     def model(self) -> nn.Module:
-        """The network."""
+        """Return the network."""
         return _Shifted(self.parameters)
 
 
@@ -98,11 +98,11 @@ class Deep:
         self.parameters, self.tensors = parameters, tensors
 
     def model(self) -> nn.Module:
-        """The network."""
+        """Return the network."""
         return _Deep(self.parameters, self.tensors)
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
-        """Two samples."""
+        """Return two samples."""
         return ClientData(train=_two_samples())
 
     def evaluation_data(self, data: Path | None) -> Examples | None:
@@ -134,7 +134,7 @@ class Sparse(Ballast):
         self.tensors = tensors
 
     def model(self) -> nn.Module:
-        """The network."""
+        """Return the network."""
         return _Frozen(self.parameters, self.tensors)
 
 
