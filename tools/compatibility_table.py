@@ -31,7 +31,8 @@ MARKED = re.compile(f"{BEGIN}.*{END}", re.DOTALL)
 
 @dataclass
 class Tables:
-    """Rows of the table, strategies by reason or remark, number of combinations tried."""
+    """The rows of the table, the strategies by reason or remark, and the number of combinations
+    tried."""
 
     rows: list[list[str]] = field(default_factory=list)
     notes: dict[str, list[str]] = field(default_factory=dict)

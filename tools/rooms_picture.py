@@ -23,7 +23,7 @@ from svg_parts import drawing, rectangle, text
 HOUSE = Path(__file__).resolve().parents[1]
 
 Graph: TypeAlias = Mapping[str, set[str]]
-"""Names that each name points to."""
+"""The names to which each name's arrows point."""
 
 BOX_WIDTH, BOX_HEIGHT = 104, 38
 GAP, STEP = 22, 74

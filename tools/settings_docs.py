@@ -9,7 +9,7 @@ import griffe
 
 
 class SettingsDescriptions(griffe.Extension):
-    """Reads `Field(description="…")`."""
+    """Griffe extension that copies `Field(description="…")` into an attribute's docstring."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **details: Any) -> None:
         """Give an attribute that has no docstring the description of its `Field`."""

@@ -29,7 +29,7 @@ def text(
 
 
 def rectangle(x: float, y: float, width: float, height: float, style: str) -> str:
-    """Return a box."""
+    """Return a rectangle with this style."""
     return f"<rect x='{x:g}' y='{y:g}' width='{width:g}' height='{height:g}' {style}/>"
 
 

@@ -34,7 +34,7 @@ class Panel:
     least: float | None = None
     most: float | None = None
     steps: Sequence[tuple[float, str]] = ()
-    """Thresholds, each with the colour from there on; green below the first."""
+    """Thresholds, each with the colour of values from it on; values below the first are green."""
 
 
 @dataclass(frozen=True, kw_only=True)
