@@ -26,7 +26,7 @@ def weight_bound(run_file: RunFile, strategy: Strategy) -> int:
     """Return the largest weight that a client may have in a round's sum."""
     alike = run_file.weighting is Weighting.EQUAL or strategy.summation is Summation.EQUAL
     privacy = run_file.privacy
-    # noise on whole updates needs equal weights
+    # Noise on whole updates needs equal weights, so each client has weight 1.
     noisy = privacy is not None and privacy.unit == "client"
     return 1 if alike or noisy else run_file.masking.weight_cap
 

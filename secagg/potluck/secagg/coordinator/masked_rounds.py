@@ -174,7 +174,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
         return None if settings is None or settings.clip_quantile is None else settings
 
     def lose(self, client: str) -> None:
-        """Remove a client from the sum."""
+        """Remove a client from the sum of the current attempt."""
         if self._sum is not None:
             self._sum.session.lose(client)
 

@@ -235,7 +235,7 @@ class SumSession:
         work.task.CopyFrom(self.terms.task)
 
     def _went_on(self, session: CoordinatorSession) -> None:
-        """Called after each step of the session; subclasses override it."""
+        """Do nothing; called after each step of the session, and overridden by subclasses."""
 
     async def _carry_out(self, step: CoordinatorStep) -> None:
         session = step.session

@@ -170,7 +170,7 @@ def write_masked(
 
 
 def write_zeros(path: Path, masking: Masking) -> FileDigest:
-    """Mask and write the vector of a client whose training failed. Blocks.
+    """Mask and write the vector of a client whose training failed. Blocks the calling thread.
 
     The vector's weight is 0, so no mean changes; the head counts the failed training. Raises
     StorageError.
@@ -188,7 +188,7 @@ def write_zeros(path: Path, masking: Masking) -> FileDigest:
 def write_noisy(
     path: Path, update: Differences | None, masking: Masking, noise: UpdateNoise
 ) -> FileDigest:
-    """Add noise to an update, or to zeros for None, mask it and write its file. Blocks.
+    """Add noise to an update, or to zeros for None, mask it, write its file. Blocks the thread.
 
     Charges the client's ledger first. The lane `head` is the same for all clients, so that only the
     noisy numbers depend on data. Writes over the update's arrays. Raises StorageError,

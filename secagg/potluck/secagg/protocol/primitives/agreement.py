@@ -25,7 +25,7 @@ _SELF_LABEL: Final = b"flsa/1 self"
 _SHARE_LABEL: Final = b"flsa/1 share"
 _ANY_KEY: Final = X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
 _NONCE: Final = bytes(12)
-"""Each channel key encrypts one message, so that a fixed nonce is sound."""
+"""The nonce of every message; a fixed one is sound, since each channel key encrypts one message."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ _NONCE_BYTES: Final = 64
 _LABEL: Final = b"flsa/1 agreement"
 
 _Point = tuple[int, int, int, int]
-"""X, Y, Z and T with x = X/Z, y = Y/Z and xy = T/Z."""
+"""A point in extended coordinates: X, Y, Z and T with x = X/Z, y = Y/Z and xy = T/Z."""
 
 _ZERO: Final[_Point] = (0, 1, 1, 0)
 

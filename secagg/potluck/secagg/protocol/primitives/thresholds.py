@@ -23,14 +23,14 @@ COMPLETE_LIMIT: Final = 128
 """Maximum number of clients for which the complete graph is the default."""
 
 SECURITY_BITS: Final = 80
-"""Security fails with probability 2^-80 at most.
+"""Exponent: security fails with probability 2^-80 at most.
 
 40 of these bits are a reserve against a coordinator that tries many rosters to get a favourable
 graph.
 """
 
 CORRECTNESS_BITS: Final = 20
-"""Random losses of clients end a session with probability 2^-20 at most."""
+"""Exponent: random losses of clients end a session with probability 2^-20 at most."""
 
 
 @dataclass(frozen=True)
