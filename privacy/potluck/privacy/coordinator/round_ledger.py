@@ -53,7 +53,7 @@ class NoisedRound(BaseModel):
 
 
 class RoundLedger:
-    """The ledger of one run. Blocks; must be used by one caller at a time."""
+    """The ledger of one run. Calls block; it must be used by one caller at a time."""
 
     def __init__(self, state_directory: Path, run_id: str) -> None:
         self._pretraining: RoundLedger | None = None
@@ -152,7 +152,7 @@ class RoundLedger:
 
 
 class CoordinatorLedger:
-    """All ledgers of a coordinator together, of running, ended and deleted runs. Blocks."""
+    """All ledgers of a coordinator together, of running, ended and deleted runs. Calls block."""
 
     def __init__(self, state_directory: Path) -> None:
         self._state = state_directory

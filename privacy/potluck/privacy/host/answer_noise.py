@@ -22,7 +22,7 @@ from potluck.client.question import BoundedSums
 from potluck.privacy.host.discrete_gaussian import DiscreteGaussian, Random
 
 _STEPS: Final = 2**20
-"""The sensitivity has this number of grid steps, times √d."""
+"""Number of grid steps in the sensitivity, to be multiplied by √d for d sums."""
 
 
 @dataclass(frozen=True, kw_only=True)

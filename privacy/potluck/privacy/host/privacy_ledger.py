@@ -34,7 +34,7 @@ from potluck.common.errors import StorageError
 from potluck.privacy.accounting import GaussianSteps
 
 Unit = Literal["record", "client"]
-"""What noise hides: a single record, or a client's whole update."""
+"""The unit that noise hides: a single record, or a client's whole update."""
 
 
 class ChargedTraining(BaseModel):
