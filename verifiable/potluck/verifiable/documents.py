@@ -157,7 +157,7 @@ def receipt(document_sha256: str, client: str, commitment: str = "") -> bytes:
 # The seed ---------------------------------------------------------------------------------------
 
 COORDINATOR: Final = ""
-"""Takes the place of a client id if a share belongs to the coordinator."""
+"""Party name of the coordinator, in place of a client id, for its share of a seed."""
 
 
 def commitment_to(share: str, opening: str, party: str) -> str:
