@@ -206,7 +206,8 @@ class RelayedSums:
 
 
 def _checked_vectors(path: Path, update_ids: Sequence[str]) -> Mapping[str, int]:
-    """Return the vectors of a sum's file, after the checks that the coordinator would make. Blocks.
+    """Return the vectors of a sum's file, after the coordinator's checks. Blocks the calling
+    thread.
 
     Raises LayoutError, OutOfBoundsError.
     """
