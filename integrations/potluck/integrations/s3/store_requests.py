@@ -31,10 +31,11 @@ _OK: Final = 200
 _PARTIAL: Final = 206
 
 Begin = Callable[[int], FileReceiver]
-"""Makes the receiver of a file that continues at the given offset."""
+"""Function that returns a file's receiver, which continues at the given offset."""
 
 Moved = Callable[[int], None]
-"""Called with the number of transferred bytes. Raises an exception if the transfer is cancelled."""
+"""Function that is called with the number of transferred bytes. It raises an exception if the
+transfer is cancelled."""
 
 
 class StoreRequests:
