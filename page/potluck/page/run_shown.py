@@ -61,7 +61,7 @@ _AT_WORK = frozenset(
 _SLOW = 1.5
 """Factor on the median time of the finished clients; a client that takes longer is a straggler."""
 _ALWAYS = 2
-"""Number of metrics shown before any round was measured."""
+"""Number of metrics that are shown while no round has any."""
 
 
 class ClientList:
