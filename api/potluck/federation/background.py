@@ -79,7 +79,7 @@ def background_loop() -> BackgroundLoop:
 # The view of a run --------------------------------------------------------------------------------
 
 MOMENT_SECONDS = 0.2
-"""Pause between two drawings of a run in a notebook."""
+"""Seconds between two drawings of a run in a notebook."""
 
 
 class RunFollower:
