@@ -25,6 +25,9 @@ PROCESSORS := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 WORKERS ?= $(or $(LANES),$(shell echo $$(($(PROCESSORS) + 1))))
 SIDE_BY_SIDE := --dist loadfile --numprocesses
 
+# pytest rewrites the assertions of each file; later suites reuse what the first has stored.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help
 help:
 	@echo "Potluck: federated learning that decides well who trains."

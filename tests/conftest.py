@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -42,6 +43,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="keep what the round machine answers, and how rounds are shown, as it is now",
     )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m slow`, skip files without the word: importing all others takes each worker half a
+    minute."""
+    if config.option.markexpr != "slow" or not collection_path.match("test_*.py"):
+        return None
+    return True if "slow" not in collection_path.read_text() else None
 
 
 @pytest.hookimpl(trylast=True)  # after `-m` and `-k` have selected tests
