@@ -13,12 +13,9 @@ from potluck.common.monitoring.metric_labels import LATEST_RUNS, Label, Measured
 _HEAD = f"""\
 # Metrics
 
-This page lists the metrics that coordinator, hosts and relays serve. It is for people who write
-dashboards and alerts. `make pages` generates it from
-`common/potluck/common/monitoring/definitions.py`.
-
-Each process serves them at `/metrics` of its `metrics_address` (or `--metrics-address`; off unless
-set), together with
+This page lists the metrics of coordinator, hosts and relays, for people who write dashboards and
+alerts. A process needs a `metrics_address` (or `--metrics-address`) to serve them, at `/metrics`,
+together with
 
 - `/healthz`: 200 as long as the process answers;
 - `/readyz`: 200 once it works: the coordinator serves and has its database, a host is connected.
