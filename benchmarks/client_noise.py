@@ -28,9 +28,15 @@ BLOCK = 2**18
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--values", type=int, default=1_000_000, help="parameters of the model")
-    parser.add_argument("--partners", type=int, default=19, help="other clients of the sum")
-    parser.add_argument("--repeats", type=int, default=5, help="the fastest one counts")
+    parser.add_argument(
+        "--values", type=int, default=1_000_000, help="number of parameters of the model"
+    )
+    parser.add_argument(
+        "--partners", type=int, default=19, help="number of other clients in the sum"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="number of repetitions; the fastest is printed"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     found = measure(options.values, options.partners, options.repeats)

@@ -35,10 +35,12 @@ from potluck.server.strategy import Combine
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--clients", type=int, default=10, help="updates in the round")
-    parser.add_argument("--samples", type=int, default=600, help="samples of a client")
-    parser.add_argument("--batch", type=int, default=32, help="samples of a batch")
-    parser.add_argument("--repeats", type=int, default=5, help="the fastest one counts")
+    parser.add_argument("--clients", type=int, default=10, help="number of updates in the round")
+    parser.add_argument("--samples", type=int, default=600, help="number of samples of a client")
+    parser.add_argument("--batch", type=int, default=32, help="number of samples of a batch")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="number of repetitions; the fastest is printed"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     torch.set_num_threads(1)

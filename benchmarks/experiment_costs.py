@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path, help="experiment files of one paper")
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--quick", action="store_true", help="apply the files' [quick] tables")
-    parser.add_argument("--rounds", type=int, default=5, help="number N of rounds of the first run")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds of the first run")
     parser.add_argument(
         "--step", type=float, default=1.0, help="assumed milliseconds per step on a GPU"
     )

@@ -318,10 +318,16 @@ def main() -> None:
     parser.add_argument(
         "--only", action="append", choices=SECTIONS, help="section to run; default: all"
     )
-    parser.add_argument("--repeats", type=int, help="repetitions; default: 9 on a GPU, 2 on a CPU")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of cifar10.npz")
     parser.add_argument(
-        "--rounds", type=int, help="rounds of FLASH; default: the paper's 1,500, 2 on a CPU"
+        "--repeats", type=int, help="number of repetitions; default: 9 on a GPU, 2 on a CPU"
+    )
+    parser.add_argument(
+        "--data", type=Path, default=Path("data"), help="folder that contains cifar10.npz"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help="number of rounds of FLASH; default: 1,500, as in the paper; 2 on a CPU",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--child", choices=["free", "deterministic"], help=argparse.SUPPRESS)

@@ -305,9 +305,11 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a shorter history")
+    parser.add_argument("--quick", action="store_true", help="use a shorter history")
     parser.add_argument("--commits", type=int, default=50, help="number of timed commits")
-    parser.add_argument("--database", default="", help="an empty database instead of SQLite")
+    parser.add_argument(
+        "--database", default="", help="URL of an empty database, instead of SQLite"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     options = parser.parse_args()
     configure_logging(level=LogLevel.ERROR)

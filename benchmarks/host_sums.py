@@ -181,14 +181,16 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=10)
     parser.add_argument("--megabytes", type=float, default=9.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=2, help="runs of each kind, alternating")
+    parser.add_argument(
+        "--repeats", type=int, default=2, help="number of runs of each kind; kinds alternate"
+    )
     parser.add_argument(
         "--other-hosts",
         type=int,
         nargs="*",
         default=[4],
         metavar="H",
-        help="other numbers of hosts, whose model must be the same",
+        help="other numbers of hosts, with which the model must be the same",
     )
     parser.add_argument(
         "--relays",

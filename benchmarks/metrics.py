@@ -191,10 +191,16 @@ async def scrapes(clients: int, times: int = 50) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=100, help="clients of the federation")
-    parser.add_argument("--clients-per-round", type=int, help="clients in a round; all by default")
+    parser.add_argument(
+        "--clients", type=int, default=100, help="number of clients of the federation"
+    )
+    parser.add_argument(
+        "--clients-per-round", type=int, help="number of clients in a round; default: all"
+    )
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--attending", type=int, default=1000, help="connected clients at a scrape")
+    parser.add_argument(
+        "--attending", type=int, default=1000, help="number of connected clients at a scrape"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     configure_logging(level=LogLevel.ERROR)

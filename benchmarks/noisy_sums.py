@@ -260,7 +260,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
-        "--selections", type=int, help="only choose cohorts, for this number of seeds"
+        "--selections", type=int, help="choose cohorts for this number of seeds, and train nothing"
     )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")

@@ -177,7 +177,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--megabytes", type=float, default=9.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--only", action="append", choices=SYSTEMS, help="one system; may be given more than once"
+        "--only", action="append", choices=SYSTEMS, help="system to run; repeatable; default: all"
     )
     parser.add_argument(
         "-o",

@@ -33,7 +33,9 @@ TENSORS = 20
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--megabytes", type=float, default=100.0, help="size of the float32 model")
+    parser.add_argument(
+        "--megabytes", type=float, default=100.0, help="size of the float32 model, in MB"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

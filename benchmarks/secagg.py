@@ -86,12 +86,16 @@ Vectors = dict[str, NDArray[Any]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--length", type=int, default=100_000, help="parameters of the model")
-    parser.add_argument("--drop", type=int, default=1, help="clients that drop out after sharing")
     parser.add_argument(
-        "--repeats", type=int, default=5, help="repetitions of masking and unmasking"
+        "--length", type=int, default=100_000, help="number of parameters of the model"
     )
-    parser.add_argument("--no-flower", action="store_true", help="skip Flower")
+    parser.add_argument(
+        "--drop", type=int, default=1, help="number of clients that drop out after sharing"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="number of repetitions of masking and unmasking"
+    )
+    parser.add_argument("--no-flower", action="store_true", help="do not measure Flower")
     parser.add_argument("--flower-version", default=FLOWER, metavar="VERSION")
     parser.add_argument("--environments", type=Path, default=ENVIRONMENTS, metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

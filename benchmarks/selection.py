@@ -160,7 +160,12 @@ def main() -> None:
     parser.add_argument(
         "--clients", type=int, help="number of clients; default: a table of 10^3 to 10^6"
     )
-    parser.add_argument("--clients-per-round", type=int, default=100, help="clients selected (100)")
+    parser.add_argument(
+        "--clients-per-round",
+        type=int,
+        default=100,
+        help="number of clients selected per round (default: 100)",
+    )
     parser.add_argument(
         "--selector", action="append", choices=NAMES, help="selector to measure; default: all"
     )

@@ -180,12 +180,21 @@ async def milliseconds(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Milliseconds that selecting adds to a round.")
-    parser.add_argument("--clients", type=int, default=1000, help="number of clients (1000)")
-    parser.add_argument("--clients-per-round", type=int, default=100, help="clients selected (100)")
+    parser.add_argument(
+        "--clients", type=int, default=1000, help="number of clients (default: 1000)"
+    )
+    parser.add_argument(
+        "--clients-per-round",
+        type=int,
+        default=100,
+        help="number of clients selected per round (default: 100)",
+    )
     parser.add_argument(
         "--selector", action="append", choices=NAMES, help="selector to measure; default: all"
     )
-    parser.add_argument("--cpu", action="store_true", help="measure processor time")
+    parser.add_argument(
+        "--cpu", action="store_true", help="measure processor time instead of elapsed time"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     arguments = parser.parse_args()
     found = {}

@@ -266,10 +266,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", choices=SYSTEMS, help="system to run; default: all"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="rounds per turn, after the first")
-    parser.add_argument("--turns", type=int, default=2, help="turns per system")
     parser.add_argument(
-        "--processes", type=int, default=cores(), help="worker processes (default: one per core)"
+        "--rounds",
+        type=int,
+        default=5,
+        help="number of measured rounds per turn, after the first round",
+    )
+    parser.add_argument("--turns", type=int, default=2, help="number of turns per system")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=cores(),
+        help="number of worker processes (default: one per core)",
     )
     parser.add_argument(
         "-o",
@@ -277,7 +285,7 @@ def arguments() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a key of Potluck's run file",
+        help="a key of Potluck's run file, e.g. training.epochs=2",
     )
     parser.add_argument(
         "--environments",

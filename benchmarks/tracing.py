@@ -149,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--epochs", type=int, default=100, help="epochs per training")
+    parser.add_argument("--epochs", type=int, default=100, help="number of epochs per training")
     parser.add_argument("--collect", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.collect is not None:

@@ -115,7 +115,7 @@ class Federation:
         The first run starts the processes; `close` or the end of this process ends them. hosts:
         number of client processes. clients: number of clients on all hosts; None: as many as a
         run's task has data for. device: "cpu", "auto" or "cuda:N". data: the folder in which tasks
-        find data. folder: folder that keeps certificates, logs and results; None: a temporary one.
+        find data. folder: folder for certificates, logs and results; None: a temporary folder.
         root: True to make a federation root, which secure sums need. disclosure: further settings
         of the hosts' `[disclosure]`. Raises ConfigurationError.
         """
@@ -217,7 +217,7 @@ class Federation:
         roster: int | None = None,
         roster_timeout_seconds: float | None = None,
     ) -> Run:
-        """Start a run. Arguments are the keys of a run file; None stands for its default.
+        """Start a run. Arguments are the keys of a run file; None means the key's default.
 
         run_file: path or text of a run file; each argument given here replaces the file's value of
         that name. A plug-in is a name, a table with "name" and options, a class, or an instance.

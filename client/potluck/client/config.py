@@ -57,8 +57,8 @@ class ClientConfig(Settings):
     )
     data_directory: Path | None = Field(
         default=None,
-        description="Folder in which tasks find the clients' data. The data never\n"
-        "leave this host.",
+        description="Folder in which tasks find the clients' data. The data never leave this\n"
+        "host. Unset: only for tasks that need no data files.",
     )
     tags: Tags = Field(
         default_factory=dict,

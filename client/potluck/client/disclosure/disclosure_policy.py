@@ -132,8 +132,8 @@ class DisclosurePolicy(Settings):
         default=1e-5,
         gt=0,
         le=0.01,
-        description="Probability δ that the privacy loss of trainings exceeds ε. Choose it well\n"
-        "below 1 / number of records.",
+        description="Probability δ that the privacy loss of trainings exceeds training_epsilon.\n"
+        "Choose it well below 1 / number of records.",
     )
     total_epsilon: float | None = Field(
         default=None,
@@ -208,8 +208,8 @@ class DisclosurePolicy(Settings):
         default=LEAST_HOSTS,
         ge=SMALLEST_LEAST_HOSTS,
         description="Minimum number of distinct hosts in a secure sum. Fewer than 5 give little\n"
-        "protection against hosts that collude with the coordinator. Cells are drawn with 7\n"
-        "hosts, or with this minimum if it is larger.",
+        "protection against hosts that collude with the coordinator. The groups of `cells` have\n"
+        "at least 7 hosts if there are enough, and never fewer than this minimum.",
     )
     sum_colluding_hosts: int | None = Field(
         default=None,
