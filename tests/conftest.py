@@ -62,8 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, give each worker a file, or a test that may run apart from its file,
-    in the order of the collection."""
+    """Return, for `--dist loadfile`, a scheduler that gives each worker a file at a time, or a test
+    that may run apart from its file, in the order of the collection."""
     if config.option.dist != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling

@@ -40,7 +40,7 @@ async def federation(shared: Federation) -> Federation:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Federation) -> list[operator_pb2.CommittedRound]:
-    """History of an undisturbed run."""
+    """Return the committed rounds of a run without faults."""
     run_id = await shared.start_run()
     await shared.finished(run_id)
     return await shared.history(run_id)

@@ -70,7 +70,7 @@ async def shared(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Shared) -> str:
-    """Final model digest of an undisturbed run."""
+    """Return the digest of the final model of a run without faults."""
     return await shared.federation.finished(await shared.federation.start_run())
 
 

@@ -40,7 +40,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fede
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Federation) -> str:
-    """Final model digest of an undisturbed run."""
+    """Return the digest of the final model of a run without faults."""
     return await shared.finished(await shared.start_run())
 
 

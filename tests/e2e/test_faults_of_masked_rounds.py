@@ -48,7 +48,7 @@ async def federation(shared: Federation) -> Federation:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Federation) -> list[str]:
-    """Model digests of an undisturbed run."""
+    """Return the digests of the models of a run without faults, by round."""
     await shared.until_attending()
     run_id = await shared.start_run()
     await shared.finished(run_id)
@@ -68,7 +68,7 @@ async def states(federation: Federation, run_id: str) -> list[dict[str, int]]:
 
 
 async def back(federation: Federation, number: int) -> None:
-    """Start a host again."""
+    """Start a host again; wait until all hosts are connected."""
     await federation.processes.start_host(number)
     await federation.until_attending()
 

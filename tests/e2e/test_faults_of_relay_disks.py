@@ -40,7 +40,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(federation: Federation) -> str:
-    """Final model digest of a run without a relay."""
+    """Return the digest of the final model of a run without a relay."""
     await federation.start_hosts()
     await federation.until_attending()
     return await federation.finished(await federation.start_run())

@@ -25,7 +25,7 @@ INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def straight(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Model digests of a run without an object store."""
+    """Return the digests of the models of a run without an object store, by round."""
     async with crash_federation(tmp_path_factory.mktemp("straight"), rounds=2) as federation:
         run_id = await federation.start_run()
         await federation.finished(run_id)
@@ -57,7 +57,10 @@ async def federation(
 
 
 async def same_models(federation: Federation, run_id: str, straight: list[str]) -> None:
-    """Wait for the end: no round is lost, no client is excluded, and no file is sent directly."""
+    """Wait for a run's end; assert that its models equal those of a run without a store.
+
+    No round is lost, no client is excluded, and no model is sent directly.
+    """
     await federation.finished(run_id)
     history = await federation.history(run_id)
     assert [entry.model_blake3 for entry in history] == straight

@@ -31,7 +31,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def flat(federation: Federation) -> dict[str, str]:
-    """Digests of the last models if every host connects directly."""
+    """Return the digests of the final models of runs whose hosts all connect directly."""
     await federation.until_attending()
     return {
         "small": await federation.finished(await federation.start_run()),

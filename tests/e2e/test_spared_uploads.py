@@ -60,7 +60,7 @@ async def parts(federation: Federation, run_id: str) -> History:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Federation) -> tuple[str, History]:
-    """Model and cohorts of an undisturbed run."""
+    """Return the final model's digest and the cohorts of a run without faults."""
     run_id = await shared.start_run()
     return await shared.finished(run_id), await parts(shared, run_id)
 

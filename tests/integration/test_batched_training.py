@@ -24,7 +24,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(federation: Federation) -> str:
-    """Final model digest of an undisturbed run."""
+    """Return the digest of the final model of a run without faults."""
     return await federation.finished(await federation.start_run(*BATCHED))
 
 

@@ -25,7 +25,7 @@ MEGABYTE = 1 << 20
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
-    """A coordinator whose state is on a small disk; models have two megabytes."""
+    """Run a coordinator whose state is on a small disk; models have two megabytes."""
     folder = tmp_path_factory.mktemp("disk")
     with mounts.tmpfs(folder / "state", megabytes=64) as state:
         async with crash_federation(
@@ -48,7 +48,7 @@ async def federation(shared: Federation) -> Federation:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Federation) -> str:
-    """Final model digest of an undisturbed run."""
+    """Return the digest of the final model of a run without faults."""
     return await shared.finished(await shared.start_run())
 
 

@@ -39,7 +39,7 @@ NO_MESSAGE = b"\xff" * 100
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
-    """Two honest hosts; the tests use the certificate of the third."""
+    """Run two honest hosts; the tests use the certificate of a third one."""
     async with crash_federation(
         tmp_path_factory.mktemp("hostile"),
         clients=3,

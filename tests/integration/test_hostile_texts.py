@@ -34,7 +34,7 @@ SAID = st.text(max_size=100) | st.sampled_from([TITLE, FORGED, TURNED, MARKUP, "
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
-    """Two honest hosts; the tests use the certificate of the third."""
+    """Run two honest hosts; the tests use the certificate of a third one."""
     async with crash_federation(
         tmp_path_factory.mktemp("texts"),
         clients=3,

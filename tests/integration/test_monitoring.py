@@ -116,7 +116,8 @@ async def test_metrics_port_in_use_is_an_error_that_names_the_address() -> None:
 
 @pytest.fixture(scope="module")
 def parties(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
-    """Certificates of the metrics' own authority: the coordinator serves, the operator scrapes."""
+    """Return certificates of a separate authority for metrics: coordinators serve, operators
+    scrape."""
     return make_federation(tmp_path_factory.mktemp("metrics"))
 
 

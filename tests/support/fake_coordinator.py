@@ -134,11 +134,11 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         await self.until(lambda: any(not each.progress for each in self.heartbeats))
 
     async def computing(self, instruction_id: str) -> None:
-        """Wait for a heartbeat that says so."""
+        """Wait for a heartbeat that reports the instruction as computing."""
         await self._at_stage(instruction_id, rpc.Progress.STAGE_COMPUTING)
 
     async def downloading(self, instruction_id: str) -> None:
-        """Wait for a heartbeat that says so."""
+        """Wait for a heartbeat that reports the instruction as downloading."""
         await self._at_stage(instruction_id, rpc.Progress.STAGE_DOWNLOADING)
 
     async def _at_stage(self, instruction_id: str, stage: rpc.Progress.Stage.ValueType) -> None:

@@ -194,7 +194,7 @@ class Federation:
         await self.processes.until_ready()
 
     async def kill_coordinator(self) -> None:
-        """SIGKILL."""
+        """End the coordinator by SIGKILL, as a crash would."""
         await kill(self.coordinator)
 
     async def server_command(self, *arguments: str, witnessed: bool = False) -> tuple[int, str]:
@@ -212,7 +212,7 @@ class Federation:
         return process.returncode, output.decode()
 
     async def kill_host(self, number: int) -> None:
-        """SIGKILL."""
+        """End a host by SIGKILL, as a crash would."""
         await kill(self.processes.hosts[number])
 
     async def start_run(self, *assignments: str) -> str:

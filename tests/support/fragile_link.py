@@ -94,7 +94,7 @@ class Line:
     _free: float = 0.0
 
     def book(self, size: int) -> float:
-        """Book this number of bytes; return the time at which the line has carried them."""
+        """Reserve the line for these bytes; return the time at which it will have carried them."""
         self._free = max(self._free, asyncio.get_running_loop().time())
         self._free += size / self.bytes_per_second
         return self._free

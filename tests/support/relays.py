@@ -61,7 +61,7 @@ class Relay:
         await until(lambda: "listening" in self.events(), f"{self.name} listens")
 
     async def kill(self) -> None:
-        """SIGKILL."""
+        """End the relay by SIGKILL, as a crash would."""
         assert self.process is not None
         await kill(self.process)
 

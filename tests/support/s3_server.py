@@ -53,11 +53,11 @@ class S3Server:
         return self.log.with_name("lies")
 
     def lie(self) -> None:
-        """From now on, send changed bytes of objects."""
+        """Make the server send changed bytes of objects from now on."""
         self._lies.touch()
 
     def tell_the_truth(self) -> None:
-        """From now on, send the bytes that were uploaded."""
+        """Make the server send the uploaded bytes from now on."""
         self._lies.unlink()
 
     async def start(self) -> None:
@@ -84,7 +84,7 @@ class S3Server:
         return False
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """End the server by SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

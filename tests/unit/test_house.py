@@ -151,7 +151,7 @@ def test_no_source_root_makes_potluck_a_regular_package() -> None:
 
 
 def test_every_list_of_source_roots_is_complete() -> None:
-    # Here, so that the other tests can say what is wrong where nothing can be imported.
+    # Imported here: if the import fails, the other tests still run and show the cause.
     from potluck.common.net.build_version import SOURCE_ROOTS as OF_THE_VERSION
 
     roots = set(SOURCE_ROOTS)
@@ -367,7 +367,7 @@ def test_class_names_are_unique() -> None:
 
 
 def test_changelog_has_a_section_for_the_release() -> None:
-    # Here, so that the other tests can say what is wrong where nothing can be imported.
+    # Imported here: if the import fails, the other tests still run and show the cause.
     from potluck.common.net.build_version import RELEASE
 
     assert f"## [{RELEASE}]" in (HOUSE / "CHANGELOG.md").read_text()

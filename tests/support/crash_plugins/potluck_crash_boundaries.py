@@ -41,7 +41,7 @@ _here = threading.local()
 
 
 def watch(reach: Callable[[str], None]) -> None:
-    """If this is the watched program, record changes from now on, and make each a kill point."""
+    """Make each change on disk a kill point from now on, if this is the watched program."""
     if os.environ.get(WITNESSED) != Path(sys.argv[0]).name:
         return
     _watch_store(reach)

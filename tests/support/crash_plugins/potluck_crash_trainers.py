@@ -21,7 +21,7 @@ from potluck.common.trainer import (
 )
 
 importing = ""
-"""The client for which a module is imported."""
+"""Id of the client whose training is importing a module; empty if there is none."""
 
 
 class _Importing(Trainer):

@@ -224,7 +224,7 @@ def test_zero_block_wider_than_needed_is_refused() -> None:
 # Files --------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)  # it writes files
+@settings(deadline=None)  # writing files may be slow
 @given(st.permutations(range(6)), st.lists(st.integers(1, 5), max_size=3), st.data())
 def test_lane_files_added_in_any_grouping_give_the_same_bytes(
     tmp_path_factory: pytest.TempPathFactory,
@@ -309,7 +309,7 @@ def test_malicious_lane_files_are_refused(tmp_path: Path) -> None:
         pass
 
 
-@settings(deadline=None)  # it writes files
+@settings(deadline=None)  # writing files may be slow
 @given(st.data())
 def test_lane_file_with_a_changed_byte_is_read_or_raises_potluck_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -28,7 +28,7 @@ OPTIONS = DemoOptions(
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[DemoFiles]:
-    """Files of a federation whose coordinator's port is in use."""
+    """Return the files of a federation whose coordinator's port is in use."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         yield write_demo_files(tmp_path / "demo", OPTIONS, other.getsockname()[1])
 

@@ -106,7 +106,7 @@ def test_cohort_on_too_few_hosts_is_not_invited() -> None:
         ClientPolicy(least_hosts=2)
 
 
-# Cells.
+# Rules of cells (groups of clients).
 
 
 @settings(deadline=None)
