@@ -181,7 +181,7 @@ class FileReceiver:
                     self._writing.replace(self._part)
 
     def _cut(self) -> None:
-        """If a longer spare file was being overwritten, cut it to the bytes received."""
+        """Cut the file to the bytes received, if it overwrites a longer spare file."""
         if os.fstat(self._file.fileno()).st_size > self._received:
             self._file.truncate(self._received)
 
