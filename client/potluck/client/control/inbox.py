@@ -53,7 +53,7 @@ class Instructions:
         self._tasks: set[asyncio.Task[None]] = set()  # also of stopped instructions, until they end
 
     def stages(self) -> Mapping[str, int]:
-        """Number of instructions in progress, by stage; may be called in any thread."""
+        """Return the number of instructions in progress, by stage; callable in any thread."""
         return Counter(active.entry.stage for active in list(self._active.values()))
 
     # What arrives ------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ class PrivacyBudget:
         self._charged = charged
 
     def clients(self) -> list[str]:
-        """The clients that have a ledger, sorted."""
+        """Return the clients that have a ledger, sorted."""
         return sorted({*self.releases.clients(), *self.sums.clients()})
 
     def spent(self, client: str) -> Fraction:

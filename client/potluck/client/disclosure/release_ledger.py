@@ -110,7 +110,7 @@ class ReleaseLedger:
         self._ledgers[client] = changed
 
     def clients(self) -> list[str]:
-        """The clients that have a ledger, sorted."""
+        """Return the clients that have a ledger, sorted."""
         return clients_with_files(self._folder, ".json")
 
     def _read(self, client: str) -> ClientLedger:

@@ -54,7 +54,7 @@ _START: Final = (
 """Code that starts a worker with the host's module search path. So it finds users' own code, and
 doesn't import modules from the current folder in place of libraries."""
 ATTEMPTS: Final = 5
-"""Attempts before a job fails.
+"""Maximum number of attempts at a job.
 
 A killed process is replaced, and its job is run again with the same result. A job fails after this
 number of successive processes have ended during the job.

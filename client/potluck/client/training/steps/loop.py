@@ -72,7 +72,7 @@ def utility(samples: int, root_mean_square: float) -> float:
 
 _PREDICTED_AT_ONCE = 256
 _REPORTS = 50
-"""Progress reports per training: enough for a smooth progress bar, at negligible cost."""
+"""Maximum number of progress reports per training: enough for a smooth bar, at little cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
