@@ -19,7 +19,7 @@ _LISTED: Final = 10
 """Maximum number of clients for a table with one row per client."""
 
 Range = tuple[float, float, float]
-"""Minimum, median, maximum."""
+"""Minimum, median and maximum of a number over the clients."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from potluck.common.errors import ConfigurationError
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
-"""Header of a zip archive's member: signature, …, length of its name, length of the extra field."""
+"""Used fields of the header of a zip archive's member: signature, length of the name, length of the
+extra field."""
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 

@@ -20,7 +20,7 @@ ALPHABET: Final = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstu
 """The characters of the text. A sample's numbers and labels are positions in it."""
 
 WINDOW: Final = 80
-"""Characters before the one to predict, as in LEAF."""
+"""Number of characters before the one to predict, as in LEAF."""
 
 
 class CharacterGru(nn.Module):
