@@ -86,7 +86,7 @@ class Setting:
         return self.device.type == "cuda"
 
     def cases(self) -> dict[str, Case]:
-        """Networks from small to large; fewer samples on a processor."""
+        """Return the networks to measure, small ones first; fewer samples on a processor."""
         large = partial(resnet18_gn, classes=10, small_images=True)
         few = 1 if self.on_gpu else 20
         cifar = (3, 32, 32)
