@@ -62,7 +62,7 @@ class SumLedger:
         self._ledgers[client] = changed
 
     def clients(self) -> list[str]:
-        """The clients that have a ledger, sorted."""
+        """Return the clients that have a ledger, sorted."""
         return clients_with_files(self._folder, ".jsonl")
 
     # Reports ----------------------------------------------------------------------------------
