@@ -99,7 +99,7 @@ class SelectionAudit:
         self._rounds = {row.key.round: row for row in self._tables.rounds(self.run.run_id)}
 
     def __len__(self) -> int:
-        """Return the number of results that `results` yields if each committed round has an outcome."""
+        """Return the number of results of `results` if each committed round has an outcome."""
         return sum(each.chain.outcome is not None for each in self._log.attempts)
 
     def results(self) -> Iterator[AuditedSelection]:
