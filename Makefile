@@ -40,6 +40,7 @@ help:
 	@echo "                   run those with real processes, gRPC and faults, in a quarter of an hour"
 	@echo "  make test-gpu    run what needs a GPU; skipped where there is none"
 	@echo "  make test-slow   run those with containers, databases, Slurm, matrices and many kills"
+	@echo "  make bench-smoke run the benchmark of selection's smoke tier, in 6 minutes on two idle cores"
 	@echo "  make check       what a commit must pass: style, types, schema, generated stubs"
 	@echo "  make protos      regenerate the stubs in $(STUBS) after editing protos/"
 	@echo "  make pages       rewrite docs, dashboards and pictures that are made from the code"
@@ -107,6 +108,10 @@ test-slow: $(INSTALLED)
 		echo "No slow tests to run."; \
 	}
 
+.PHONY: bench-smoke
+bench-smoke: $(INSTALLED)
+	$(VENV)/bin/potluck bench --tier smoke $(ARGS)
+
 # Separate targets, so that `make -k check` shows everything that is wrong at once.
 .PHONY: check check-style check-types check-schema check-stubs
 check: check-style check-types check-schema check-stubs
@@ -146,6 +151,7 @@ pages: $(INSTALLED)
 	$(VENV)/bin/python tools/secagg_picture.py > build/secure-sum.svg && mv build/secure-sum.svg docs/images
 	$(VENV)/bin/python tools/compatibility_table.py docs/reference/strategies/compatibility.md
 	PYTHONPATH=tools $(VENV)/bin/python tools/reference_pages.py
+	PYTHONPATH=tools $(VENV)/bin/python tools/leaderboard_page.py
 	PYTHONPATH=tools $(VENV)/bin/python -m dashboards deploy/assets/grafana/dashboards
 	$(VENV)/bin/python tools/kubernetes_rules.py > build/rules.yaml && mv build/rules.yaml deploy/assets/kubernetes/base
 	$(VENV)/bin/python tools/notebook_files.py $(NOTEBOOKS)

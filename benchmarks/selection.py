@@ -12,25 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Sequence
 
-import numpy as np
-
-from potluck.common.learning.heterogeneity import triplets
 from potluck.common.settings.plugins import create
-from potluck.server.selection import (
-    Answers,
-    Ask,
-    Interview,
-    Population,
-    RoundOutcome,
-    Selection,
-    SelectionContext,
-    Selector,
-)
+from potluck.experiments.benchmark.selection_time import CLASSES, profiles, seconds_per_round
+from potluck.server.selection import Selector
 
-CLASSES = 10
 ADDED = 0.9
 """Share of the cohort that the dc selectors choose by target."""
 BUDGETS = {
@@ -69,67 +56,6 @@ NAMES = (
     "pyramidfl",
     "refl",
 )
-
-
-def profiles(clients: int) -> Population:
-    """Return clients with labels by Dirichlet(0.3) and two attributes, 20 to 500 samples each."""
-    generator = np.random.default_rng(0)
-    samples = generator.integers(20, 500, clients)
-    shares = generator.standard_gamma(0.3, (clients, CLASSES)) + 1e-12
-    counts = np.floor(shares / shares.sum(axis=1, keepdims=True) * samples[:, None])
-    with_attribute = np.floor(counts * generator.random((clients, CLASSES)))
-    matrices = np.stack([with_attribute, counts - with_attribute], axis=2)
-    return Population(
-        ids=[f"k{row}" for row in range(clients)],
-        classes=CLASSES,
-        samples=counts.sum(axis=1).astype(np.int64),
-        label_counts=counts,
-        triplets=triplets(matrices),
-        interaction_matrices=matrices,
-    )
-
-
-def played(selecting: Selection | Interview, number: int) -> tuple[Selection, Sequence[Answers]]:
-    """Return the selection of a round, and the answers to the questions before it.
-
-    All clients answer with numbers from 0.5 to 1.5.
-    """
-    if isinstance(selecting, Selection):
-        return selecting, ()
-    generator, answers = np.random.default_rng(number), list[Answers]()
-    try:
-        ask = next(selecting)
-        while True:
-            assert isinstance(ask, Ask)
-            values = {name: generator.uniform(0.5, 1.5, len(ask.rows)) for name in ask.wanted}
-            answers.append(Answers(rows=ask.rows, values=values))
-            ask = selecting.send(answers[-1])
-    except StopIteration as ended:
-        return ended.value, answers
-
-
-def seconds_per_round(selector: Selector, population: Population, count: int, rounds: int) -> float:
-    """Return the shortest total time of `select` and `observe`, over a few successive rounds."""
-    everybody = np.arange(len(population))
-    state = selector.init(population)
-    times = []
-    for number in range(1, rounds + 1):
-        context = SelectionContext(
-            round=number, seed=1, count=count, population=population, available=everybody
-        )
-        begin = time.perf_counter()
-        selection, answers = played(selector.select(state, context), number)
-        outcome = RoundOutcome(
-            round=number,
-            selected=selection.rows,
-            included=selection.rows,
-            seconds=np.ones(len(selection.rows)),
-            answers=answers,
-        )
-        state = selector.observe(state, outcome)
-        times.append(time.perf_counter() - begin)
-        assert len(selection.rows) == min(count, len(population))
-    return min(times)
 
 
 def measure(clients: int, count: int, names: Sequence[str]) -> dict[str, float]:

@@ -83,7 +83,8 @@ ROOMS = {
         "protocol.client protocol.coordinator protocol masked_lanes coordinator host"
     ),
     "experiments": (
-        "templates tasks models weights data_sets traces presets grid cluster reports commands"
+        "templates tasks models weights data_sets traces presets grid cluster reports benchmark "
+        "commands"
     ),
 }
 """The subpackages of each package and the modules at its root, lowest layer first: each may import

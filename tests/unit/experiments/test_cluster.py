@@ -21,7 +21,7 @@ from potluck.experiments.cluster.cell_needs import CellNeed, need_of, places_for
 from potluck.experiments.cluster.cell_report import CellReport, check_software, result_of, software
 from potluck.experiments.cluster.node_folder import NodeFolder
 from potluck.experiments.cluster.sent_data import DataFile, DataFiles
-from potluck.experiments.commands.experiment_command import with_address
+from potluck.experiments.commands.grid_work import with_address
 from potluck.experiments.grid.definition import ExperimentFile
 from potluck.experiments.grid.grid_cells import Cell, cells_of
 from potluck.experiments.grid.results import CellResult, Timings

@@ -28,7 +28,9 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Look": ("runs", "model", "evaluate", "export", "report", "page"),
     "Federation": ("doctor", "clients", "pki", "deploy"),
     "Privacy": ("privacy", "profiles", "audit", "audit-labels", "audit-selection"),
-    "Research": ("new", "select", "experiment", "preset", "data", "traces", "pretrained"),
+    "Research": (
+        *("new", "select", "bench", "experiment", "preset", "data", "traces", "pretrained"),
+    ),
 }
 """Command names by the title of their group in the help. Groups and names are in the help's
 order."""

@@ -40,7 +40,7 @@ from potluck.rpc.v1 import operator_pb2
 from potluck.server.rounds.plan import draw_up
 from potluck.server.rounds.pretraining import pretraining_id
 from potluck.server.store import Store
-from potluck.server.store.records import Exchange, RoundRow
+from potluck.server.store.records import Exchange, Profile, RoundRow
 from potluck.server.strategy import Strategy, Weights
 
 # Costs --------------------------------------------------------------------------------------------
@@ -57,13 +57,15 @@ class CellCosts:
 
     downloads: number of clients that needed the model, by round. model_bytes: size of the model's
     tensors as encoded for a client. strategy_bytes: size of the data that the strategy sends in
-    addition to each client that trains.
+    addition to each client that trains. epsilon: largest privacy loss of a client by profiles; None
+    if one was exact.
     """
 
     downloads: Mapping[int, int]
     model_bytes: int
     strategy_bytes: int
     before: Before
+    epsilon: float | None = None
 
 
 def costs_of(cell: Cell, state: Path, run_id: str) -> CellCosts:
@@ -81,14 +83,14 @@ def costs_of(cell: Cell, state: Path, run_id: str) -> CellCosts:
         rows = store.rounds(run_id)
         asked = {row.key.round: _asked(store.answers(row.key), roster) for row in rows}
         before = store.rounds(pretraining_id(run_id))
-        triplets = store.profiles(signal=TRIPLET)
+        profiles = store.profiles()
     simulated = plan.run_file.virtual_clock.enabled
     needed = {row.key.round: asked[row.key.round] | _members(row) for row in rows}
     # A client that estimates a triplet receives the pre-trained model, and can reuse it in round 1.
     estimated = {
         each.client_id
-        for each in triplets
-        if parse_parameters(each.parameters_json).model is not None
+        for each in profiles
+        if each.signal == TRIPLET and parse_parameters(each.parameters_json).model is not None
     } - needed.get(1, set())
     return CellCosts(
         downloads={number: len(clients) for number, clients in needed.items()},
@@ -99,7 +101,19 @@ def costs_of(cell: Cell, state: Path, run_id: str) -> CellCosts:
             + len(estimated) * model_bytes,
             seconds=sum(row.seconds for row in before) if simulated else 0.0,
         ),
+        epsilon=_privacy_loss(profiles),
     )
+
+
+def _privacy_loss(profiles: Sequence[Profile]) -> float | None:
+    """Return the largest sum of ε of a client's profiles; 0 without any, None if one is exact."""
+    sums: dict[str, float] = {}
+    for each in profiles:
+        epsilon = parse_parameters(each.parameters_json).epsilon
+        if epsilon is None:
+            return None
+        sums[each.client_id] = sums.get(each.client_id, 0.0) + epsilon
+    return max(sums.values(), default=0.0)
 
 
 def _beside(strategy: Strategy, model: Weights) -> int:
@@ -267,6 +281,7 @@ def _result(
         model_bytes=costs.model_bytes,
         strategy_bytes=costs.strategy_bytes,
         before=costs.before,
+        epsilon=costs.epsilon,
     )
 
 

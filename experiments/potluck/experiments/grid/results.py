@@ -80,7 +80,8 @@ class CellResult(BaseModel):
     size of the tensors sent to a client; 0 if it was not recorded. strategy_bytes: size of the
     tensors that the strategy sends in addition to each client that trains, as SCAFFOLD does.
     traits: one number per client, client-0 first, by name; the experiment knows these numbers, and
-    the coordinator does not.
+    the coordinator does not. epsilon: largest privacy loss of a client by profiles with noise; 0
+    without any; None if an exact profile was disclosed, or in results of earlier versions.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -98,6 +99,7 @@ class CellResult(BaseModel):
     strategy_bytes: int = 0
     before: Before = Before()
     traits: dict[str, list[float]] = {}
+    epsilon: float | None = None
 
     @property
     def stopped_early(self) -> bool:

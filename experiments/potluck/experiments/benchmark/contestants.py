@@ -1,0 +1,184 @@
+"""Tunes and scores arms of a tier. Cells are run by a function that the caller gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from potluck.common.errors import RunError
+from potluck.common.net.build_version import software_version
+from potluck.common.settings import plugins
+from potluck.experiments.benchmark.selection_time import server_seconds
+from potluck.experiments.benchmark.standing import (
+    ArmResult,
+    learned_by,
+    score,
+    target_of,
+)
+from potluck.experiments.benchmark.tier import (
+    Choice,
+    Tier,
+    TierName,
+    Trial,
+    option_choices,
+    training_choices,
+    trial_cells,
+)
+from potluck.experiments.grid.grid_cells import Cell
+from potluck.experiments.grid.results import CellResult
+from potluck.experiments.reports.readings import mean, reading_of
+from potluck.server.selection import Selector
+
+RunCells = Callable[[Sequence[Cell]], Mapping[str, CellResult]]
+"""Runs the missing ones of some cells; returns the results of those that finished, by digest."""
+
+Choices = dict[str, dict[str, Any]]
+"""Changes to the run by workload."""
+
+
+def run_arms(
+    tier: Tier, arms: Sequence[str], baseline: ArmResult | None, run: RunCells
+) -> list[ArmResult]:
+    """Tune and score some arms. Return their results, after the baseline's if it was run.
+
+    baseline: stored result of the baseline; None to run it first. Raises RunError if a cell failed,
+    PluginError or ConfigurationError if an arm can't run.
+    """
+    others = [name for name in dict.fromkeys(arms) if name != tier.baseline]
+    for name in others:  # raises before the work begins
+        _selector(tier, name)
+    found: list[ArmResult] = []
+    if baseline is None or tier.baseline in arms:
+        tuned = _tuned(tier, {tier.baseline: training_choices(tier)}, {}, run)[tier.baseline]
+        training = _spread(tier, tuned)
+        cells = _finals(tier, {tier.baseline: training}, run)[tier.baseline]
+        targets = {name: target_of(of, tier) for name, of in cells.items()}
+        baseline = _result(tier, tier.baseline, {}, training, targets, cells)
+        found.append(baseline)
+    training, targets = baseline.training, baseline.targets
+    tries = {name: option_choices(tier, name) for name in others}
+    tuned_options = _tuned(tier, tries, training, run)
+    options = {name: _spread(tier, tuned_options[name]) for name in others}
+    changes = {
+        name: {each: {**training[each], **of[each]} for each in tier.workloads}
+        for name, of in options.items()
+    }
+    for name, of_arm in _finals(tier, changes, run).items():
+        found.append(_result(tier, name, options[name], training, targets, of_arm))
+    return found
+
+
+def _spread(tier: Tier, tuned: Choices) -> Choices:
+    """Return settings for all workloads; a harder one has those of the workload that it is like."""
+    return {name: tuned[each.harder or name] for name, each in tier.workloads.items()}
+
+
+def _tuned(
+    tier: Tier,
+    tries: Mapping[str, Sequence[Choice]],
+    training: Choices,
+    run: RunCells,
+) -> dict[str, Choices]:
+    """Return the best settings of each arm by ranked workload. One setting is not run.
+
+    Equal settings: the first.
+    """
+    trials = [
+        (name, workload, choice)
+        for name, choices in tries.items()
+        if len(choices) > 1
+        for workload in tier.ranked
+        for choice in choices
+    ]
+    made = [
+        Trial(arm=name, workload=workload, choice={**training.get(workload, {}), **choice})
+        for name, workload, choice in trials
+    ]
+    results = _run(tier, made, tier.tuning.seeds, run)
+    best: dict[tuple[str, str], tuple[float, Choice]] = {}
+    for (name, workload, choice), cells in zip(trials, results, strict=True):
+        value = mean([_read(tier, each) for each in cells])
+        value = -value if tier.reading.metric == "loss" else value
+        held = best.get((name, workload))
+        if held is None or value > held[0] or (math.isnan(held[0]) and not math.isnan(value)):
+            best[name, workload] = value, choice
+    return {
+        name: {
+            workload: dict(best[name, workload][1] if (name, workload) in best else choices[0])
+            for workload in tier.ranked
+        }
+        for name, choices in tries.items()
+    }
+
+
+def _finals(
+    tier: Tier, changes: Mapping[str, Choices], run: RunCells
+) -> dict[str, dict[str, list[CellResult]]]:
+    """Return the finished cells of the arms by workload, in the order of the tier's seeds."""
+    trials = [
+        Trial(arm=name, workload=workload, choice=of[workload])
+        for name, of in changes.items()
+        for workload in tier.workloads
+    ]
+    found: dict[str, dict[str, list[CellResult]]] = {}
+    for trial, cells in zip(trials, _run(tier, trials, tier.seeds, run), strict=True):
+        found.setdefault(trial.arm, {})[trial.workload] = cells
+    return found
+
+
+def _run(
+    tier: Tier, trials: Sequence[Trial], seeds: Iterable[int], run: RunCells
+) -> list[list[CellResult]]:
+    """Return the results of each trial by seed. Raises RunError if one is missing."""
+    planned = trial_cells(tier, trials, tuple(seeds))
+    cells = [cell for of in planned for cell in of]
+    results = run(cells) if cells else {}
+    missing = [cell.title for cell in cells if cell.digest not in results]
+    if missing:
+        raise RunError(
+            f"{len(missing)} of {len(cells)} cells failed, the first: {missing[0]}; the same "
+            "command tries them again"
+        )
+    return [[results[cell.digest] for cell in of] for of in planned]
+
+
+def _read(tier: Tier, cell: CellResult) -> float:
+    return reading_of(cell.rounds, tier.reading.metric, tier.reading.last)
+
+
+def _selector(tier: Tier, name: str) -> Selector:
+    arm = tier.arm(name)
+    return plugins.create(Selector, arm.selector or name, arm.options)
+
+
+def _result(
+    tier: Tier,
+    name: str,
+    tuned: Choices,
+    training: Choices,
+    targets: dict[str, float],
+    cells: Mapping[str, Sequence[CellResult]],
+) -> ArmResult:
+    arm = tier.arm(name)
+    selector = arm.selector or name
+    seconds = server_seconds(plugins.create(Selector, selector, {}), tier.server_clients)
+    return ArmResult(
+        tier=cast(TierName, tier.name),
+        rules=tier.digest,
+        arm=name,
+        selector=selector,
+        software=software_version(),
+        options=dict(arm.options),
+        tuned={each: of for each, of in tuned.items() if of},
+        training=training,
+        targets=targets,
+        learns=learned_by(selector, arm.options),
+        epsilon={workload: of[0].epsilon for workload, of in cells.items()},
+        server_seconds=None if seconds is None else float(f"{seconds:.3g}"),
+        cells=[
+            score(cell, workload, seed, targets[workload], tier.reading)
+            for workload, of in cells.items()
+            for seed, cell in zip(tier.seeds, of, strict=True)
+        ],
+    )

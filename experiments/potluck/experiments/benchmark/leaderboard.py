@@ -1,0 +1,232 @@
+"""The leaderboard of a tier as Markdown: ranks, differences, costs to the target. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from potluck.deploy.view.readable import readable_bytes, readable_count, readable_seconds
+from potluck.experiments.benchmark.standing import ArmResult
+from potluck.experiments.benchmark.tier import Tier
+from potluck.experiments.grid.definition import Reading
+from potluck.experiments.reports.contests import LAST, Competitor, Contest
+from potluck.experiments.reports.differences import difference_table, differences, with_all
+from potluck.experiments.reports.ranks import Ranks, mean_ranks
+from potluck.experiments.reports.readings import mean
+from potluck.experiments.reports.tables import line, rule
+
+RESOURCES: Mapping[str, str] = {
+    "rounds": "rounds",
+    "bytes": "bytes",
+    "seconds": "seconds",
+    "client_seconds": "client-seconds",
+}
+"""Title of each resource that arms spend until the target."""
+WORST_RATIO = 4.0
+"""Cost, as a multiple of the best arm's, from which an arm has no score in a workload."""
+_RATIOS = (1.0, 1.5, 2.0, WORST_RATIO)
+_METRIC = "accuracy"
+_NONE = "–"
+_DIFFERENCES = (
+    "Accuracy minus that of `{baseline}`, with 95 % intervals; bold is significant (paired t test "
+    "over seeds, Holm's correction for all arms of a column):"
+)
+_PROFILE = (
+    "Performance profile by rounds: share of the workloads in which an arm reaches the target with "
+    "at most this multiple of the best arm's rounds:"
+)
+
+
+def comparable(results: Sequence[ArmResult], baseline: ArmResult) -> list[ArmResult]:
+    """Return the results with the baseline's training settings and targets."""
+    return [
+        each
+        for each in results
+        if each.training == baseline.training and each.targets == baseline.targets
+    ]
+
+
+def leaderboard(tier: Tier, results: Sequence[ArmResult], *, marked: str | None = None) -> str:
+    """Return the tables of a tier. results: comparable, at least one. marked: arm to point out."""
+    ranks = _ranks(tier, results)
+    order = {name: place for place, name in enumerate(ranks.means)} if ranks else {}
+    ordered = sorted(results, key=lambda each: order.get(each.arm, len(order)))
+    reading = _reading(tier)
+    parts = [
+        "\n".join(_standings(tier, ordered, ranks, marked)),
+        _rank_note(tier, ranks),
+        _DIFFERENCES.format(baseline=tier.baseline),
+        "\n".join(difference_table(reading, _contests(tier, ordered), _METRIC, LAST)),
+        "Median cost to the target, as rounds · bytes · simulated time · time of all clients:",
+        "\n".join(_cost_table(tier, ordered)),
+        _PROFILE,
+        "\n".join(_profile_table(tier, ordered)),
+    ]
+    return "\n\n".join(each for each in parts if each) + "\n"
+
+
+# The main table -----------------------------------------------------------------------------------
+
+
+def _standings(
+    tier: Tier, results: Sequence[ArmResult], ranks: Ranks | None, marked: str | None
+) -> list[str]:
+    harder = [name for name, each in tier.workloads.items() if each.harder]
+    heads = ["arm", "mean rank", "accuracy", f"minus {tier.baseline}"]
+    heads += [*RESOURCES.values(), *harder, "ε", "seconds to select", "learns about clients"]
+    whole = with_all(_contests(tier, results))[-1]
+    found = differences(whole, tier.baseline, _METRIC, LAST)
+    scores = {each: profile_scores(tier, results, each) for each in RESOURCES}
+    lines = [line(heads), line(["---"] + ["---:"] * (len(heads) - 2) + ["---"])]
+    for result in results:
+        name = result.arm
+        difference = found.get(name)
+        lines.append(
+            line(
+                [
+                    f"**{name}**" if name == marked else name,
+                    _NONE if ranks is None else f"{ranks.means[name]:.2f}",
+                    f"{_accuracy(result, tier.ranked):.3f}",
+                    _NONE if difference is None else f"{difference.test.difference:+.3f}",
+                    *(_share(scores[each][name]) for each in RESOURCES),
+                    *(_loss(tier, result, each) for each in harder),
+                    _epsilon(result),
+                    _NONE if result.server_seconds is None else f"{result.server_seconds:.2g}",
+                    learned(result),
+                ]
+            )
+        )
+    return lines
+
+
+def learned(result: ArmResult) -> str:
+    """Return the data about clients that a selector uses, as text."""
+    parts = [f"{kind}: {', '.join(of)}" for kind, of in result.learns.items()]
+    return "; ".join(parts) or "nothing"
+
+
+def _epsilon(result: ArmResult) -> str:
+    known = [each for each in result.epsilon.values() if each is not None]
+    return f"{max(known):g}" if known else "exact"
+
+
+def _loss(tier: Tier, result: ArmResult, workload: str) -> str:
+    easier = tier.workloads[workload].harder or workload
+    return f"{_accuracy(result, [workload]) - _accuracy(result, [easier]):+.3f}"
+
+
+def _accuracy(result: ArmResult, workloads: Sequence[str]) -> float:
+    return mean([mean(list(result.values(each).values())) for each in workloads])
+
+
+def _share(value: float) -> str:
+    return _NONE if math.isnan(value) else f"{value:.2f}"
+
+
+# Ranks and differences ----------------------------------------------------------------------------
+
+
+def _reading(tier: Tier) -> Reading:
+    return tier.reading.model_copy(update={"compared": "arm", "baseline": {"arm": tier.baseline}})
+
+
+def _contests(tier: Tier, results: Sequence[ArmResult]) -> list[Contest]:
+    """Return the ranked workloads as contests of the arms."""
+    return [
+        Contest(
+            where={"workload": workload},
+            arms=[
+                Competitor(
+                    name=each.arm,
+                    readings={(_METRIC, LAST): each.values(workload)},
+                    best_round=math.nan,
+                    picks=(),
+                    leanings={},
+                )
+                for each in results
+            ],
+            budgets={},
+        )
+        for workload in tier.ranked
+    ]
+
+
+def _ranks(tier: Tier, results: Sequence[ArmResult]) -> Ranks | None:
+    return mean_ranks(
+        [{each.arm: _accuracy(each, [workload]) for each in results} for workload in tier.ranked]
+    )
+
+
+def _rank_note(tier: Tier, ranks: Ranks | None) -> str:
+    if ranks is None or ranks.difference is None:
+        return ""
+    p = "" if ranks.p is None else f"Friedman's p is {ranks.p:.2g}; "
+    return (
+        f"Mean ranks are over {readable_count(len(tier.ranked), 'workload')}. {p}two arms differ "
+        f"significantly if their mean ranks differ by more than {ranks.difference:.2f} (Nemenyi, "
+        "5 %)."
+    )
+
+
+# Costs to the target ------------------------------------------------------------------------------
+
+
+def ratios(tier: Tier, results: Sequence[ArmResult], resource: str) -> dict[str, list[float]]:
+    """Return, by arm, its cost to the target in each ranked workload over the best arm's cost.
+
+    Infinite if the arm does not reach the target; NaN if costs are unknown.
+    """
+    found: dict[str, list[float]] = {each.arm: [] for each in results}
+    for workload in tier.ranked:
+        costs = {each.arm: each.cost(workload, resource) for each in results}
+        known = [cost for cost in costs.values() if math.isfinite(cost)]
+        best = min(known, default=math.nan)
+        for arm, cost in costs.items():
+            found[arm].append(cost / best if best and known else cost)
+    return found
+
+
+def profile_scores(tier: Tier, results: Sequence[ArmResult], resource: str) -> dict[str, float]:
+    """Return each arm's score: the area under its performance profile, from 0 to 1.
+
+    The profile is the share of workloads with a ratio of at most τ, for τ from 1 to `WORST_RATIO`.
+    An arm that is the best in all workloads has 1.
+    """
+    width = WORST_RATIO - 1.0
+    return {
+        arm: mean([math.nan if math.isnan(r) else max(0.0, WORST_RATIO - r) / width for r in of])
+        for arm, of in ratios(tier, results, resource).items()
+    }
+
+
+def _profile_table(tier: Tier, results: Sequence[ArmResult]) -> list[str]:
+    lines = [line(["arm", *(f"{each:g} ×" for each in _RATIOS)]), rule(1, len(_RATIOS))]
+    for arm, of in ratios(tier, results, "rounds").items():
+        shares = [mean([float(ratio <= most) for ratio in of]) for most in _RATIOS]
+        lines.append(line([arm, *(f"{share:.2f}" for share in shares)]))
+    return lines
+
+
+def _cost_table(tier: Tier, results: Sequence[ArmResult]) -> list[str]:
+    names = list(tier.workloads)
+    baseline = results[0].targets
+    heads = [f"{name} ({baseline[name]:.3f})" for name in names]
+    lines = [line(["arm (target)", *heads]), rule(1, len(names))]
+    for result in results:
+        lines.append(line([result.arm, *(_costs(result, name) for name in names)]))
+    return lines
+
+
+def _costs(result: ArmResult, workload: str) -> str:
+    rounds = result.cost(workload, "rounds")
+    if not math.isfinite(rounds):
+        return _NONE
+    return " · ".join(
+        _NONE if not math.isfinite(cost) else text(cost)
+        for cost, text in (
+            (rounds, lambda cost: f"{cost:g}"),
+            (result.cost(workload, "bytes"), readable_bytes),
+            (result.cost(workload, "seconds"), readable_seconds),
+            (result.cost(workload, "client_seconds"), readable_seconds),
+        )
+    )

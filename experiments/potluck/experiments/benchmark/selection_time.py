@@ -1,0 +1,115 @@
+"""Seconds of a selection with many clients: profiles, answers, and a few rounds of a selector."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from potluck.common.learning.heterogeneity import triplets
+from potluck.server.selection import (
+    Answers,
+    Ask,
+    Interview,
+    Population,
+    RoundOutcome,
+    Selection,
+    SelectionContext,
+    Selector,
+)
+
+CLASSES = 10
+
+
+def profiles(clients: int) -> Population:
+    """Return clients with labels by Dirichlet(0.3) and two attributes, 20 to 500 samples each."""
+    generator = np.random.default_rng(0)
+    samples = generator.integers(20, 500, clients)
+    shares = generator.standard_gamma(0.3, (clients, CLASSES)) + 1e-12
+    counts = np.floor(shares / shares.sum(axis=1, keepdims=True) * samples[:, None])
+    with_attribute = np.floor(counts * generator.random((clients, CLASSES)))
+    matrices = np.stack([with_attribute, counts - with_attribute], axis=2)
+    return Population(
+        ids=[f"k{row}" for row in range(clients)],
+        classes=CLASSES,
+        samples=counts.sum(axis=1).astype(np.int64),
+        label_counts=counts,
+        triplets=triplets(matrices),
+        interaction_matrices=matrices,
+    )
+
+
+def played(selecting: Selection | Interview, number: int) -> tuple[Selection, Sequence[Answers]]:
+    """Return the selection of a round, and the answers to the questions before it.
+
+    All clients answer with numbers from 0.5 to 1.5.
+    """
+    if isinstance(selecting, Selection):
+        return selecting, ()
+    generator, answers = np.random.default_rng(number), list[Answers]()
+    try:
+        ask = next(selecting)
+        while True:
+            if not isinstance(ask, Ask):
+                raise TypeError("a selector that asks for secure sums can't be measured")
+            values = {name: generator.uniform(0.5, 1.5, len(ask.rows)) for name in ask.wanted}
+            answers.append(Answers(rows=ask.rows, values=values))
+            ask = selecting.send(answers[-1])
+    except StopIteration as ended:
+        return ended.value, answers
+
+
+def seconds_per_round(selector: Selector, population: Population, count: int, rounds: int) -> float:
+    """Return the shortest total time of `select` and `observe`, over a few successive rounds."""
+    everybody = np.arange(len(population))
+    state = selector.init(population)
+    times = []
+    for number in range(1, rounds + 1):
+        context = SelectionContext(
+            round=number, seed=1, count=count, population=population, available=everybody
+        )
+        begin = time.perf_counter()
+        selection, answers = played(selector.select(state, context), number)
+        outcome = RoundOutcome(
+            round=number,
+            selected=selection.rows,
+            included=selection.rows,
+            seconds=np.ones(len(selection.rows)),
+            answers=answers,
+        )
+        state = selector.observe(state, outcome)
+        times.append(time.perf_counter() - begin)
+        if len(selection.rows) != min(count, len(population)):
+            raise ValueError(f"{len(selection.rows)} of {count} clients were selected")
+    return min(times)
+
+
+COUNT = 100
+"""Number of clients that a measured selection chooses."""
+
+LONGEST_SECONDS = 60.0
+"""Expected seconds of a selection above which it is not measured."""
+
+
+def server_seconds(selector: Selector, clients: int) -> float | None:
+    """Return the seconds of a selection of 100 from many clients; None if it can't be measured.
+
+    It can't if the selector compares all pairs, would take longer than a minute, or needs more than
+    profiles and answers.
+    """
+    found = 0.0
+    size = max(1_000, clients // 100)
+    while True:
+        if selector.most_clients is not None and size > selector.most_clients:
+            return None
+        try:
+            found = seconds_per_round(selector, profiles(size), COUNT, 2)
+        except Exception:  # a selector of another package may raise any error
+            return None
+        if size == clients:
+            return found
+        following = min(10 * size, clients)
+        if found * following / size > LONGEST_SECONDS:
+            return None
+        size = following

@@ -1,0 +1,139 @@
+"""`potluck bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.process.capacity import available_processors
+from potluck.deploy.commands.run_commands import print_line
+from potluck.deploy.terminal import terminal
+from potluck.deploy.view.readable import readable_count, readable_seconds
+from potluck.experiments.commands.experiment_command import FOLDERS
+from potluck.experiments.commands.grid_work import (
+    Data,
+    Device,
+    ExperimentCommand,
+    GridWork,
+    Jobs,
+    Ray,
+    RayChoice,
+    RayGpus,
+    data_folder,
+    run_work,
+)
+
+if TYPE_CHECKING:
+    from potluck.experiments.benchmark.standing import ArmResult
+    from potluck.experiments.benchmark.tier import Tier
+    from potluck.experiments.grid.grid_cells import Cell
+    from potluck.experiments.grid.results import CellResult
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+@app.command("bench", cls=ExperimentCommand)
+def bench(
+    selectors: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SELECTOR]…", help="Selectors to run. Default: all arms of the tier."
+        ),
+    ] = None,
+    tier: Annotated[str, typer.Option(help="Tier: smoke, standard or full.")] = "smoke",
+    grid: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Option values that the tuning of the selector may choose.",
+            show_default=False,
+        ),
+    ] = None,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Print the expected time, without running any.")
+    ] = False,
+    jobs: Jobs = None,
+    data: Data = None,
+    device: Device = "cpu",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for the results. Default: potluck-experiments/bench-TIER.",
+            show_default=False,
+        ),
+    ] = None,
+    ray: Ray = None,
+    ray_gpus: RayGpus = 0.0,
+) -> None:
+    """Run the benchmark of selection and print the leaderboard.
+
+    Every selector is tuned with the same budget, then runs in all workloads of the tier. Its row
+    stands beside the results that come with Potluck. Finished cells are kept, so the same command
+    continues after an interruption. The result is written to `results/SELECTOR.json`.
+
+    ```console
+    potluck bench my-choice
+    potluck bench my-choice --grid grid.toml
+    potluck bench --tier standard --estimate
+    ```
+    """
+    from potluck.experiments.benchmark.contestants import run_arms
+    from potluck.experiments.benchmark.leaderboard import comparable, leaderboard
+    from potluck.experiments.benchmark.standing import published, write_result
+    from potluck.experiments.benchmark.tier import read_grid, tier_named, with_grid
+    from potluck.experiments.grid.results import ResultsFolder
+
+    plan = tier_named(tier)
+    arms = selectors or list(plan.arms)
+    if grid is not None:
+        if len(arms) != 1 or arms[0] == plan.baseline:
+            raise ConfigurationError(
+                "--grid is for the options of one selector; name one that is not the baseline"
+            )
+        plan = with_grid(plan, arms[0], read_grid(grid))
+    known = published(plan)
+    baseline = known.get(plan.baseline)
+    if estimate:
+        print_line(_estimate(plan, arms, baseline=baseline is None))
+        return
+    cluster = RayChoice(ray, gpus=ray_gpus, apart=False)
+    folder = ResultsFolder(output or FOLDERS / f"bench-{plan.name}")
+    console = terminal(stderr=True)
+
+    def run(cells: Sequence[Cell]) -> Mapping[str, CellResult]:
+        work = GridWork(list(cells), folder, data_folder(data), device, jobs)
+        return run_work(work, cluster, console).results
+
+    with folder.opened():
+        results = run_arms(plan, arms, baseline, run)
+    paths = [write_result(each, folder.folder / "results") for each in results]
+    merged = {**known, **{each.arm: each for each in results}}
+    shown = comparable(list(merged.values()), merged[plan.baseline])
+    own = results[-1].arm if len(arms) == 1 else None
+    print_line(leaderboard(plan, shown, marked=own).rstrip())
+    if len(shown) < len(merged):
+        print_line(f"\n{_left_out(merged, shown)}")
+    print_line("\n" + "\n".join(map(str, paths)))
+
+
+def _left_out(merged: Mapping[str, ArmResult], shown: Sequence[ArmResult]) -> str:
+    names = sorted(set(merged) - {each.arm for each in shown})
+    return f"not shown, since they had another baseline: {', '.join(names)}"
+
+
+def _estimate(tier: Tier, arms: Sequence[str], *, baseline: bool) -> str:
+    from potluck.experiments.benchmark.tier import estimate
+
+    found = estimate(tier, arms, baseline=baseline)
+    processors = available_processors()
+    return (
+        f"{readable_count(found.cells, 'cell')}, about {readable_seconds(found.seconds)} of one "
+        f"processor; {readable_seconds(found.seconds / processors)} if the "
+        f"{readable_count(processors, 'processor')} of this machine do nothing else. Selectors "
+        "that ask clients take longer."
+    )

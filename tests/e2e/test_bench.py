@@ -1,0 +1,62 @@
+"""The benchmark of selection with real federations: a baseline and an arm of a tiny tier."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from potluck.experiments.benchmark.contestants import run_arms
+from potluck.experiments.benchmark.leaderboard import leaderboard
+from potluck.experiments.benchmark.standing import read_result, write_result
+from potluck.experiments.benchmark.tier import Tier
+from potluck.experiments.commands.grid_work import GridWork, RayChoice, run_work
+from potluck.experiments.grid.grid_cells import Cell
+from potluck.experiments.grid.results import CellResult, ResultsFolder
+
+TINY = Tier.model_validate(
+    {
+        "name": "smoke",
+        "title": "",
+        "seeds": [0],
+        "baseline": "uniform",
+        "target": 0.1,
+        "server_clients": 1_000,
+        "tuning": {"seeds": [9], "settings": 1},
+        "reading": {},
+        "run": {
+            "rounds": 2,
+            "clients_per_round": 2,
+            "task": {"name": "digits", "clients": 4},
+            "virtual_clock": {"enabled": True, "draw": "client"},
+            "profiles": {"disclosure": "noisy", "epsilon": 0.2},
+        },
+        "workloads": {"skew": {"start_seconds": 1, "round_seconds": 1}},
+        "arms": {"uniform": {}},
+    }
+)
+
+
+@pytest.mark.slow
+def test_arm_of_a_tiny_tier_gets_a_row(tmp_path: Path) -> None:
+    folder = ResultsFolder(tmp_path / "bench")
+    console = Console(file=io.StringIO())
+
+    def run(cells: Sequence[Cell]) -> Mapping[str, CellResult]:
+        work = GridWork(list(cells), folder, None, "cpu", 1)
+        return run_work(work, RayChoice(None, gpus=0.0, apart=False), console).results
+
+    with folder.opened():
+        uniform, other = run_arms(TINY, ["dc-balanced"], None, run)
+    assert uniform.epsilon == {"skew": 0.0}
+    assert other.epsilon == {"skew": 0.2}
+    assert other.learns == {"profiles": ["label_counts"]}
+    [cell] = uniform.cells
+    assert cell.to_target is not None
+    assert cell.to_target.bytes
+    assert cell.to_target.client_seconds
+    assert read_result(write_result(other, tmp_path), TINY) == other
+    assert "| dc-balanced |" in leaderboard(TINY, [uniform, other])

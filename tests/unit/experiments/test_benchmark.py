@@ -1,0 +1,340 @@
+"""The benchmark of selection: tiers, tuning, scores, result files and the leaderboard."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from potluck.common.errors import ConfigurationError, PluginError, RunError
+from potluck.experiments.benchmark.contestants import run_arms
+from potluck.experiments.benchmark.leaderboard import (
+    comparable,
+    leaderboard,
+    learned,
+    profile_scores,
+    ratios,
+)
+from potluck.experiments.benchmark.selection_time import server_seconds
+from potluck.experiments.benchmark.standing import (
+    ArmResult,
+    learned_by,
+    published,
+    read_result,
+    write_result,
+)
+from potluck.experiments.benchmark.tier import (
+    TIERS,
+    Tier,
+    Trial,
+    estimate,
+    option_choices,
+    read_grid,
+    tier_named,
+    trial_cells,
+    with_grid,
+)
+from potluck.experiments.grid.grid_cells import Cell
+from potluck.experiments.grid.label_mix import SAMPLES, SECONDS
+from potluck.experiments.grid.results import CellResult, RoundResult, Timings
+from potluck.server.selectors.uniform import Uniform
+
+SMALL = Tier.model_validate(
+    {
+        "name": "smoke",
+        "title": "",
+        "seeds": [0, 1],
+        "baseline": "uniform",
+        "target": 0.9,
+        "server_clients": 2_000,
+        "tuning": {"seeds": [9], "settings": 2, "training": {"learning_rate": [0.5]}},
+        "reading": {"metric": "accuracy", "last": 1},
+        "run": {
+            "rounds": 4,
+            "clients_per_round": 2,
+            "task": {"name": "digits", "clients": 4},
+            "virtual_clock": {"enabled": True, "draw": "client"},
+        },
+        "workloads": {
+            "skew": {"start_seconds": 2, "round_seconds": 0.5},
+            "noise": {
+                "start_seconds": 2,
+                "round_seconds": 0.5,
+                "run": {"task": {"label_noise": 0.5}},
+            },
+            "lost": {
+                "harder": "skew",
+                "start_seconds": 2,
+                "round_seconds": 0.5,
+                "run": {"virtual_clock": {"deadline_seconds": 900.0, "drop_outs": {"a": 0.5}}},
+            },
+        },
+        "arms": {
+            "uniform": {},
+            "pow-d": {"options": {"candidates": 3}, "grid": {"candidates": [4]}},
+        },
+    }
+)
+
+
+def settings(cell: Cell) -> dict[str, Any]:
+    return tomllib.loads(cell.run_file)
+
+
+Accuracy = Callable[[dict[str, Any]], float]
+
+
+def finished(cell: Cell, accuracy: Accuracy) -> CellResult:
+    """A result whose accuracy grows evenly to its last value, a little higher with higher seeds."""
+    last = accuracy(settings(cell)) + cell.seed / 1000
+    rounds = [
+        RoundResult(
+            round=number, selected=["client-0", "client-1"], included=["client-0"],
+            accuracy=last * number / cell.rounds, worst_group_accuracy=None, weighted_f1=None,
+            loss=None, entropy=1.0, bytes_down=0, bytes_up=50, downloads=2, simulated_seconds=10.0,
+        )
+        for number in range(1, cell.rounds + 1)
+    ]  # fmt: skip
+    return CellResult(
+        labels=dict(cell.labels), digest=cell.digest, run_file=cell.run_file, clients=4, hosts=1,
+        rounds=rounds, model_blake3="", timings=Timings(rounds=[1.0] * len(rounds), total=4.0),
+        model_bytes=100, traits={SAMPLES: [1.0, 2.0, 3.0, 4.0], SECONDS: [2.0, 3.0, 1.0, 1.0]},
+        epsilon=0.0,
+    )  # fmt: skip
+
+
+class Runner:
+    """Runs cells at once; their accuracy follows from their run files."""
+
+    def __init__(self, accuracy: Accuracy) -> None:
+        self.accuracy, self.batches = accuracy, list[list[Cell]]()
+
+    def __call__(self, cells: Sequence[Cell]) -> Mapping[str, CellResult]:
+        self.batches.append(list(cells))
+        return {cell.digest: finished(cell, self.accuracy) for cell in cells}
+
+
+def by_selector(run: dict[str, Any]) -> float:
+    """0.5 for uniform and 0.8 for pow-d with four candidates; 0.1 more with a large rate."""
+    base = 0.5 if run["selector"]["name"] == "uniform" else 0.2 * run["selector"]["candidates"]
+    return float(base + 0.1 * (run.get("training", {}).get("learning_rate") == 0.5))
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, ArmResult]:
+    return {each.arm: each for each in run_arms(SMALL, ["pow-d"], None, Runner(by_selector))}
+
+
+# Tiers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TIERS)
+def test_coordinators_accept_the_cells_of_every_tier(name: str) -> None:
+    tier = tier_named(name)
+    trials = [Trial(arm=tier.baseline, workload=each, choice={}) for each in tier.workloads]
+    trials += [
+        Trial(arm=arm, workload=tier.ranked[0], choice=choice)
+        for arm in tier.arms
+        for choice in option_choices(tier, arm)
+    ]
+    cells = [cell for of in trial_cells(tier, trials, [0]) for cell in of]
+    assert len(cells) == len(trials)
+    noisy = [cell for cell in cells if cell.labels["workload"] == "noisy-profiles"]
+    assert [settings(cell)["profiles"]["epsilon"] for cell in noisy] == [0.2]
+
+
+def test_unknown_tier_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match=r"no tier 'smok'.*did you mean 'smoke'"):
+        tier_named("smok")
+
+
+def test_estimate_counts_tuning_and_results_of_each_arm() -> None:
+    """Three workloads × two seeds, and two ranked ones × two settings × one seed of tuning."""
+    found = estimate(SMALL, ["pow-d"], baseline=False)
+    assert (found.cells, found.seconds) == (10, 10 * (2 + 4 * 0.5))
+    assert estimate(SMALL, ["pow-d"], baseline=True).cells == 20
+    assert estimate(SMALL, ["round-robin"], baseline=False).cells == 6  # has no grid
+
+
+def test_smoke_tier_is_estimated_at_six_minutes_on_two_processors() -> None:
+    tier = tier_named("smoke")
+    assert estimate(tier, list(tier.arms), baseline=True).seconds / 2 <= 6 * 60
+
+
+def test_standard_tier_is_estimated_at_twelve_hours_on_two_processors() -> None:
+    tier = tier_named("standard")
+    assert estimate(tier, list(tier.arms), baseline=True).seconds / 2 <= 12 * 3600
+
+
+def test_tried_settings_are_within_the_budget_and_always_the_same() -> None:
+    tier = with_grid(SMALL, "mine", {"a": [1, 2, 3], "b": [0.1, 0.2]})
+    tries = option_choices(tier, "mine")
+    assert tries == option_choices(tier, "mine")
+    assert tries[0] == {}
+    assert [sorted(each) for each in tries[1:]] == [["selector.a", "selector.b"]]
+
+
+def test_invalid_grid_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "grid.toml"
+    with pytest.raises(ConfigurationError, match=r"can't read .*grid\.toml: No such file"):
+        read_grid(file)
+    file.write_text("explored = 0.2\n")
+    with pytest.raises(ConfigurationError, match="explored is not a list of values; write expl"):
+        read_grid(file)
+    file.write_text("explored = [0.2, 0.5]\n")
+    assert read_grid(file) == {"explored": [0.2, 0.5]}
+
+
+# Running ----------------------------------------------------------------------------------------
+
+
+def test_baseline_tunes_training_and_arms_tune_their_options(results: dict[str, ArmResult]) -> None:
+    uniform, other = results["uniform"], results["pow-d"]
+    rate = {"training.learning_rate": 0.5}
+    assert uniform.training == other.training == {"skew": rate, "noise": rate, "lost": rate}
+    assert other.tuned == {name: {"selector.candidates": 4} for name in SMALL.workloads}
+    assert (
+        uniform.targets == other.targets == pytest.approx(dict.fromkeys(SMALL.workloads, 0.54045))
+    )
+    assert other.values("skew") == pytest.approx({"0": 0.9, "1": 0.901})
+
+
+def test_scores_count_costs_until_the_target(results: dict[str, ArmResult]) -> None:
+    """0.9 · 3/4 is above the target; a round costs 250 bytes, 10 s, and 8 s of both clients."""
+    cost = results["pow-d"].cells_in("lost")[0].to_target
+    assert cost is not None
+    assert cost.model_dump() == {
+        "rounds": 3,
+        "bytes": 750.0,
+        "seconds": 30.0,
+        "client_seconds": 24.0,
+    }
+    assert math.isnan(results["pow-d"].values("skew", "worst_tenth")["0"])
+
+
+def test_stored_baseline_is_not_run_again(results: dict[str, ArmResult]) -> None:
+    runner = Runner(by_selector)
+    [again] = run_arms(SMALL, ["pow-d"], results["uniform"], runner)
+    assert again.cells == results["pow-d"].cells
+    selectors = {settings(c)["selector"]["name"] for batch in runner.batches for c in batch}
+    assert selectors == {"pow-d"}
+    assert [len(batch) for batch in runner.batches] == [4, 6]
+
+
+def test_unknown_selector_is_refused_before_any_cell_runs() -> None:
+    runner = Runner(by_selector)
+    with pytest.raises(PluginError, match="'pow-e' is not installed"):
+        run_arms(SMALL, ["pow-e"], None, runner)
+    assert runner.batches == []
+
+
+def test_failed_cell_is_an_error_that_names_it() -> None:
+    with pytest.raises(RunError, match="4 of 4 cells failed, the first: uniform · skew · seed 9"):
+        run_arms(SMALL, [], None, lambda cells: {})
+
+
+# What is learnt and what it takes ---------------------------------------------------------------
+
+
+def test_declarations_of_a_selector_are_listed() -> None:
+    assert learned_by("uniform", {}) == {}
+    assert learned_by("dc-balanced", {}) == {"profiles": ["label_counts"]}
+    assert learned_by("pow-d", {})["answers"] == ["loss"]
+
+
+class ForFewClients(Uniform):
+    most_clients = 500
+
+
+def test_seconds_of_a_selection_are_measured_if_possible() -> None:
+    measured = server_seconds(Uniform(), 2_000)
+    assert measured is not None
+    assert 0 < measured < 5
+    assert server_seconds(ForFewClients(), 2_000) is None
+
+
+# Files ------------------------------------------------------------------------------------------
+
+
+def test_written_result_is_read_again(results: dict[str, ArmResult], tmp_path: Path) -> None:
+    path = write_result(results["pow-d"], tmp_path)
+    assert path == tmp_path / "pow-d.json"
+    assert read_result(path, SMALL) == results["pow-d"]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"format": 2}, "is not a result of the benchmark in format 1: format: Input should be 1"),
+        ({"extra": 1}, "extra: Extra inputs are not permitted"),
+        ({"rules": "0" * 64}, "results of other rules than those of tier smoke; run the arm again"),
+        ({"cells": []}, "must have one cell for each workload and seed of tier smoke"),
+    ],
+)
+def test_other_result_files_are_refused(
+    change: dict[str, Any], fault: str, results: dict[str, ArmResult], tmp_path: Path
+) -> None:
+    path = write_result(results["pow-d"], tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigurationError, match=fault):
+        read_result(path, SMALL)
+
+
+@pytest.mark.parametrize("name", TIERS)
+def test_published_results_are_comparable_with_their_baseline(name: str) -> None:
+    tier = tier_named(name)
+    known = published(tier)
+    if known:
+        shown = comparable(list(known.values()), known[tier.baseline])
+        assert {each.arm for each in shown} == set(known)
+
+
+# The leaderboard --------------------------------------------------------------------------------
+
+
+def test_leaderboard_has_a_row_per_arm(results: dict[str, ArmResult]) -> None:
+    text = leaderboard(SMALL, list(results.values()), marked="pow-d")
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines()[:4]]
+    first = dict(zip(rows[0], rows[2], strict=True))
+    assert first["arm"] == "**pow-d**"
+    assert (first["mean rank"], first["accuracy"], first["minus uniform"]) == (
+        "1.00",
+        "0.901",
+        "+0.300",
+    )
+    assert (first["rounds"], first["lost"], first["ε"]) == ("1.00", "+0.000", "0")
+    assert first["learns about clients"] == learned(results["pow-d"]) == "answers: loss"
+    assert dict(zip(rows[0], rows[3], strict=True))["learns about clients"] == "nothing"
+
+
+def test_profile_scores_fall_with_the_ratio_to_the_best_arm(results: dict[str, ArmResult]) -> None:
+    """uniform needs four rounds, the other three: 4/3 of the best, so (4 − 4/3) / 3."""
+    arms = list(results.values())
+    assert ratios(SMALL, arms, "rounds") == {"uniform": [4 / 3] * 2, "pow-d": [1.0] * 2}
+    scores = profile_scores(SMALL, arms, "rounds")
+    assert scores == pytest.approx({"uniform": (4 - 4 / 3) / 3, "pow-d": 1.0})
+
+
+def test_arm_that_misses_the_target_has_no_score(results: dict[str, ArmResult]) -> None:
+    missed = results["pow-d"].model_copy(
+        update={
+            "cells": [
+                each.model_copy(update={"to_target": None}) for each in results["pow-d"].cells
+            ]
+        }
+    )
+    arms = [results["uniform"], missed]
+    assert profile_scores(SMALL, arms, "bytes") == {"uniform": 1.0, "pow-d": 0.0}
+    assert np.isinf(ratios(SMALL, arms, "bytes")["pow-d"]).all()
+    assert "| pow-d | – | – | – |" in leaderboard(SMALL, arms)
+
+
+def test_results_of_another_baseline_are_not_comparable(results: dict[str, ArmResult]) -> None:
+    other = results["pow-d"].model_copy(update={"targets": {}})
+    assert comparable([other, results["uniform"]], results["uniform"]) == [results["uniform"]]

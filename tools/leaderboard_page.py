@@ -1,0 +1,37 @@
+"""Fill the tables of docs/research/leaderboard.md from the results that come with Potluck.
+
+    PYTHONPATH=tools .venv/bin/python tools/leaderboard_page.py
+
+Tiers without results have no tables.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from potluck.experiments.benchmark.leaderboard import comparable, leaderboard
+from potluck.experiments.benchmark.standing import published
+from potluck.experiments.benchmark.tier import TIERS, tier_named
+from reference_pages import marked
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "research" / "leaderboard.md"
+
+
+def filled(page: str) -> str:
+    """Return the page with the tables of each tier between its comments."""
+    for name in TIERS:
+        page = marked(page, f"tier {name}", tables(name))
+    return page
+
+
+def tables(name: str) -> str:
+    """Return the tables of a tier; one sentence if it has no results."""
+    tier = tier_named(name)
+    known = published(tier)
+    if not known:
+        return f"There are no results of the tier `{name}` yet.\n"
+    return leaderboard(tier, comparable(list(known.values()), known[tier.baseline]))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
