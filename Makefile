@@ -40,7 +40,7 @@ help:
 	@echo "                   run those with real processes, gRPC and faults, in a quarter of an hour"
 	@echo "  make test-gpu    run what needs a GPU; skipped where there is none"
 	@echo "  make test-slow   run those with containers, databases, Slurm, matrices and many kills"
-	@echo "  make bench-smoke run the benchmark of selection's smoke tier, in 6 minutes on two idle cores"
+	@echo "  make bench-smoke run the smoke tier of the benchmark of selection, in 8 minutes on two cores"
 	@echo "  make check       what a commit must pass: style, types, schema, generated stubs"
 	@echo "  make protos      regenerate the stubs in $(STUBS) after editing protos/"
 	@echo "  make pages       rewrite docs, dashboards and pictures that are made from the code"

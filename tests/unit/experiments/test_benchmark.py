@@ -162,9 +162,9 @@ def test_estimate_counts_tuning_and_results_of_each_arm() -> None:
     assert estimate(SMALL, ["round-robin"], baseline=False).cells == 6  # has no grid
 
 
-def test_smoke_tier_is_estimated_at_six_minutes_on_two_processors() -> None:
+def test_smoke_tier_is_estimated_at_eight_minutes_on_two_processors() -> None:
     tier = tier_named("smoke")
-    assert estimate(tier, list(tier.arms), baseline=True).seconds / 2 <= 6 * 60
+    assert estimate(tier, list(tier.arms), baseline=True).seconds / 2 <= 8 * 60
 
 
 def test_standard_tier_is_estimated_at_twelve_hours_on_two_processors() -> None:
@@ -243,9 +243,11 @@ def test_failed_cell_is_an_error_that_names_it() -> None:
 
 
 def test_declarations_of_a_selector_are_listed() -> None:
-    assert learned_by("uniform", {}) == {}
-    assert learned_by("dc-balanced", {}) == {"profiles": ["label_counts"]}
-    assert learned_by("pow-d", {})["answers"] == ["loss"]
+    assert learned_by("uniform", [{}]) == {}
+    assert learned_by("dc-balanced", [{}, {"added": 2}]) == {"profiles": ["label_counts"]}
+    assert learned_by("pow-d", [{}]) == {"answers": ["loss"]}
+    tuned = learned_by("clustered-sampling", [{}, {"by": "updates"}])
+    assert list(tuned) == ["facts of updates"]
 
 
 class ForFewClients(Uniform):

@@ -54,7 +54,8 @@ def run_arms(
         training = _spread(tier, tuned)
         cells = _finals(tier, {tier.baseline: training}, run)[tier.baseline]
         targets = {name: target_of(of, tier) for name, of in cells.items()}
-        baseline = _result(tier, tier.baseline, {}, training, targets, cells)
+        untuned: Choices = {name: {} for name in tier.workloads}
+        baseline = _result(tier, tier.baseline, untuned, training, targets, cells)
         found.append(baseline)
     training, targets = baseline.training, baseline.targets
     tries = {name: option_choices(tier, name) for name in others}
@@ -152,6 +153,12 @@ def _selector(tier: Tier, name: str) -> Selector:
     return plugins.create(Selector, arm.selector or name, arm.options)
 
 
+def _options(choice: Choice) -> dict[str, Any]:
+    """Return the selector's options in a choice of dotted keys."""
+    prefix = "selector."
+    return {key.removeprefix(prefix): v for key, v in choice.items() if key.startswith(prefix)}
+
+
 def _result(
     tier: Tier,
     name: str,
@@ -173,7 +180,7 @@ def _result(
         tuned={each: of for each, of in tuned.items() if of},
         training=training,
         targets=targets,
-        learns=learned_by(selector, arm.options),
+        learns=learned_by(selector, [{**arm.options, **_options(of)} for of in tuned.values()]),
         epsilon={workload: of[0].epsilon for workload, of in cells.items()},
         server_seconds=None if seconds is None else float(f"{seconds:.3g}"),
         cells=[

@@ -91,7 +91,7 @@ def _standings(
                     *(_share(scores[each][name]) for each in RESOURCES),
                     *(_loss(tier, result, each) for each in harder),
                     _epsilon(result),
-                    _NONE if result.server_seconds is None else f"{result.server_seconds:.2g}",
+                    _seconds(result.server_seconds),
                     learned(result),
                 ]
             )
@@ -103,6 +103,10 @@ def learned(result: ArmResult) -> str:
     """Return the data about clients that a selector uses, as text."""
     parts = [f"{kind}: {', '.join(of)}" for kind, of in result.learns.items()]
     return "; ".join(parts) or "nothing"
+
+
+def _seconds(value: float | None) -> str:
+    return _NONE if value is None else f"{value:.2g}" if value >= 0.001 else "< 0.001"
 
 
 def _epsilon(result: ArmResult) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import accumulate
@@ -169,13 +169,20 @@ def _client_seconds(cell: CellResult) -> Sequence[float] | None:
     return list(accumulate(float(each[of].sum()) for of in rows))
 
 
-def learned_by(name: str, options: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the data about clients that a selector declares to use, by kind.
+def learned_by(name: str, variants: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the data about clients that a selector declares to use with some options, by kind.
 
-    Raises PluginError.
+    variants: options; the result is the union over them. Raises PluginError.
     """
-    selector = plugins.create(Selector, name, dict(options))
-    kinds = {
+    found: dict[str, set[str]] = {}
+    for options in variants:
+        for kind, of in _declared(plugins.create(Selector, name, dict(options))).items():
+            found.setdefault(kind, set()).update(map(str, of))
+    return {kind: sorted(of) for kind, of in found.items() if of}
+
+
+def _declared(selector: Selector) -> dict[str, Collection[str]]:
+    return {
         "profiles": selector.needs_profiles,
         "answers": selector.asks_questions,
         "reports": selector.reports,
@@ -183,7 +190,6 @@ def learned_by(name: str, options: Mapping[str, Any]) -> dict[str, list[str]]:
         "sums": {"label totals"} if selector.wants_label_totals else set[str](),
         "losses of means of updates": {"evaluation"} if selector.measures else set[str](),
     }
-    return {kind: sorted(map(str, of)) for kind, of in kinds.items() if of}
 
 
 # Files --------------------------------------------------------------------------------------------

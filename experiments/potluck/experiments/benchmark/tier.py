@@ -129,9 +129,12 @@ class Tier(Settings):
     def digest(self) -> str:
         """SHA-256 of all that results depend on, except arms; results with equal digests are
         comparable."""
-        values = self.model_dump(mode="json", exclude={"title", "arms", "server_clients"})
+        # Without defaults, so that a key that is added later does not change the digest.
+        omitted = {"title", "arms", "server_clients"}
+        values = self.model_dump(mode="json", exclude=omitted, exclude_defaults=True)
         for workload in values["workloads"].values():
-            del workload["start_seconds"], workload["round_seconds"]
+            for key in ("start_seconds", "round_seconds"):
+                workload.pop(key, None)
         text = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
