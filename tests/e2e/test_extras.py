@@ -107,7 +107,7 @@ class Machine:
         pip = [sys.executable, "-m", "pip", "--python", str(self.programs / "python")]
         constraints = ["--constraint", str(ROOT / "constraints.txt")]
         installed = subprocess.run(
-            [*pip, "install", "--quiet", *constraints, what],
+            [*pip, "install", "--quiet", "--no-compile", *constraints, what],
             capture_output=True,
             text=True,
             check=False,
