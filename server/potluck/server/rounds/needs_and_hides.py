@@ -238,6 +238,7 @@ def selector_traits(selector: Selector) -> Mapping[Trait, object]:
     signals = {str(name): signal_named(name) for name in selector.needs_profiles}
     unhidden = sorted(name for name, signal in signals.items() if not signal.hides_records)
     asked = sorted(set(selector.asks_questions) - {AVAILABILITY})
+    offered = selector.before_upload(2)
     return {
         Trait.REPORTS: ", ".join(sorted(selector.reports)),
         Trait.FACTS: ", ".join(sorted(selector.needs_facts)),
@@ -247,7 +248,7 @@ def selector_traits(selector: Selector) -> Mapping[Trait, object]:
         Trait.QUOTAS: selector.sets_quotas,
         Trait.PASSES: selector.sets_epochs,
         Trait.PARTIAL_UPDATES: selector.drops_tensors,
-        Trait.OFFERS: selector.before_upload(2) is not None,
+        Trait.OFFERS: "" if offered is None else offered.kind,
         Trait.QUESTIONS: " and ".join(asked),
         Trait.PLAIN_QUESTIONS: " and ".join(kind for kind in asked if not has_noisy_form(kind)),
         Trait.EVERYBODY: selector.everybody(1),
@@ -382,9 +383,9 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         Trait.QUOTAS: f"{_MASKED_SELECTOR}limits the samples that each client trains on{_ALIKE}",
         Trait.PASSES: f"{_MASKED_SELECTOR}sets the number of passes of each client{_ALIKE}",
         Trait.PARTIAL_UPDATES: f"{_MASKED_SELECTOR}sets which tensors each client omits{_ALIKE}",
-        Trait.OFFERS: f"{_MASKED_SELECTOR}skips uploads by what each client reports about its "
-        "model, and masks are removed from all updates of a cohort together; choose another "
-        "selector, or unmasked updates",
+        Trait.OFFERS: f"{_MASKED_SELECTOR}skips uploads by each client's answer to {{detail}}, and "
+        "masks are removed from all updates of a cohort together; choose another selector, or "
+        "unmasked updates",
         Trait.EVERYBODY: f"{_MASKED_SELECTOR}has all clients train in a round, and the sum of a "
         "masked round is over as many clients as the run asks for; choose another selector or "
         "option, or unmasked updates",
@@ -413,8 +414,8 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         Trait.MEANS: f"{_SUMMED_SELECTOR}needs the loss of means of some updates{_NO_SUMS}",
         Trait.WEIGHTS: f"{_SUMMED_SELECTOR}sets the weight of each update{_NO_SUMS}",
         Trait.PARTIAL_UPDATES: f"{_SUMMED_SELECTOR}sets which tensors each client omits{_NO_SUMS}",
-        Trait.OFFERS: f"{_SUMMED_SELECTOR}skips uploads by what each client reports about its "
-        f"model{_NO_SUMS}",
+        Trait.OFFERS: f"{_SUMMED_SELECTOR}skips uploads by each client's answer to {{detail}}"
+        f"{_NO_SUMS}",
     },
     Trait.PRIVATE_RECORDS: {
         Trait.NOISELESS_TRAINER: "task '{task}' is not compatible with [privacy]: its trainer does "
@@ -425,7 +426,7 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         "or remove [privacy]",
         Trait.PLAIN_QUESTIONS: f"{_PRIVATE_SELECTOR}asks clients for {{detail}}, and the answers "
         f"have no noise{_NO_NOISE}",
-        Trait.OFFERS: f"{_PRIVATE_SELECTOR}asks about the trained model before the upload, and the "
+        Trait.OFFERS: f"{_PRIVATE_SELECTOR}asks clients for {{detail}} before the upload, and the "
         f"answers have no noise{_NO_NOISE}",
         Trait.UNHIDDEN_PROFILES: _UNHIDDEN_PROFILES,
         Trait.EXACT_PROFILES: _EXACT_PROFILES,
@@ -454,8 +455,8 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         '"client": what is measured of a client\'s own model has no noise; remove one of them',
         Trait.TUNED_MODELS: "evaluation.fine_tune_epochs is not compatible with [privacy]: the "
         "measured model is trained without noise; set evaluation.fine_tune_epochs = 0",
-        Trait.OFFERS: f"{_PRIVATE_SELECTOR}skips uploads by what each client answers about its "
-        f"model{_OF_ONE_CLIENT}",
+        Trait.OFFERS: f"{_PRIVATE_SELECTOR}skips uploads by each client's answer to {{detail}}"
+        f"{_OF_ONE_CLIENT}",
         Trait.QUESTIONS: f"{_PRIVATE_SELECTOR}asks clients for {{detail}}{_OF_ONE_CLIENT}",
         Trait.REPORTS: f"{_PRIVATE_SELECTOR}wants {{detail}} reported with updates{_OF_ONE_CLIENT}",
         Trait.FACTS: f"{_PRIVATE_SELECTOR}needs each update's {{detail}}{_OF_ONE_CLIENT}",

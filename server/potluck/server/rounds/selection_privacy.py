@@ -38,10 +38,15 @@ class Treatment(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionVerdict:
-    """The treatment of a selector, with its reason in words; empty if no data are used."""
+    """The treatment of a selector in a run with noise.
+
+    reason: the data that the selector uses, in words; empty if it uses no data. refusal: message
+    with which the run is refused, with selector, question and remedy; empty if it is not refused.
+    """
 
     treatment: Treatment
     reason: str
+    refusal: str = ""
 
 
 HIDERS: Final[Mapping[Protection, Trait]] = {
@@ -62,7 +67,9 @@ def verdict_on(selector: Selector, name: str, protection: Protection) -> Selecti
             text = refusal.format(
                 selector=name, detail=traits[hidden], strategy="", task="", steps=""
             )
-            return SelectionVerdict(treatment=Treatment.REFUSED, reason=_cause(text, name))
+            return SelectionVerdict(
+                treatment=Treatment.REFUSED, reason=_cause(text, name), refusal=text
+            )
     reasons, treatment = _reasons(traits, protection), Treatment.FREE
     if Trait.QUESTIONS in traits:
         reasons, treatment = (

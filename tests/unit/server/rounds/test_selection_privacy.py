@@ -78,8 +78,12 @@ def test_run_with_a_selector_refused_under_noise_is_refused_with_reason_and_reme
         draw_up(text, source="run.toml")
     message = refused.value.message
     assert f"selector {name} is not compatible with [privacy]" in message
+    assert message == f"run.toml: {found.refusal}"
     assert found.reason in message
     assert "; choose a selector" in message
+    selector = cast(Selector, plugins.find(plugins.SELECTORS, name)())
+    if selector.asks_questions:  # the refusal names a question
+        assert any(asked in found.reason for asked in selector.asks_questions)
 
 
 def test_selectors_that_ask_noised_questions_are_charged_privacy_loss() -> None:
