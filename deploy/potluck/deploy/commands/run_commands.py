@@ -413,8 +413,8 @@ def _check_file(
             "a file"
         )
     if file is not None:
-        source = _name(file)
-        parse_run_file(override(_read(file), assignments or [], source=source), source=source)
+        text, source = read_run_file(file)
+        parse_run_file(override(text, assignments or [], source=source), source=source)
 
 
 async def _run_file(
@@ -422,17 +422,17 @@ async def _run_file(
 ) -> tuple[str, str]:
     """Return the text of the run file to start, and the name that errors use for it."""
     if file is not None:
-        return _read(file), _name(file)
+        return read_run_file(file)
     assert again is not None  # noqa: S101  # as checked before
     return await client.fetch_run_file(again), f"run file of {again}"
 
 
-def _name(file: Path) -> str:
-    """Return the name that errors use for a run file."""
-    return "standard input" if str(file) == "-" else str(file)
+def read_run_file(file: Path) -> tuple[str, str]:
+    """Return the text of a run file, and the name that errors use for it. `-` is standard input.
 
-
-def _read(file: Path) -> str:
+    Raises ConfigurationError if the file can't be read.
+    """
+    source = "standard input" if str(file) == "-" else str(file)
     try:
         data = _all_of(sys.stdin) if str(file) == "-" else file.read_bytes()
     except OSError as error:
@@ -441,7 +441,7 @@ def _read(file: Path) -> str:
             "`potluck config > run.toml` makes one",
             path=file,
         ) from None
-    return decode(data, source=_name(file))
+    return decode(data, source=source), source
 
 
 @functools.lru_cache(maxsize=1)

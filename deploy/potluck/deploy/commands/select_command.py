@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 from rich.table import Table
 
-from potluck.common.errors import PluginError, PotluckError
+from potluck.common.errors import ConfigurationError, PluginError, PotluckError
+from potluck.common.run_file.run_settings import PluginTable
+from potluck.common.run_file.runfile import RunFile, parse_run_file
 from potluck.common.settings.plugins import SELECTORS, create, find, installed
+from potluck.deploy.commands.run_commands import read_run_file
 from potluck.deploy.operator.offline_selection import (
     OfflineRound,
     parse_options,
@@ -21,7 +24,8 @@ from potluck.deploy.operator.offline_selection import (
 )
 from potluck.deploy.terminal import terminal
 from potluck.deploy.view.pictures import check_picture
-from potluck.server.rounds.selection_privacy import Protection, verdict_on
+from potluck.server.rounds.compatibility import check_answer_noise
+from potluck.server.rounds.selection_privacy import Protection, Treatment, verdict_on
 from potluck.server.selection import Population, Selector
 
 
@@ -62,14 +66,71 @@ def _print_treatments(unit: Protection | None) -> None:
     raise typer.Exit
 
 
+def _chosen_run(
+    file: Path | None,
+    selector: str | None,
+    options: Mapping[str, object],
+    *,
+    clients_per_round: int | None,
+    seed: int | None,
+) -> tuple[RunFile, str]:
+    """Return the run file with the command line's choices in it, and the name of its source.
+
+    Without a file, the command line must name the selector and the number of clients. A selector
+    from the command line replaces the file's, with its options.
+    """
+    if file is not None:
+        text, source = read_run_file(file)
+        run_file = parse_run_file(text, source=source)
+    elif selector is None or clients_per_round is None:
+        missing = "--selector" if selector is None else "--clients-per-round"
+        raise typer.BadParameter("it is missing; give it, or name a run file", param_hint=missing)
+    else:
+        run_file, source = parse_run_file('task.name = "digits"', source="the command line"), ""
+    table = run_file.selector
+    given = dict(table.options) if selector is None else {}
+    chosen = {**given, **options, "name": selector or table.name}
+    changed: dict[str, object] = {"selector": PluginTable.model_validate(chosen)}
+    if clients_per_round is not None:
+        changed["clients_per_round"] = clients_per_round
+    if seed is not None:
+        changed["seed"] = seed
+    return run_file.model_copy(update=changed), source
+
+
+def _check_privacy(run_file: RunFile, selector: Selector, source: str) -> None:
+    """Print how the run's noise treats the selector. Raises ConfigurationError if it is refused."""
+    if run_file.privacy is None:
+        return
+    name, unit = run_file.selector.name, Protection(run_file.privacy.unit)
+    verdict = verdict_on(selector, name, unit)
+    if verdict.treatment is Treatment.REFUSED:
+        raise ConfigurationError(f"{source}: {verdict.refusal}", selector=name)
+    check_answer_noise(run_file, selector, source=source)
+    text = ": ".join(filter(None, (verdict.treatment.value, verdict.reason)))
+    typer.echo(f'note: selector {name} with [privacy] and unit = "{unit}": {text}', err=True)
+
+
 def select(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]",
+            help="Run file with selector, clients_per_round, seed and [privacy]; - reads standard "
+            "input.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     selector: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--selector", metavar="NAME", help="Name of the selector.", show_default=False
+            "--selector",
+            metavar="NAME",
+            help="Name of the selector, instead of the run file's.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     profiles: Annotated[
         Path,
         typer.Option(
@@ -81,15 +142,23 @@ def select(
     ],
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds.")] = 1,
     clients_per_round: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--clients-per-round",
             min=1,
-            help="Clients to select in each round.",
+            help="Clients to select in each round, instead of the run file's number.",
             show_default=False,
         ),
-    ],
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the run.")] = 0,
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed",
+            min=0,
+            help="Seed of the run. Default: the run file's, or 0.",
+            show_default=False,
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option("-o", metavar="KEY=VALUE", help="An option of the selector; repeatable."),
@@ -128,22 +197,35 @@ def select(
     """Run a selector on a profile file, without training.
 
     Prints which clients it would select in each round, and why. Every client is assumed to be
-    available and to finish. A run with the same seed and profiles would select the same cohorts.
+    available and to finish. A run with the same seed and profiles would select the same cohorts. If
+    the run file has [privacy], selectors that noise can't cover are refused, as in a run.
 
         potluck select --selector kl --profiles profiles.json --clients-per-round 9
+        potluck select run.toml --profiles profiles.json --rounds 3
     """
     if plot is not None:
         check_picture(plot)
-    chosen = create(Selector, selector, parse_options(option or ()))
+    run_file, source = _chosen_run(
+        file,
+        selector,
+        parse_options(option or ()),
+        clients_per_round=clients_per_round,
+        seed=seed,
+    )
+    name = run_file.selector.name
+    count = run_file.clients_per_round + run_file.round.over_selection
+    chosen = create(Selector, name, run_file.selector.options)
+    _check_privacy(run_file, chosen, source)
     population = read_profile_file(profiles)
-    if clients_per_round > len(population):
+    if count > len(population):
+        asked = "--clients-per-round" if clients_per_round else f"clients_per_round of {source}"
         typer.echo(
-            f"note: --clients-per-round is {clients_per_round}, and {profiles} has "
-            f"{len(population)} clients; all are selected",
+            f"note: {asked} is {count}, and {profiles} has {len(population)} clients; all are "
+            "selected",
             err=True,
         )
     played = select_offline(
-        chosen, population, selector, rounds=rounds, count=clients_per_round, seed=seed
+        chosen, population, name, rounds=rounds, count=count, seed=run_file.seed
     )
     kept = list(played) if plot is not None or not as_json else played
     if as_json:
@@ -154,9 +236,7 @@ def select(
         from potluck.deploy.view.selection_plots import plot_selection  # matplotlib takes a second
 
         cohorts = {played.round: played.selection.rows for played in kept}
-        plot_selection(
-            population, cohorts, plot, title=f"{selector}: {clients_per_round} clients a round"
-        )
+        plot_selection(population, cohorts, plot, title=f"{name}: {count} clients a round")
 
 
 def _print_lines(rounds: Iterable[OfflineRound], population: Population) -> None:

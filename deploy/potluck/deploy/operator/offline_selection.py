@@ -164,7 +164,7 @@ def select_offline(
     selector asks clients questions; RunError, with `name`, if a selection is invalid or the
     selector's code fails.
     """
-    _check_profiles(selector, population)
+    _check_profiles(selector, population, name)
     try:
         yield from _rounds(selector, _declared(selector, population), name, rounds, count, seed)
     except PotluckError:
@@ -206,7 +206,7 @@ def _rounds(
         )
         selection = selector.select(state, context)
         if not isinstance(selection, Selection):
-            raise ConfigurationError(_asks(selection))
+            raise ConfigurationError(_asks(selection, name), selector=name)
         check_selection(selection, context, name)
         check_declared(selector, selection, name)
         yield OfflineRound(round=number, selection=selection)
@@ -219,29 +219,33 @@ def _rounds(
         state = selector.observe(state, outcome)
 
 
-def _asks(selecting: Interview) -> str:
+def _asks(selecting: Interview, name: str) -> str:
     """Return the error text for a selector that can't select offline because it asks clients."""
     try:
         question = next(selecting)
     except StopIteration:  # the selector asks no question if no client trains
-        return "this selector may ask clients before it chooses, which needs a federation"
+        return (
+            f"selector {name} may ask clients before it chooses, which needs a federation: start a "
+            "run with it, or choose one that selects by profile"
+        )
     finally:
         selecting.close()
     what = f"'{question.kind}'" if isinstance(question, Ask) else "for a sum"
     return (
-        f"this selector asks {len(question.rows)} clients {what} before it chooses, and "
+        f"selector {name} asks {len(question.rows)} clients {what} before it chooses, and "
         "profiles don't answer that: start a run with it, or choose one that selects by profile"
     )
 
 
-def _check_profiles(selector: Selector, population: Population) -> None:
+def _check_profiles(selector: Selector, population: Population, name: str) -> None:
     missing = sorted(
         signal for signal in selector.needs_profiles if population.disclosed(signal) is None
     )
     if missing:
         raise ConfigurationError(
-            f"this selector needs the {missing[0]} of clients, and no client has one; "
-            f"add it, or choose another selector",
+            f"selector {name} needs the {missing[0]} of clients, and no client has one; "
+            "add it, or choose another selector",
+            selector=name,
             signal=missing[0],
         )
 

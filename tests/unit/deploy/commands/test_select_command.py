@@ -164,6 +164,91 @@ def test_select_prints_a_table_without_json(run: Run, write: Write) -> None:
     assert "most samples" in out
 
 
+RUN_FILE = """
+clients_per_round = 2
+seed = 5
+[task]
+name = "digits"
+[selector]
+name = "{selector}"
+{options}
+"""
+PRIVACY = "[privacy]\nanswer_noise_multiplier = 20.0\nnoise_multiplier = 2.0\nunit = '{unit}'\n"
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes a run file with a selector and, if given, a privacy unit."""
+
+    def file(selector: str, options: str = "", unit: str = "") -> Path:
+        path = tmp_path / "run.toml"
+        text = RUN_FILE.format(selector=selector, options=options)
+        path.write_text(text + (PRIVACY.format(unit=unit) if unit else ""))
+        return path
+
+    return file
+
+
+def test_select_takes_selector_options_cohort_size_and_seed_from_a_run_file(
+    run: Run, write: Write, run_file: Callable[..., Path]
+) -> None:
+    path = run_file("fedentopt", "buffer = 4")
+    common = ("--profiles", write(histograms()), "--rounds", 3, "--json")
+    given = ("--clients-per-round", 2, "--seed", 5)
+    explicit = run("--selector", "fedentopt", "-o", "buffer=4", *given, *common)
+    assert run(path, *common) == explicit
+    assert explicit[0] == 0
+    assert run(path, *common, "--selector", "kl") == run("--selector", "kl", *given, *common)
+    fewer = json.loads(run(path, *common, "--clients-per-round", 1)[1].splitlines()[0])
+    assert len(fewer["cohort"]) == 1
+
+
+@pytest.mark.parametrize("unit", ["record", "client"])
+def test_selector_that_a_private_run_refuses_is_refused_with_question_and_remedy(
+    run: Run, write: Write, run_file: Callable[..., Path], unit: str
+) -> None:
+    path = run_file("fedentropy", unit=unit)
+    code, out, err = run(path, "--profiles", write(histograms()))
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert f"{path}: selector fedentropy is not compatible with [privacy]: " in err
+    assert "soft-label" in err
+    assert "; choose a selector" in err
+    code, _, err = run(path, "--profiles", write(histograms()), "--selector", "fedentopt")
+    assert code == 0
+    assert f'note: selector fedentopt with [privacy] and unit = "{unit}": free: uses' in err
+
+
+def test_selector_that_is_charged_names_its_question_offline(
+    run: Run, write: Write, run_file: Callable[..., Path]
+) -> None:
+    code, _, err = run(run_file("pow-d", unit="record"), "--profiles", write(histograms()))
+    assert code == 1
+    assert (
+        'selector pow-d with [privacy] and unit = "record": charged: asks clients for loss' in err
+    )
+    assert re.search(r"selector pow-d asks \d clients 'loss' before it chooses, and profiles", err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [(["--clients-per-round", 2], "--selector"), (["--selector", "kl"], "--clients-per-round")],
+)
+def test_select_without_a_run_file_names_the_missing_option(
+    run: Run, write: Write, arguments: list[object], missing: str
+) -> None:
+    code, _, err = run("--profiles", write(histograms()), *arguments)
+    assert code == 2
+    assert f"{missing}: it is missing; give it, or name a run file" in err
+
+
+def test_select_with_an_unreadable_run_file_is_refused(
+    run: Run, write: Write, tmp_path: Path
+) -> None:
+    code, _, err = run(tmp_path / "none.toml", "--profiles", write(histograms()))
+    assert (code, err.count("\n")) == (1, 1)
+    assert "can't read the run file" in err
+
+
 def test_select_writes_a_plot(run: Run, write: Write, tmp_path: Path) -> None:
     picture = tmp_path / "selection.png"
     command = (
