@@ -49,7 +49,7 @@ ERROR = 1e-6
 CANARIES, GUESSES = 1000, 500
 ROUNDS, STEPS, BATCH, CLIP = 4, 4, 1024, 1.0
 SETTINGS = LocalTraining(learning_rate=0.01, batch_size=BATCH, steps=STEPS)
-"""Steps so short that the records' gradients stay those of the first model."""
+"""Learning rate so small that the records' gradients stay those of the first model."""
 
 
 # The bound ----------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def settings(**changes: Any) -> Edit:
 
 
 def still(work: rpc.Train) -> None:
-    """Give the training steps of almost no length, and the weight of one sample."""
+    """Set a learning rate of almost 0, and the same weight for all clients."""
     settings(learning_rate=1e-30)(work)
     work.weighting = rpc.WEIGHTING_EQUAL
 

@@ -48,7 +48,7 @@ def rewritten(message: wire.SecureEnvelope, edit: Callable[[Envelope], Envelope]
 
 
 class Malicious(Script):
-    """Replaces the envelopes of one member, whose key is known, by other signed ones."""
+    """Replaces the envelopes of one member, whose key is known, by others signed with that key."""
 
     def __init__(self, scene: Scene, client: str) -> None:
         self.client = client

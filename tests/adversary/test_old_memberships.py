@@ -305,4 +305,4 @@ async def test_coordinator_can_withhold_a_newer_membership(dependent: Scene) -> 
         for envelope in message.answer.secure.envelopes
         if envelope.type == int(MessageType.ADVERT)
     }
-    assert adverts == {f"host-{number}" for number in range(5)}  # they use the old one
+    assert adverts == {f"host-{number}" for number in range(5)}  # all hosts use the old membership

@@ -611,7 +611,7 @@ def test_no_history_of_sums_reveals_fewer_clients_than_the_minimum(
 
 runs = st.builds(
     lambda of, **choices: Plan(update=of[0], run=of[1], model=of[2], **choices),
-    # A run has one model of a family: its own of the first, and the other run's of the second.
+    # (family, run, model): each run has its own model of family 1; both have the same of family 2.
     st.sampled_from([(1, 1, 0), (1, 2, 1), (2, 1, 0), (2, 2, 0)]),
     settings=st.sampled_from([0, 0, 1, 3]),
     weight_bound=st.sampled_from([1000, 700, 300]),

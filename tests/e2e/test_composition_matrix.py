@@ -169,7 +169,7 @@ async def own_models(federation: Federation, selector: str, *assignments: str) -
 async def test_terms_of_an_objective_are_added(federation: Federation) -> None:
     """A table is a list of one term, and a single term is added to cross-entropy."""
     both = '[{name = "noise-robust"}, {name = "fedprox", mu = 0.5}]'
-    # More than one step: in the first, the proximal term is 0.
+    # Several steps, since the proximal term is 0 in the first one.
     several = ('selector.name="uniform"', "training.steps=3")
     models = {
         objective: await federation.finished(

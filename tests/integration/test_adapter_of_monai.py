@@ -112,7 +112,7 @@ def evaluator(model: nn.Module, batches: Any) -> Any:
 
 
 class Squashed:
-    """Turns logits into 0 or 1 at a probability of one half."""
+    """Transform of logits into 0 or 1; the threshold is a probability of one half."""
 
     def __call__(self, data: dict[str, Any]) -> Any:
         data = {**data, "pred": data["pred"].sigmoid()}

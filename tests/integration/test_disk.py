@@ -209,7 +209,7 @@ async def test_coordinator_refuses_to_start_on_a_read_only_disk(
 
 
 def damage(path: Path) -> None:
-    """Change one byte."""
+    """Change one byte of a file."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

@@ -191,7 +191,7 @@ def wider_than_needed(path: Path, told: Told) -> bytes:
 async def test_invalid_sum_fails_only_its_members(
     federation: Federation, tmp_path: Path, made: Callable[[Path, Told], bytes]
 ) -> None:
-    """Only those members: the honest host's client completes the round."""
+    """The honest host's client is not a member, and completes the round."""
     async with told_to_train(federation, "round.quorum=0.3") as told:
         answer = await told.send(made(tmp_path / "sum", told), *map(told.member, MINE))
         assert isinstance(answer, tuple)

@@ -80,7 +80,7 @@ async def page(config: OperatorConfig) -> AsyncIterator[OpenPage]:
 async def _until(
     stream: AsyncIterator[tuple[str, Any]], last: str
 ) -> AsyncIterator[tuple[str, Any]]:
-    """Yield events up to the first one of a kind."""
+    """Yield events up to the first one of the kind `last`, which is included."""
     async for kind, data in stream:
         yield kind, data
         if kind == last:

@@ -100,7 +100,7 @@ async def scanned(
         "logs": "".join(capfd.readouterr()).encode(),
     }
     assert {"Attend", "SubmitUpdate", "FetchModel"} <= recording.received.keys()
-    # The places are not empty, so the search means something.
+    # The searched places are not empty, so finding nothing has a meaning.
     least = {"received": 20_000, "sent": 20_000, "spool": 10_000, "store": 20_000, "logs": 2_000}
     assert {place: len(places[place]) >= size for place, size in least.items()} == dict.fromkeys(
         least, True

@@ -51,7 +51,7 @@ class _Watched(Examples):
         return super().to(device)
 
     def subset(self, positions: Tensor) -> Examples:
-        """Return a subset that reaches the same point."""
+        """Return a subset that reaches the same kill point."""
         some = super().subset(positions)
         return replace(self, inputs=some.inputs, labels=some.labels)
 

@@ -78,7 +78,7 @@ def test_more_free_memory_never_gives_fewer_gpu_workers(
 
 def test_chosen_number_of_gpu_workers_has_a_reason(tmp_path: Path) -> None:
     choice = chosen_workers("it", memory(peak=2.5, free=20), lanes=4, most=8)
-    assert choice.workers == 6  # six with one client each take 18
+    assert choice.workers == 6  # six workers, one client each, take 18 GiB
     assert choice.reason == (
         "a client's training needs 2.50 GiB of GPU memory and its process another 0.50 GiB; "
         "20.00 GiB are free. At most 8 trainings of up to 4 clients run at once"

@@ -231,7 +231,7 @@ def test_keyboard_interrupt_raised_in_a_host_thread_is_a_trainer_error(tmp_path:
 def test_keyboard_interrupt_in_the_main_thread_is_not_a_trainer_error(
     tmp_path: Path,
 ) -> None:
-    """In the main thread, where Python raises it."""
+    """Python raises KeyboardInterrupt in the main thread only, so it comes from Ctrl-C."""
     found = training("interrupts")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with pytest.raises(KeyboardInterrupt):

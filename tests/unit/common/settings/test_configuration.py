@@ -144,7 +144,7 @@ MODELS: dict[str, type[Settings]] = {
 
 
 def said_of(kind: str, key: str, value: object) -> str:
-    """Return the error for a file of this kind with another value of a key; "" without one."""
+    """Return the error for a file of this kind with `value` for a key; empty if there is none."""
     try:
         parse(MODELS[kind], FILES[kind], source="my.toml", overrides={key: value})
     except ConfigurationError as error:

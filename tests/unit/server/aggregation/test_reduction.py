@@ -1,4 +1,4 @@
-"""The reduction: exact against plain numpy, the same bits always, memory independent of cohorts."""
+"""The reduction equals plain numpy, always gives the same bits, and bounds its memory."""
 
 from __future__ import annotations
 

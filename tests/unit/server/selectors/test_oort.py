@@ -96,7 +96,7 @@ def test_oort_cohort_is_complete_if_all_places_are_exploited(
 
 
 def test_oort_avoids_slow_clients_unless_the_penalty_is_zero() -> None:
-    """The most useful one takes ten times as long as the others: (1/10)² of its score."""
+    """The client of highest utility is ten times as slow: its score is multiplied by (1/10)²."""
     state = known([9.0, 8.0, 8.0, 1.0], [10.0, 1.0, 1.0, 1.0])
     selector = Oort(exploration=0.0)
     picks = {

@@ -5,7 +5,7 @@ from potluck.server.selectors.round_robin import RoundRobin
 
 
 def test_round_robin_selects_every_client_equally_often() -> None:
-    """24 clients, 9 a round: never more than one apart, three each after eight rounds."""
+    """With 24 clients and 9 per round, counts differ by at most 1; after eight rounds all are 3."""
     times = np.zeros(24, dtype=np.int64)
     for number, selection in enumerate(rounds(RoundRobin(), population(24), 9, 40), start=1):
         assert len(set(selection.rows.tolist())) == 9

@@ -23,7 +23,7 @@ Points = Mapping[str, tuple[float, ...]]
 
 
 def model_after(name: str, sent: Points, folder: Path, **options: Any) -> list[float]:
-    """Return `w` after one round from zero."""
+    """Return tensor `w` after one round that starts from zero."""
     start = vector(*[0.0] * len(next(iter(sent.values()))))
     played = Rounds(create(Strategy, name, options), start, folder)
     model = played.play({client: Sent(weights=vector(*w)) for client, w in sent.items()})

@@ -57,7 +57,8 @@ def model_file(training: TaskTraining, folder: Path) -> ClientFiles:
 
 
 def test_projections_preserve_norms_and_differences_on_average() -> None:
-    """E‖z‖² = ‖u‖², with a variance below 2 ‖u‖⁴ / numbers; linear; another seed, other sums."""
+    """E‖z‖² = ‖u‖², with a variance below 2 ‖u‖⁴ / numbers; z is linear in u, and differs by
+    seed."""
     generator = np.random.default_rng(0)
     update = {
         "weight": generator.standard_normal((300, 1000)).astype(np.float32),

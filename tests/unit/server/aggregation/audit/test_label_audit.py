@@ -116,7 +116,7 @@ def ten_steps(**changes: Any) -> LocalSteps:
 
 
 def test_bias_rise_from_a_small_last_batch_needs_few_samples() -> None:
-    """A pass has a batch of 99 samples and one of 1: that one alone moves its class by 0.1."""
+    """A pass has a batch of 99 samples and a batch of 1, which alone moves its class by 0.1."""
     steps = ten_steps(batch_size=99)
     assert steps.fewest_samples(np.array([0.5, 0.0, -0.1])).tolist() == [1.0, 0.0, 0.0]
     assert steps.fewest_samples(np.array([0.75])).tolist() == pytest.approx([1 + 0.5 * 99])

@@ -1,4 +1,4 @@
-"""Clustered sampling: the distributions of both algorithms, and that each client has its share."""
+"""Clustered sampling: the distributions of both algorithms, and each client's expected share."""
 
 from __future__ import annotations
 
