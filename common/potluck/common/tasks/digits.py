@@ -97,7 +97,7 @@ class Digits(LabelNoise, Task):
             )
 
     def model(self) -> nn.Module:
-        """Return a perceptron with one hidden layer of 64."""
+        """Return a perceptron with one hidden layer of 64 units."""
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002  the data are in the package
@@ -188,7 +188,7 @@ class ColoredDigits(Task):
     }
 
     def model(self) -> nn.Module:
-        """Return a perceptron with one hidden layer of 128."""
+        """Return a perceptron with one hidden layer of 128 units."""
         return nn.Sequential(
             nn.Flatten(), nn.Linear(3 * 16 * 16, 128), nn.ReLU(), nn.Linear(128, 2)
         )
