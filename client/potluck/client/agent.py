@@ -340,7 +340,7 @@ class Agent:
 
 
 def _check_claims(config: ClientConfig, clients: list[ClientId]) -> None:
-    """Raise IdentityError if the certificate does not allow one of the clients."""
+    """Raise IdentityError unless the certificate allows all of these clients."""
     identity = config.tls.load(Role.HOST).identity
     for client in clients:
         if not identity.may_speak_for(client):

@@ -39,7 +39,7 @@ class Outgoing(StrEnum):
 
 
 class OutgoingLog:
-    """The logs of all clients in a folder. Blocking; written by one caller at a time."""
+    """The logs of all clients in a folder. Calls block; one caller at a time may write."""
 
     def __init__(self, folder: Path, *, federation: str = "", coordinator: str = "") -> None:
         """`federation` and `coordinator`: the recipient of the messages; not needed to read the

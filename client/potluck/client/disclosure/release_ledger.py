@@ -77,7 +77,7 @@ class ClientLedger(_Kept):
 
 
 class ReleaseLedger:
-    """The ledgers of all clients in a folder. Blocking; used by one caller at a time."""
+    """The ledgers of all clients in a folder. Calls block; for one caller at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -107,7 +107,8 @@ class Downloads:
         rendition: transfer_pb2.Rendition,
         layout: LayoutSource,
     ) -> Path:
-        """Fetch one rendition, decode it, verify the model and add it to the cache."""
+        """Fetch one rendition (encoded form) of a model, decode and verify it, add it to the
+        cache."""
         self.cache.make_room()
         target = self.cache.path(reference.blake3)
         fetched = self._files.path(rendition.blake3)
