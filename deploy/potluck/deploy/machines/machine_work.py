@@ -371,7 +371,7 @@ class MachineWork:
     def remove_all(self, *, keep_state: bool) -> list[str]:
         """Remove everything this federation made on the machine. Return the removed names."""
         gone: list[str] = []
-        for container in self.containers():  # all at the same time; the next loop waits for each
+        for container in self.containers():  # signal all first; the next loop waits for each
             with contextlib.suppress(APIError):  # it is not running
                 container.kill("SIGTERM")
         for container in self.containers():

@@ -33,7 +33,7 @@ class ArmSummary(BaseModel):
 
 
 class RunComparison(BaseModel):
-    """Runs on the same data with the same seed. The arms are in the order of the runs."""
+    """Runs on the same data with the same seed. arms: one for each run, in their order."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 

@@ -66,7 +66,7 @@ class LinesDisplay:
             self._write(line)
 
     def connection(self, text: str, *, lost: bool) -> None:
-        """Print one line."""
+        """Print a line that the connection was lost (`lost`) or restored."""
         self._write(f"warning: {text}" if lost else text)
 
     def _write(self, line: str) -> None:
