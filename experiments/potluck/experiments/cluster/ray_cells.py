@@ -91,7 +91,7 @@ class RayCells(CellRunner):
         self._need = need_of(1, gpus=options.gpus, apart=options.apart)
 
     def check(self, cells: Sequence[Cell]) -> None:
-        """Raise ConfigurationError if the cluster can't run one of these cells."""
+        """Raise ConfigurationError unless the cluster can run each of these cells."""
         hosts = max((cell.hosts for cell in cells), default=1)
         self._need = self._need_of(hosts)
         if lacking := shortage(self._need, resources()):

@@ -1,4 +1,4 @@
-"""Writes the report files of an experiment: an HTML page, the same as text, and tables."""
+"""Writes the report files of an experiment: an HTML page, its content as text, and tables."""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ def _tested(test: PairedTest | None) -> tuple[str, str]:
 
 
 def _corrected(summary: Summary) -> dict[int, str]:
-    """Return p by arm index, after Holm's correction over the tests against the same baseline."""
+    """Return p values by arm index, after Holm's correction over tests against one baseline."""
     named = summary.experiment.reading.baseline
     families: dict[tuple[str, ...], dict[int, float]] = {}
     for number, arm in enumerate(summary.arms):
