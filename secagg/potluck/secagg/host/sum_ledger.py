@@ -27,7 +27,7 @@ from potluck.secagg.protocol.policy.ledger import LedgerEntry, SumRelease
 
 
 class SumLedger:
-    """The ledgers of all clients in a folder. Blocking; used by one caller at a time."""
+    """The ledgers of all clients in a folder. Calls block; for one caller at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -127,7 +127,7 @@ class Ledger(_Entry):
     epsilon_budget: float = 0.0
 
     def with_entries(self, entries: Iterable[LedgerEntry]) -> Ledger:
-        """Return the same ledger, extended."""
+        """Return a copy of this ledger, extended by these entries."""
         return self.model_copy(update={"entries": (*self.entries, *entries)})
 
     @property

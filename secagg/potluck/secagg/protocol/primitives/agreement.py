@@ -111,7 +111,7 @@ class SharePair:
         return self.seed_share if survived else self.mask_key_share
 
     def packed(self) -> bytes:
-        """Return both shares, for their holder alone."""
+        """Return both shares as bytes, which only their holder may read."""
         return self.seed_share + self.mask_key_share
 
 
