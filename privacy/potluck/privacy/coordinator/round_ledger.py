@@ -53,7 +53,7 @@ class NoisedRound(BaseModel):
 
 
 class RoundLedger:
-    """The ledger of one run. Calls block; it must be used by one caller at a time."""
+    """The ledger of one run. Calls block; for one caller at a time."""
 
     def __init__(self, state_directory: Path, run_id: str) -> None:
         self._pretraining: RoundLedger | None = None

@@ -139,7 +139,7 @@ class _Known:
 
 
 class PrivacyLedger:
-    """The ledgers of all clients in a folder. Blocks; must be used by one caller at a time."""
+    """The ledgers of all clients in a folder. Calls block; for one caller at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
