@@ -49,7 +49,7 @@ class LoggedAttempt:
 
 
 class SelectionLog:
-    """The log of one run. Calls block; it must be used by one caller at a time."""
+    """The log of one run. Calls block; for one caller at a time."""
 
     def __init__(self, state_directory: Path, run: str) -> None:
         self._parts = state_directory / FOLDER / _PARTS
