@@ -31,7 +31,7 @@ _UNRELATED: Final = {"see_clients"}
 """Changes that do not belong to a run: they occur whenever a host connects."""
 
 _AROUND: Final = {"open", "close", "patiently"}
-"""Methods that are no changes by themselves: they call other methods, or change nothing."""
+"""Methods that do not count as changes: they call other methods, or change nothing."""
 
 _STATE: Final = re.compile(r"coordinator|host-[0-9]+|gate|\.?backup(\.[0-9a-f]+)?")
 """Names of the folders in which processes keep their state, and of backups."""
