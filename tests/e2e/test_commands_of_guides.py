@@ -45,6 +45,7 @@ ELSEWHERE = {
     "pip install ./readings-task": "tests/integration/test_writing_a_trainer.py",
     "pip install ./rare-first-selector": "tests/integration/test_writing_a_selector.py",
     "potluck select --selector rare-first": "tests/integration/test_writing_a_selector.py",
+    "potluck select run.toml": "tests/unit/deploy/commands/test_select_command.py",
     "potluck data prepare mnist": "tests/unit/experiments/data_sets/test_data_sets.py",
     "potluck experiment": "tests/unit/experiments/test_experiments.py",
     "potluck traces": "tests/unit/experiments/traces/test_traces.py",
