@@ -453,7 +453,7 @@ def played(plans: Sequence[Plan], clients: int, colluders: int, **limits: int) -
 def check(world: World) -> None:
     groups = world.found()
     if groups:
-        groups = world.found(prime=None)  # in fractions, without a prime
+        groups = world.found(prime=None)  # exact fractions, not modulo a prime
     assert groups == []
 
 
@@ -472,7 +472,7 @@ UNASKED = [
     Plan(update=1, unasked=frozenset("a"), dead=frozenset("c")),
     Plan(update=1, dead=frozenset("d")),
 ]
-"""A client that uploaded, but received no request for shares, did not remember a set."""
+"""Two sums of the same training; in the first, client a uploads, but is not asked for shares."""
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from potluck.rpc.v1 import operator_pb2
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 SECONDS = 5.0
-"""Maximum time in which a process must end."""
+"""Maximum number of seconds in which a process must end."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -26,8 +26,8 @@ PRETRAINED = [
 MASKED = ["secure_aggregation=true"]
 SUMS = ["host_sums.enabled=true", 'selector.name="uniform"', 'strategy.name="fedavg"']
 UNEQUAL = {
-    tuple(MASKED): ("blake3", "size", "loss"),  # each run has other masks
-    tuple(SUMS): ("blake3", "size"),  # file of the sum that contains the update
+    tuple(MASKED): ("blake3", "size", "loss"),  # masks and losses differ by run
+    tuple(SUMS): ("blake3", "size"),  # of the sum's file, whose members may differ
 }
 ONE_HOST: dict[str, Any] = {"clients": 3, "hosts": 1, "count": 2}
 TWO_HOSTS: dict[str, Any] = {"clients": 4, "hosts": 2, "count": 4}

@@ -21,7 +21,7 @@ INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
 KILLS = 200
 SEED = 20
 MOST_SECONDS = 0.5
-"""Maximum time between two kills."""
+"""Maximum number of seconds between two kills."""
 
 COORDINATOR = -1
 

@@ -192,7 +192,7 @@ async def test_run_finishes_after_a_restore_killed_at_any_write(
             assert code == 0, output
             assert contents(shared.state) == restored, point
         if contents(shared.state) in finished:
-            continue  # equal files give the same result
+            continue  # the coordinator was already started with equal files
         finished.append(contents(shared.state))
         await shared.restart_coordinator()
         assert await shared.finished(run_id) == undisturbed, point

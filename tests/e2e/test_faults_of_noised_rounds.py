@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
 NOISE = ("privacy.unit=client", "privacy.noise=coordinator", "privacy.clip=0.5")
 LIMIT_OF_ALL_RUNS = 1000.0
-"""Allows all runs of this module but the last."""
+"""Maximum ε over all runs: it allows all runs of this module except the last."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -40,7 +40,7 @@ async def bytes_up(federation: Federation, *assignments: str) -> int:
 @pytest.mark.slow
 async def test_any_grouping_of_clients_on_hosts_gives_the_same_model(tmp_path: Path) -> None:
     found = []
-    for hosts in (1, 4):  # one sum of six; or two of two and two of one
+    for hosts in (1, 4):  # one sum of six updates; or two sums of two and two of one
         folder = tmp_path / str(hosts)
         folder.mkdir()
         async with crash_federation(

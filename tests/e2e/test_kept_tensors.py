@@ -55,7 +55,7 @@ def kept(federation: Federation, run_id: str) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for path in federation.files.folder.glob("host-*/kept/*.json"):
         record = json.loads(path.read_text())
-        # The host may not know yet that it was included.
+        # An included update may still be pending on the host.
         last = record["pending"] or record["committed"]
         if record["run_id"] == run_id and last:
             name = hashlib.sha256(last.encode()).hexdigest()[:40]

@@ -33,7 +33,7 @@ async def hosts_anew(federation: Federation) -> None:
     """Restart the hosts with their current configuration."""
     for host in list(federation.processes.hosts.values()):
         await host.stop()
-    # Hosts would not fetch these models.
+    # Delete cached models, which hosts would not fetch again.
     for path in federation.files.folder.glob("host-*/models/*"):
         path.unlink()
     await federation.start_hosts()

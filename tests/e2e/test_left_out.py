@@ -28,7 +28,7 @@ from potluck.rpc.v1 import operator_pb2
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 ODD = 2
-"""The host that is different."""
+"""Number of the host that differs from the others."""
 ALL_NEEDED = (
     "clients_per_round=4",
     "rounds=2",

@@ -36,7 +36,7 @@ def options() -> DemoOptions:
         device="cpu",
         assignments=[
             "training.epochs=8",
-            "training.learning_rate_decay=0.8",  # the last rounds then hardly differ
+            "training.learning_rate_decay=0.8",  # so that the last rounds hardly differ
             "round.grace_seconds=1",
         ],
         root=True,

@@ -176,7 +176,8 @@ async def test_logs_metrics_and_errors_of_a_run_contain_no_secret(tmp_path: Path
             diverges = ("training.learning_rate=3e38", "round.attempts=1", "selector.name=uniform")
             assert await run_to_its_end(operator, files, *diverges) == failed
             too_many = ("selector.name=known-matrix", "round.attempts=1")
-            assert await run_to_its_end(operator, files, *too_many) == failed  # policies refuse
+            # The clients' policies refuse this run.
+            assert await run_to_its_end(operator, files, *too_many) == failed
             output = {"metrics": await asyncio.to_thread(metrics_of, ports)}
             for command in ("runs", "clients", "doctor"):
                 output[command] = await said_by(files, command)

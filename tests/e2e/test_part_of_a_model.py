@@ -24,7 +24,7 @@ CANARY = np.float32(0.123456789)
 """Value of every element of the base: a search for a row of such values finds all data with the
 base."""
 ODD = 2
-"""The host with another base."""
+"""Number of the host whose base (the tensors that aren't trained) differs."""
 PART = ('model.trainable=["classifier.*"]', 'model.base="base.safetensors"')
 
 

@@ -44,7 +44,7 @@ async def moved(federation: Federation, relays: dict[str, Relay]) -> None:
     """Restart the hosts and wait until they are connected through the relays."""
     for host in list(federation.processes.hosts.values()):
         await host.stop()
-    # Hosts would not fetch these models.
+    # Delete cached models, which hosts would not fetch again.
     for path in federation.files.folder.glob("host-*/models/*"):
         path.unlink()
     await federation.start_hosts()

@@ -174,7 +174,7 @@ async def test_restarted_host_sends_the_same_sum(scene: Scene) -> None:
     async with scene.host():
         instruct(scene, *NAMES)
         await scene.fake.until(lambda: scene.fake.held_uploads == 1)
-    # That upload must not consume the cut.
+    # Wait until the first host's upload has ended: the cut is for the second host's upload.
     await scene.fake.until(lambda: scene.fake.held_uploads == 0)
     scene.fake.hold_uploads.set()
     scene.fake.cut_upload_after = [1000]

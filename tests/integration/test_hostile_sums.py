@@ -125,7 +125,7 @@ async def test_host_can_sum_only_its_own_clients_and_each_once(
 ) -> None:
     async with told_to_train(federation) as told:
         one, other = (told.member(client) for client in MINE)
-        # For a client with 32 samples: a difference of 1.
+        # The lanes of a client with 32 samples whose difference is 1 for every parameter.
         lanes = np.full(told.parameters, 2**30, np.int64)
         content = lanes_file(tmp_path / "sum", 2 * lanes, told.id_of(MINE[0]), told.id_of(MINE[1]))
 

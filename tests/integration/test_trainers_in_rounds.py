@@ -169,7 +169,7 @@ async def test_trainable_part_of_a_model_is_sent_in_every_encoding(
     base = {name: array for name, array in arrays.items() if name not in last}
     write_tensors(tmp_path / "data" / "rest.safetensors", base)
     part = f'model = {{trainable = {last}, base = "rest.safetensors"}}'.replace("'", '"')
-    variates = 'strategy = {name = "scaffold"}'  # control variates of that part only
+    variates = 'strategy = {name = "scaffold"}'  # with control variates of the trainable part only
     forms = {
         "open": [],
         "masked": [MASKED],

@@ -23,7 +23,7 @@ class Recording(grpc.aio.ServerInterceptor):
 
     spool: Path | None = None
     received: dict[str, list[bytes]] = field(default_factory=dict)
-    """Messages by method."""
+    """Messages that were received, by gRPC method."""
     sent: dict[str, list[bytes]] = field(default_factory=dict)
     spooled: dict[str, bytes] = field(default_factory=dict)
 

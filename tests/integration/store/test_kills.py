@@ -104,7 +104,8 @@ class Remembering(RuleBasedStateMachine):
         self.store = Store.open(self.url)
         Remembering.runs += 1
         self.run_id = f"run-{Remembering.runs}"
-        self.committed: list[tuple[int, tuple[str, ...]]] = []  # attempt, included
+        # Per round: attempt, included clients.
+        self.committed: list[tuple[int, tuple[str, ...]]] = []
         self.attempts = 0
         self.open = False
         self.members: dict[str, MemberState] = {}

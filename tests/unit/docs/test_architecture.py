@@ -76,7 +76,7 @@ def test_every_function_on_the_pages_of_walks_is_in_its_file() -> None:
 
 
 NAMED_FILE = re.compile(r"(?<![\w/.*{}<>$…-])((?:[\w.-]+/)*[\w-]+\.py|tests/[\w./-]*\w)(?![\w/(*])")
-"""A Python file or a test, alone or with the folders that it is in."""
+"""Pattern of a Python file's or a test's name, alone or with the folders that contain it."""
 ROOTS = (
     "api",
     "benchmarks",

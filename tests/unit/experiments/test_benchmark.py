@@ -91,7 +91,7 @@ Accuracy = Callable[[dict[str, Any]], float]
 
 
 def finished(cell: Cell, accuracy: Accuracy) -> CellResult:
-    """A result whose accuracy grows evenly to its last value, a little higher with higher seeds."""
+    """Return a result whose accuracy grows evenly; a higher seed ends a little higher."""
     last = accuracy(settings(cell)) + cell.seed / 1000
     rounds = [
         RoundResult(
@@ -110,7 +110,7 @@ def finished(cell: Cell, accuracy: Accuracy) -> CellResult:
 
 
 class Runner:
-    """Runs cells at once; their accuracy follows from their run files."""
+    """Stand-in for a cell runner: its results follow from the cells' run files."""
 
     def __init__(self, accuracy: Accuracy) -> None:
         self.accuracy, self.batches = accuracy, list[list[Cell]]()
@@ -121,7 +121,8 @@ class Runner:
 
 
 def by_selector(run: dict[str, Any]) -> float:
-    """0.5 for uniform and 0.8 for pow-d with four candidates; 0.1 more with a large rate."""
+    """Return an accuracy: 0.5 for uniform, 0.8 for pow-d with four candidates; 0.1 more with a
+    large rate."""
     base = 0.5 if run["selector"]["name"] == "uniform" else 0.2 * run["selector"]["candidates"]
     return float(base + 0.1 * (run.get("training", {}).get("learning_rate") == 0.5))
 
@@ -155,11 +156,11 @@ def test_unknown_tier_is_refused_with_the_known_ones() -> None:
 
 
 def test_estimate_counts_tuning_and_results_of_each_arm() -> None:
-    """Three workloads × two seeds, and two ranked ones × two settings × one seed of tuning."""
+    """Results need 3 workloads × 2 seeds; tuning needs 2 ranked workloads × 2 settings × 1 seed."""
     found = estimate(SMALL, ["pow-d"], baseline=False)
     assert (found.cells, found.seconds) == (10, 10 * (2 + 4 * 0.5))
     assert estimate(SMALL, ["pow-d"], baseline=True).cells == 20
-    assert estimate(SMALL, ["round-robin"], baseline=False).cells == 6  # has no grid
+    assert estimate(SMALL, ["round-robin"], baseline=False).cells == 6  # has no options to tune
 
 
 def test_smoke_tier_is_estimated_at_eight_minutes_on_two_processors() -> None:
@@ -206,7 +207,8 @@ def test_baseline_tunes_training_and_arms_tune_their_options(results: dict[str, 
 
 
 def test_scores_count_costs_until_the_target(results: dict[str, ArmResult]) -> None:
-    """0.9 · 3/4 is above the target; a round costs 250 bytes, 10 s, and 8 s of both clients."""
+    """Round 3 of 4, at 0.9 · 3/4, meets the target; a round costs 250 bytes, 10 s, 8
+    client-seconds."""
     cost = results["pow-d"].cells_in("lost")[0].to_target
     assert cost is not None
     assert cost.model_dump() == {
@@ -316,7 +318,7 @@ def test_leaderboard_has_a_row_per_arm(results: dict[str, ArmResult]) -> None:
 
 
 def test_profile_scores_fall_with_the_ratio_to_the_best_arm(results: dict[str, ArmResult]) -> None:
-    """uniform needs four rounds, the other three: 4/3 of the best, so (4 − 4/3) / 3."""
+    """uniform needs four rounds, the best arm three: the ratio is 4/3, the score (4 − 4/3) / 3."""
     arms = list(results.values())
     assert ratios(SMALL, arms, "rounds") == {"uniform": [4 / 3] * 2, "pow-d": [1.0] * 2}
     scores = profile_scores(SMALL, arms, "rounds")

@@ -41,7 +41,7 @@ def node(cpus: float, gpus: float = 0, memory: float = 64 * GIB) -> dict[str, fl
     ("need", "nodes", "places"),
     [
         (need_of(1, gpus=0, apart=False), [node(1), node(1), node(1)], 3),
-        # Needs 1.2 processors on one machine.
+        # The cell needs 1.2 processors on the same machine.
         (need_of(2, gpus=0, apart=False), [node(1), node(1)], 0),
         (need_of(2, gpus=0, apart=False), [node(8), node(4)], 6 + 3),
         (need_of(2, gpus=0, apart=True), [node(1), node(1), node(1)], 2),

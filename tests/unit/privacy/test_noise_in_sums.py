@@ -129,7 +129,7 @@ def test_masked_sum_has_at_least_the_claimed_noise_whichever_clients_drop_out(
     for number, survivors in enumerate(PATTERNS):
         run = finished(session(tmp_path, 100_000, seed=number), survivors)
         assert run.total_clients() == survivors
-        noise = run.mean() * len(survivors)  # mean to sum
+        noise = run.mean() * len(survivors)  # the sum, from the mean
         certain = 4 - 1
         share = (SIGMA * CLIP) ** 2 / certain
         assert noise.var() == pytest.approx(len(survivors) * share, rel=0.03)

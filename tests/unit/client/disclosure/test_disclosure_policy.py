@@ -67,7 +67,7 @@ def test_policy_fills_in_parameters_missing_from_a_request() -> None:
         mode=Mode.NOISY, task=TASK, epsilon=0.5, adjacency="add-remove"
     )
     asked = ask(policy, "label_counts", mode=Mode.NOISY, epsilon=0.1, adjacency="replace")
-    # More noise than the owner requires.
+    # The coordinator may ask for more noise than the owner requires.
     assert (asked.epsilon, asked.adjacency) == (0.1, "replace")
 
 
@@ -239,7 +239,7 @@ def test_ledger_restores_releases_and_sums_their_privacy_loss(tmp_path: Path) ->
     ledger.keep("a", release(0.2, data_epoch=2))
     ledger.keep("a", release(None, signal="triplet"))
     recipient = Recipient(federation="f", coordinator="c:1", run="r", at=AT)
-    # Same release: recipient recorded, no charge.
+    # The same release again: only its recipient is recorded, and nothing is charged.
     ledger.keep("a", release(0.1, recipients=(recipient,)))
     again = ReleaseLedger(tmp_path)
     assert again.of("a").spent == Fraction(3, 10)

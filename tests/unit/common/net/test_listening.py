@@ -27,7 +27,7 @@ def test_check_of_a_port_fails_only_while_another_process_listens() -> None:
         with pytest.raises(UnreachableError, match=f"can't listen on {address}: the port is in"):
             check_not_in_use(address)
     check_not_in_use(address)
-    check_not_in_use("192.0.2.1:7443")  # not this machine's: the server reports it
+    check_not_in_use("192.0.2.1:7443")  # no address of this machine: the server reports that
 
 
 def test_error_about_listening_on_an_address_of_another_machine_names_the_cause() -> None:

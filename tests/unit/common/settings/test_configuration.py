@@ -237,7 +237,7 @@ def test_example_run_file_trains_a_task_that_needs_no_files() -> None:
     task = create(Task, run_file.task.name, run_file.task.options)
     assert not task.needs_data
     assert not task.data_files()
-    assert not task.groups  # a plain task: groups are not the first thing to explain
+    assert not task.groups  # groups would be one more thing to explain
 
 
 def _run(folder: Path, *arguments: str, stdin: bytes = b"") -> tuple[int, str]:

@@ -55,7 +55,7 @@ def test_old_sum_kind_in_a_policy_means_the_new_one_with_a_warning() -> None:
     with pytest.warns(OldSpellingWarning, match='"protocol" is written sums = "unsafe-stepwise"'):
         found = parse(DisclosurePolicy, 'sums = ["total", "protocol"]', source="host.toml")
     assert found == DisclosurePolicy(sums=("total", "unsafe-stepwise"))
-    assert rules_of_counts(found).disclosures == {"total", "protocol"}  # the names in messages
+    assert rules_of_counts(found).disclosures == {"total", "protocol"}  # messages keep the old name
 
 
 RENAMED = [

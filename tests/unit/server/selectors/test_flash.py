@@ -74,7 +74,7 @@ def test_posterior_samples_are_finite_for_contexts_of_any_scale(scale: float, se
     """Raw durations make the precision matrix ill-conditioned, but samples stay finite."""
     generator = np.random.default_rng(seed)
     contexts = generator.random((50, 4)) * [1.0, 1.0, scale, 1.0]
-    contexts[:, 2] = scale  # the same for all contexts
+    contexts[:, 2] = scale  # feature 2 is the same in all contexts
     posterior = Posterior.prior(4, 1.0).given(contexts, generator.random(50))
     assert np.isfinite(posterior.sample(5.0, generator.standard_normal(4))).all()
 

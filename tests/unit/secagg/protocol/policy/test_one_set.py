@@ -213,7 +213,7 @@ def test_retry_after_client_losses_completes_without_certificates() -> None:
 
 
 def test_retry_is_refused_if_fewer_than_a_quorum_renounced_the_first_sum() -> None:
-    first = sessions(ALL).until(Stage.CONSENT)  # with four consents it would be complete
+    first = sessions(ALL).until(Stage.CONSENT)  # four consents would complete it
     retry = sessions("abcghi", first).finish()
     assert set(retry.refusals) == set("abc")
     assert retry.session.over

@@ -43,7 +43,7 @@ LEDGER = Ledger(
         (header(), expected(), {}, ""),
         (header(), expected(3), {}, ""),
         (header(), expected(3), {"rounds_per_epoch": 3}, "are in 3 masked rounds"),
-        (header(), expected(2), {"rounds_per_epoch": 3}, ""),  # the same round again
+        (header(), expected(2), {"rounds_per_epoch": 3}, ""),  # a recorded round again counts once
         (header(), expected(3, settings=1), {}, "settings or its weight bound changed"),
         (header(weight_bound=999), expected(3), {}, "settings or its weight bound changed"),
         (header("run-2"), expected(3), {}, "masked rounds of 1 other run, and .* allows 1"),
