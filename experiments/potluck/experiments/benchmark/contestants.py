@@ -31,10 +31,11 @@ from potluck.experiments.reports.readings import mean, reading_of
 from potluck.server.selection import Selector
 
 RunCells = Callable[[Sequence[Cell]], Mapping[str, CellResult]]
-"""Runs the missing ones of some cells; returns the results of those that finished, by digest."""
+"""Function that runs those cells that have no result yet, and returns the results of all finished
+cells, by digest."""
 
 Choices = dict[str, dict[str, Any]]
-"""Changes to the run by workload."""
+"""Changes to a workload's run, by workload."""
 
 
 def run_arms(
@@ -71,7 +72,7 @@ def run_arms(
 
 
 def _spread(tier: Tier, tuned: Choices) -> Choices:
-    """Return settings for all workloads; a harder one has those of the workload that it is like."""
+    """Return settings for all workloads; a harder variant has those of its easier workload."""
     return {name: tuned[each.harder or name] for name, each in tier.workloads.items()}
 
 
@@ -81,9 +82,9 @@ def _tuned(
     training: Choices,
     run: RunCells,
 ) -> dict[str, Choices]:
-    """Return the best settings of each arm by ranked workload. One setting is not run.
+    """Return the best settings of each arm by ranked workload. A single setting is not run.
 
-    Equal settings: the first.
+    Of equally good settings, the first is chosen.
     """
     trials = [
         (name, workload, choice)
@@ -131,7 +132,8 @@ def _finals(
 def _run(
     tier: Tier, trials: Sequence[Trial], seeds: Iterable[int], run: RunCells
 ) -> list[list[CellResult]]:
-    """Return the results of each trial by seed. Raises RunError if one is missing."""
+    """Return the results of each trial, in the order of `seeds`. Raises RunError if one is
+    missing."""
     planned = trial_cells(tier, trials, tuple(seeds))
     cells = [cell for of in planned for cell in of]
     results = run(cells) if cells else {}

@@ -23,7 +23,7 @@ RESOURCES: Mapping[str, str] = {
 }
 """Title of each resource that arms spend until the target."""
 WORST_RATIO = 4.0
-"""Cost, as a multiple of the best arm's, from which an arm has no score in a workload."""
+"""Maximum cost, as a multiple of the best arm's, for which an arm has a score in a workload."""
 _RATIOS = (1.0, 1.5, 2.0, WORST_RATIO)
 _METRIC = "accuracy"
 _NONE = "–"

@@ -96,7 +96,7 @@ COUNT = 100
 """Number of clients that a measured selection chooses."""
 
 LONGEST_SECONDS = 60.0
-"""Expected seconds of a selection above which it is not measured."""
+"""Maximum expected duration of a selection in seconds; a longer one is not measured."""
 
 
 _profiles = lru_cache(maxsize=3)(profiles)
@@ -107,8 +107,8 @@ def server_seconds(selector: Selector, clients: int) -> float | None:
 
     clients: number of clients to choose from, at least 1,000.
 
-    It can't if the selector compares all pairs, would take longer than a minute, or needs more than
-    profiles and answers.
+    It can't be measured if the selector compares all pairs of clients, would take longer than a
+    minute, or needs more than profiles and answers.
     """
     found = 0.0
     size = max(1_000, clients // 100)

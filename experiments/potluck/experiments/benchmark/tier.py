@@ -25,7 +25,7 @@ Choice = Mapping[str, Any]
 """Values of a run file by dotted key, such as training.learning_rate."""
 
 ARM, WORKLOAD = "arm", "workload"
-"""Names of the axes of the cells."""
+"""Names of the two axes by which cells differ, in addition to the seed."""
 
 
 class Workload(Settings):
@@ -122,14 +122,15 @@ class Tier(Settings):
 
     @property
     def ranked(self) -> list[str]:
-        """Names of the workloads that ranks and profiles are over: no harder variants."""
+        """Names of the workloads that count in ranks and performance profiles: all but harder
+        variants."""
         return [name for name, each in self.workloads.items() if each.harder is None]
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all that results depend on, except arms; results with equal digests are
+        """SHA-256 of everything that results depend on, except arms; results with equal digests are
         comparable."""
-        # Without defaults, so that a key that is added later does not change the digest.
+        # Omit defaults, so that a key that is added later does not change the digest.
         omitted = {"title", "arms", "server_clients"}
         values = self.model_dump(mode="json", exclude=omitted, exclude_defaults=True)
         for workload in values["workloads"].values():
