@@ -58,11 +58,7 @@ async def _export(
     run_id: RunOrNewest = None,
     what: Annotated[
         What,
-        typer.Option(
-            help="Table to write. rounds: metrics, seconds and bytes per round. selections: the "
-            "selected clients per round, with reason and outcome. clients: one row per client "
-            "ever selected."
-        ),
+        typer.Option(help="Table to write: rounds, selections (with reasons) or clients."),
     ] = What.ROUNDS,
 ) -> None:
     """Write a run's rounds, selections or clients as a table.

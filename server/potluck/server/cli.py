@@ -52,9 +52,7 @@ def serve(
     ] = None,
     ready_file: Annotated[
         Path | None,
-        typer.Option(
-            help="Write address and process id, as JSON, to this file once hosts can connect."
-        ),
+        typer.Option(help="Write address and process id here once hosts can connect."),
     ] = None,
     version: Annotated[bool, version_option("potluck-server")] = False,
 ) -> int:

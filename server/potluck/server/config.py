@@ -199,9 +199,9 @@ class CoordinatorConfig(Settings):
     epsilon_over_runs: float | None = Field(
         default=None,
         gt=0,
-        description="Maximum ε of a client over all runs in which the coordinator adds the noise\n"
-        '(noise = "coordinator"), at the δ of the newest run. A client at the limit is\n'
-        "excluded from further ones. Unset: each run has only its own limit.",
+        description="Maximum privacy loss ε of a client over all runs in which the coordinator\n"
+        'adds the noise (noise = "coordinator"), with the δ of the newest run. A client at the\n'
+        "limit is excluded from further runs. Unset: each run has only its own limit.",
     )
     independent_root: bool = Field(
         default=False,
@@ -221,7 +221,7 @@ class CoordinatorConfig(Settings):
         description="Transfer of models and updates through an object store, if `store` is set.",
     )
     tracing: TracingSettings = Field(
-        default=TracingSettings(), description="Export of OpenTelemetry spans."
+        default=TracingSettings(), description="Export of OpenTelemetry spans of rounds."
     )
     sinks: dict[str, dict[str, Any]] = Field(
         default_factory=dict,

@@ -31,8 +31,8 @@ class TripletSettings(Settings):
     )
     pretraining_always: bool = Field(
         default=False,
-        description="True to start from a pre-trained model even if the selector needs no\n"
-        "triplets, to compare selectors from the same start.",
+        description="True: the run starts with the pretraining_rounds even if the selector needs\n"
+        "no triplets, so that selectors can be compared from the same start.",
     )
     bias_steps: int = Field(
         default=50,

@@ -435,9 +435,9 @@ class ProfileSettings(Settings):
     )
     sum_mode: Literal["noisy", "exact"] = Field(
         default="noisy",
-        description="noisy: totals and cells have noise that the clients make together. exact:\n"
-        "no noise; only for clients whose owner allows this (exact_sums), and only once for the\n"
-        "same data. The sums of unsafe-stepwise are always exact.",
+        description="noisy: secure sums of label counts have noise that the clients make\n"
+        "together. exact: no noise; only for clients whose owner allows this (exact_sums), and\n"
+        "only once for the same data. The sums of unsafe-stepwise are always exact.",
     )
     sum_epsilon: float = Field(
         default=0.5,
@@ -521,7 +521,7 @@ class SelectorLimits(Settings):
         gt=0,
         le=1,
         description="Maximum share of the run's cohorts so far in which a client may be, rounded\n"
-        "up. If too few other clients are available, those selected least often are used.",
+        "up. If too few other clients are available, the clients selected least often are used.",
     )
     eligible: dict[Name, Annotated[tuple[TagValue, ...], Field(min_length=1)]] = Field(
         default_factory=dict,

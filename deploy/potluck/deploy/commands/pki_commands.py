@@ -297,16 +297,14 @@ def issue(
     clients: Annotated[
         list[str] | None,
         typer.Option(
-            help="A client of the host or relay, or a range: hospital-a, client-0:23, silo-00:09. "
-            "Repeat the option, or separate by commas.",
+            help="Client, or range such as client-0:23; repeatable.",
             show_default=False,
         ),
     ] = None,
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="A host name or IP address at which hosts dial the coordinator or relay; "
-            "repeatable.",
+            help="Host name or IP address that hosts dial; repeatable.",
             show_default=False,
         ),
     ] = None,

@@ -65,8 +65,7 @@ BestModel = Annotated[
     bool,
     typer.Option(
         "--best",
-        help="Use the run's best model: the model of the round with the best value of the metric "
-        "in stop.measure or retention.keep_best of the run file.",
+        help="Use the best model, by stop.measure or retention.keep_best.",
     ),
 ]
 Assignments = Annotated[
@@ -296,8 +295,7 @@ async def model(
         bool,
         typer.Option(
             "--card",
-            help="Also write the model card, next to the model as .card.json and .card.md: run "
-            "file, cohorts, versions of data and software, metrics, privacy spent.",
+            help="Also write the model card (.card.json and .card.md).",
         ),
     ] = False,
     as_json: AsJson = False,

@@ -146,7 +146,7 @@ def select(
         typer.Option(
             "--clients-per-round",
             min=1,
-            help="Clients to select in each round, instead of the run file's number.",
+            help="Number of clients per round, instead of the run file's.",
             show_default=False,
         ),
     ] = None,

@@ -33,9 +33,9 @@ job runs again.
 """,
 )
 
-File = Annotated[Path, typer.Option("--file", "-f", help="The inventory.")]
+File = Annotated[Path, typer.Option("--file", "-f", help="Inventory file.")]
 Machines = Annotated[
-    list[str] | None, typer.Argument(help="Machines; all by default.", show_default=False)
+    list[str] | None, typer.Argument(help="Names of machines. Default: all.", show_default=False)
 ]
 _DEFAULT = Path(FILE_NAME)
 

@@ -84,15 +84,15 @@ class EngineTls(Settings):
 
     authority: Path = Field(description="CA certificate of the engine, ca.pem.")
     certificate: Path = Field(description="The operator's certificate for the engine.")
-    key: Path = Field(description="Private key of that certificate.")
+    key: Path = Field(description="Private key of the operator's certificate.")
 
 
 class SlurmSettings(Settings):
     """Settings with which hosts are submitted as jobs to a Slurm cluster."""
 
     directory: AbsolutePath = Field(
-        description="Folder that this machine and the cluster's nodes share. It holds\n"
-        "configuration, certificates, state and logs of the machine's hosts."
+        description="Folder that the operator's machine and the cluster's nodes share. It holds\n"
+        "configuration, certificates, state and logs of the hosts."
     )
     options: Annotated[tuple[str, ...], AfterValidator(_sbatch_options)] = Field(
         default=(),
@@ -101,7 +101,7 @@ class SlurmSettings(Settings):
     )
     setup: tuple[str, ...] = Field(
         default=(),
-        description="Shell commands before the hosts start, such as module load cuda or\n"
+        description="Shell commands that run before the hosts start, such as module load cuda or\n"
         "source /shared/potluck/.venv/bin/activate.",
     )
 
@@ -109,11 +109,11 @@ class SlurmSettings(Settings):
 class MachineSettings(Settings):
     """A machine: a Docker engine or a Slurm partition, and the programs to run there."""
 
-    name: PartyName = Field(description="The machine's name in this file and in the output.")
+    name: PartyName = Field(description="Name of the machine, in this file and in the output.")
     engine: Annotated[str, AfterValidator(_engine)] = Field(
         description="Address of the machine's Docker engine: ssh://USER@HOST[:PORT],\n"
-        "unix:///PATH, tcp://HOST:PORT; or slurm for a cluster to which this machine submits\n"
-        "jobs."
+        "unix:///PATH, tcp://HOST:PORT; or slurm for a cluster to which the operator's machine\n"
+        "submits jobs."
     )
     socket: AbsolutePath = Field(
         default="/var/run/docker.sock",
@@ -175,7 +175,7 @@ class Inventory(Settings):
 
     kind = INVENTORY
 
-    federation: PartyName = Field(description="The federation's name, as in `potluck pki init`.")
+    federation: PartyName = Field(description="Name of the federation, as in `potluck pki init`.")
     address: Address = Field(
         description="Address at which hosts and operators reach the coordinator, HOST:PORT."
     )
@@ -187,8 +187,8 @@ class Inventory(Settings):
         default=None,
         description="Local folder of the federation root (`potluck pki root`), for secure sums\n"
         "and signed profiles. The coordinator and all hosts get root.pub and members.json; each\n"
-        "host also gets its clients' keys. root.key stays on this machine. Unset: no secure\n"
-        "sums.",
+        "host also gets its clients' keys. root.key stays on the operator's machine. Unset: no\n"
+        "secure sums.",
     )
     connect_seconds: float = Field(
         default=180,
@@ -200,7 +200,9 @@ class Inventory(Settings):
         default=ImageSettings(), description="Container images of the federation."
     )
     coordinator: CoordinatorSettings | None = Field(
-        default=None, description="The coordinator; omit this table if it runs elsewhere."
+        default=None,
+        description="Container of the coordinator; omit this table if the\n"
+        "coordinator runs elsewhere.",
     )
     machines: tuple[MachineSettings, ...] = Field(description="A machine; one table per machine.")
 

@@ -79,7 +79,7 @@ class CoordinatorSettings(Settings):
     )
     cpus: Cpus = None
     memory: Memory | None = Field(
-        default=None, description="Memory limit of the container, such as 4g."
+        default=None, description="Memory limit of the container, such as 4g. Unset: no limit."
     )
     data_directory: AbsolutePath | None = Field(
         default=None,
@@ -107,7 +107,7 @@ class RelaySettings(Settings):
     )
     cpus: Cpus = None
     memory: Memory | None = Field(
-        default=None, description="Memory limit of the container, such as 4g."
+        default=None, description="Memory limit of the container, such as 4g. Unset: no limit."
     )
     metrics_port: MetricsPort = None
     settings: dict[str, Any] = Field(
@@ -143,7 +143,7 @@ class HostSettings(Settings):
     )
     cpus: Cpus = None
     memory: Memory | None = Field(
-        default=None, description="Memory limit of the container, such as 16g."
+        default=None, description="Memory limit of the container, such as 16g. Unset: no limit."
     )
     shared_memory: Memory | None = Field(
         default=None,

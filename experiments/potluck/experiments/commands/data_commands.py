@@ -43,7 +43,7 @@ TaskOptions = Annotated[
     ),
 ]
 Data = Annotated[
-    Path | None, typer.Option("--data", metavar="FOLDER", help="Data folder of the task.")
+    Path | None, typer.Option("--data", metavar="FOLDER", help="Folder of the task's data.")
 ]
 Plot = Annotated[
     Path | None,
@@ -137,8 +137,8 @@ def prepare(
         str,
         typer.Argument(
             metavar="NAME",
-            help="mnist, emnist, femnist, cifar10, cifar100, cinic10, covtype, covtype-binary, "
-            "shakespeare, tcga-brca, isic2019, waterbirds or spawrious.",
+            help="Name of the data set: mnist, emnist, femnist, cifar10, cifar100, cinic10, "
+            "covtype, covtype-binary, shakespeare, tcga-brca, isic2019, waterbirds or spawrious.",
             show_default=False,
         ),
     ],

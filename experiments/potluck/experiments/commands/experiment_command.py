@@ -37,25 +37,22 @@ _REPORTS = "potluck.experiments.reports.report_files"
 
 
 File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)
+    Path, typer.Argument(metavar="FILE", help="Experiment file (TOML).", show_default=False)
 ]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="Apply the file's [quick] table: smaller and faster.")
+    bool, typer.Option("--quick", help="Apply the file's [quick] table, for a smaller grid.")
 ]
 Seeds = Annotated[
     str | None,
     typer.Option(
         metavar="LIST",
-        help="Repeat each cell of the grid with these seeds, such as 0-9 or 0,3,5, instead of "
-        "the file's. Results for other seeds are kept, but not reported.",
+        help="Seeds, such as 0-9 or 0,3,5, instead of the file's.",
         show_default=False,
     ),
 ]
 Hosts = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="Number of client processes of each federation, instead of the file's."
-    ),
+    typer.Option(min=1, help="Number of hosts per federation, instead of the file's."),
 ]
 Output = Annotated[
     Path | None,
