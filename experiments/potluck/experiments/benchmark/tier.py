@@ -32,18 +32,20 @@ class Workload(Settings):
     """A workload, in which all arms run."""
 
     run: dict[str, Any] = Field(
-        default_factory=dict, description="Changes to the tier's run, as in a run file."
+        default_factory=dict,
+        description="Changes to the tier's `run` for this workload, as in a run file.",
     )
     harder: str | None = Field(
         default=None,
-        description="Workload that this one makes harder. It uses the settings that were tuned\n"
-        "there, and its loss against it is reported instead of a rank.",
+        description="Name of another workload, of which this workload is a harder version. The\n"
+        "settings tuned for the other workload are used, and the loss against that\n"
+        "workload is reported instead of a rank.",
     )
     start_seconds: float = Field(
-        ge=0, description="Processor seconds for the start of a cell, for estimates."
+        ge=0, description="Processor seconds that the start of a cell takes, for estimates."
     )
     round_seconds: float = Field(
-        ge=0, description="Processor seconds of a round with the baseline, for estimates."
+        ge=0, description="Processor seconds that a round with the baseline takes, for estimates."
     )
 
 
@@ -55,7 +57,8 @@ class TierArm(Settings):
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the selector.")
     grid: dict[str, list[Any]] = Field(
-        default_factory=dict, description="Values of options among which the tuning chooses."
+        default_factory=dict,
+        description="Values of the selector's options among which the tuning chooses.",
     )
 
 
@@ -63,7 +66,8 @@ class Tuning(Settings):
     """Budget of the tuning, which is the same for every arm."""
 
     seeds: tuple[int, ...] = Field(
-        min_length=1, description="Seeds of the tuning; none is a seed of the results."
+        min_length=1,
+        description="Seeds for the tuning; they must differ from the seeds of the results.",
     )
     settings: int = Field(
         ge=1,
@@ -72,8 +76,8 @@ class Tuning(Settings):
     )
     training: dict[str, list[Any]] = Field(
         default_factory=dict,
-        description="Grid of training settings, which are tuned with the baseline alone. All arms\n"
-        "train with the result.",
+        description="Grid of training settings, which are tuned with the baseline alone. All\n"
+        "arms then train with the best settings.",
     )
 
 
@@ -83,26 +87,35 @@ class Tier(Settings):
     kind = "a tier of the benchmark"
 
     name: str = Field(pattern=r"^[a-z][a-z-]*$", description="Name of the tier.")
-    title: str = Field(description="What the tier is for, one line.")
-    seeds: tuple[int, ...] = Field(min_length=1, description="Seeds of the results.")
+    title: str = Field(description="Purpose of the tier, in one line.")
+    seeds: tuple[int, ...] = Field(
+        min_length=1, description="Seeds of the runs from which results are computed."
+    )
     hosts: int = Field(default=1, ge=1, description="Number of client processes of each cell.")
     baseline: str = Field(description="Arm with which the others are compared.")
     target: float = Field(
         gt=0,
         le=1,
-        description="Share of the tuned baseline's last metric that an arm must reach.",
+        description="Share of the tuned baseline's last metric that counts as the target for\n"
+        "arms.",
     )
     server_clients: int = Field(
         ge=1, description="Number of clients with which the seconds of a selection are measured."
     )
     tuning: Tuning = Field(description="Budget of the tuning.")
     reading: Reading = Field(description="How a cell's rounds are reduced to one number.")
-    run: dict[str, Any] = Field(description="The run of all workloads, as in a run file.")
-    disclosure: dict[str, Any] = Field(
-        default_factory=dict, description="The hosts' [disclosure] table."
+    run: dict[str, Any] = Field(
+        description="Settings that the runs of all workloads share, as in a run file."
     )
-    workloads: dict[str, Workload] = Field(min_length=1, description="Workloads by name.")
-    arms: dict[str, TierArm] = Field(min_length=1, description="Arms by name.")
+    disclosure: dict[str, Any] = Field(
+        default_factory=dict, description="The [disclosure] table of all hosts."
+    )
+    workloads: dict[str, Workload] = Field(
+        min_length=1, description="Workloads of the benchmark, by name."
+    )
+    arms: dict[str, TierArm] = Field(
+        min_length=1, description="Arms, that is selectors with options, by name."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

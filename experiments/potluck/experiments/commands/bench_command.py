@@ -41,20 +41,22 @@ def bench(
     selectors: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SELECTOR]…", help="Selectors to run. Default: all arms of the tier."
+            metavar="[SELECTOR]…", help="Names of selectors to run. Default: all arms of the tier."
         ),
     ] = None,
-    tier: Annotated[str, typer.Option(help="Tier: smoke, standard or full.")] = "smoke",
+    tier: Annotated[
+        str, typer.Option(help="Size of the benchmark: smoke, standard or full.")
+    ] = "smoke",
     grid: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Option values that the tuning of the selector may choose.",
+            help="TOML file of option values to choose from when tuning.",
             show_default=False,
         ),
     ] = None,
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="Print the expected time, without running any.")
+        bool, typer.Option("--estimate", help="Print the expected time, without running any cell.")
     ] = False,
     jobs: Jobs = None,
     data: Data = None,
@@ -72,9 +74,9 @@ def bench(
 ) -> None:
     """Run the benchmark of selection and print the leaderboard.
 
-    Every selector is tuned with the same budget, then runs in all workloads of the tier. Its row
-    stands beside the results that come with Potluck. Finished cells are kept, so the same command
-    continues after an interruption. The result is written to `results/SELECTOR.json`.
+    Every selector is tuned with the same budget, then runs in all workloads of the tier. The
+    leaderboard also shows the results that come with Potluck. Finished cells are kept, so the same
+    command continues after an interruption. The result is written to `results/SELECTOR.json`.
 
     ```console
     potluck bench my-choice

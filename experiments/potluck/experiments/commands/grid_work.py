@@ -29,7 +29,7 @@ Jobs = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Number of cells to run in parallel. Default: as many as processors and memory allow.",
+        help="Number of parallel cells. Default: as many as the machine allows.",
     ),
 ]
 Data = Annotated[
