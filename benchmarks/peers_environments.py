@@ -10,7 +10,7 @@ from pathlib import Path
 from potluck.common.errors import ConfigurationError
 
 INSTALL_SECONDS = 900.0
-"""Maximum time to create an environment."""
+"""Maximum seconds to create an environment."""
 
 
 async def environment(
