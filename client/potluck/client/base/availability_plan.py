@@ -13,7 +13,8 @@ from potluck.common.names import ClientId
 from potluck.common.settings.configuration import Settings
 
 Forecast = Callable[[ClientId, float, float], float]
-"""Chance in [0, 1] that a client is available between two times: `forecast(client, begin, end)`."""
+"""Function that returns the chance in [0, 1] that a client is available between two times:
+`forecast(client, begin, end)`."""
 
 _DAY = 86400.0
 _HOURS = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-4]):([0-5][0-9])")

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 CANCEL_TIMEOUT_SECONDS = 30.0
 IMPORT_SECONDS = 300.0
-"""Maximum time of an import; a thread that takes longer is abandoned without an interrupt."""
+"""Maximum seconds of an import; a thread that takes longer is abandoned without an interrupt."""
 _LOOK_SECONDS = 0.1
 
 Device = TypeVar("Device")

@@ -128,7 +128,7 @@ _HOPELESS = (ConfigurationError, IdentityError, ProtocolError)
 """Errors that reconnecting can't fix."""
 
 _WELCOME_SECONDS = 30.0
-"""Maximum wait for the welcome. Keepalive detects a dead coordinator earlier."""
+"""Maximum seconds to wait for the welcome. Keepalive detects a dead coordinator earlier."""
 
 _SENT_AWAY_SECONDS = 10.0
 """Seconds; if the coordinator ends a stream sooner, the next pause before reconnecting is longer.

@@ -19,7 +19,7 @@ from potluck.common.net.tls import TlsFiles, TlsMaterial
 log = structlog.get_logger()
 
 LOOK_SECONDS: Final = 1.0
-"""Pause between two checks of the files; a check takes three syscalls."""
+"""Seconds between two checks of the files; a check takes three system calls."""
 
 
 class HostCertificate:

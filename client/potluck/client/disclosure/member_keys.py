@@ -69,7 +69,7 @@ def _file_of(path: Path, client: str) -> Path:
 log = structlog.get_logger()
 
 WARNING_SECONDS: Final = 86_400.0
-"""Pause between two warnings about member records that expire."""
+"""Seconds between two warnings about member records that expire."""
 
 
 async def follow(in_force: MembershipInForce | None, clients: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ WAITED_SHARE: Final = 0.8
 """Share of the time left to its deadline for which a group's first update waits for other
 updates."""
 ARRIVAL_SECONDS: Final = 2.0
-"""Maximum time that an update waits for companions whose instructions have not arrived.
+"""Maximum seconds that an update waits for companions whose instructions have not arrived.
 
 This is short because instructions arrive together. A client gets no instruction if the coordinator
 already has its update.

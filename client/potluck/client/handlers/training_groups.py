@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # imports torch, which takes seconds: only the worker's threa
 log = structlog.get_logger()
 
 JOIN_TIMEOUT_SECONDS = 1.0
-"""Maximum time that a group waits for members whose instructions have not arrived."""
+"""Maximum seconds that a group waits for members whose instructions have not arrived."""
 LARGEST_GROUP = 1024
 _LOOK_SECONDS = 0.02
 _KINDS_REMEMBERED = 64
