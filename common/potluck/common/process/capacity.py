@@ -16,7 +16,8 @@ from typing import Final
 
 _FOLDER: Final = "sys/fs/cgroup"
 _NO_LIMIT: Final = 2**60
-"""Larger values mean no limit: version 1 then shows the largest multiple of the page size."""
+"""Larger values mean no limit: without one, control groups of version 1 show the largest multiple
+of the page size."""
 
 
 @dataclass(frozen=True, kw_only=True)
