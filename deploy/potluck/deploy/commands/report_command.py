@@ -58,7 +58,7 @@ async def report(
 
         potluck report 3f9a -o report.png
     """
-    from potluck.deploy.view.run_report import (  # matplotlib takes a second
+    from potluck.deploy.view.run_report import (  # imports matplotlib: takes a second
         report_values,
         run_report,
         titled_measures,

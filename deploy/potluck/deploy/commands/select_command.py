@@ -77,7 +77,7 @@ def _chosen_run(
     """Return the run file with the command line's choices in it, and the name of its source.
 
     Without a file, the command line must name the selector and the number of clients. A selector
-    from the command line replaces the file's, with its options.
+    from the command line replaces the file's selector and its options.
     """
     if file is not None:
         text, source = read_run_file(file)
@@ -233,7 +233,8 @@ def select(
     else:
         terminal().print(_table(kept, population))
     if plot is not None:
-        from potluck.deploy.view.selection_plots import plot_selection  # matplotlib takes a second
+        # Imports matplotlib, which takes a second.
+        from potluck.deploy.view.selection_plots import plot_selection
 
         cohorts = {played.round: played.selection.rows for played in kept}
         plot_selection(population, cohorts, plot, title=f"{name}: {count} clients a round")

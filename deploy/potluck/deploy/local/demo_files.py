@@ -57,7 +57,7 @@ class DemoOptions:
     seed: int
     device: str
     workers: int | str = 1
-    """Worker processes of each host; see `workers` in its configuration."""
+    """Number of worker processes of each host; see `workers` in a host's configuration."""
     choices: Path | None = None
     """Folder for the hosts' measured training settings; see `choices_directory` of a host."""
     data: Path | None = None
