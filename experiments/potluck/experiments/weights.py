@@ -74,7 +74,7 @@ def _float32(array: NDArray[Any], tensor: TensorSpec) -> NDArray[Any]:
 
 
 # Adaptation ---------------------------------------------------------------------------------------
-# Pure.
+# Pure functions.
 #
 # torchvision's networks and Potluck's compute the same except for normalisation: torchvision
 # normalises over batches, Potluck over groups of channels. So a batch normalisation's learned

@@ -38,7 +38,8 @@ END_SECONDS = 20.0
 """Seconds that an actor has to end a cell's processes before the driver kills them."""
 
 _THREADS = 4
-"""Threads of an actor: one runs a cell, one reports rounds, one can end the cell, one is spare."""
+"""Number of threads of an actor: one runs a cell, one reports rounds, one can end the cell, and one
+is spare."""
 
 
 @dataclass(frozen=True, kw_only=True)
