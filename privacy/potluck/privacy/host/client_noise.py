@@ -39,7 +39,8 @@ from potluck.privacy.planned_training import LARGEST_ROUNDING
 LEAST_DEVIATION: Final = 2**10
 """Minimum standard deviation of a share, in whole numbers."""
 TAIL_DEVIATIONS: Final = 12
-"""Noise that a sum has room for, in standard deviations; exceeded with probability 2^-102."""
+"""Number of standard deviations of noise for which a sum has room; exceeded with a probability of
+at most 2^-102."""
 _SHRUNK: Final = 1 - 2.0**-20
 """Factor on the clip: leaves room for the rounding of floating-point numbers."""
 _BLOCK: Final = 2**18
