@@ -65,7 +65,7 @@ _STAGES = 5
 _LONGEST_REASON = 250
 _MEMBERSHIP = (Rule.MEMBER, Rule.MEMBERSHIP)
 _PAUSE_SECONDS = 0.2
-"""Pause before the second attempt; twice as long before the third."""
+"""Seconds before the second attempt; twice as many before the third."""
 
 
 @dataclass(frozen=True, kw_only=True)
