@@ -181,7 +181,7 @@ async def test_unknown_kind_of_question_fails_the_run_with_the_reason(
             notices.append(event.notice.text)
     status = await federation.ended(run_id)
     assert status.state == operator_pb2.RUN_STATE_FAILED
-    assert status.reason.startswith("0 of 6 clients can take part, at least ")
+    assert status.reason.startswith("0 of 6 clients can take part, but at least ")
     assert "6 clients left out: potluck.questions: 'psychic' is not installed" in status.reason
     [told, *_] = [text for text in notices if "psychic" in text]
     assert "of 6 clients, 6 clients did not answer 'psychic': potluck.questions: " in told
@@ -190,11 +190,11 @@ async def test_unknown_kind_of_question_fails_the_run_with_the_reason(
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ("no ask", "yielded a str, not an Ask"),
-        ("stranger", "asks row 99, which is not available"),
+        ("no ask", "yielded a str; it must yield Ask"),
+        ("stranger", "asks row 99, whose client is not available"),
         ("raises", "failed in select of round 1: KeyError: 'a bug' (potluck_crash_questions.py:"),
         ("endless", "asked more than 100 questions in round 1"),
-        ("no selection", "returned nothing, not a Selection"),
+        ("no selection", "returned nothing; it must return a Selection"),
     ],
 )
 async def test_invalid_selection_of_a_selector_fails_the_run(

@@ -211,4 +211,4 @@ async def test_fednova_with_adam_trains_and_warns(federation: Federation) -> Non
     run_id = await federation.start_run('strategy.name="fednova"', 'training.optimizer="adam"')
     await federation.finished(run_id)
     log = federation.files.folder / "coordinator.log"
-    assert "fednova with optimizer adam: the effective number of such steps" in log.read_text()
+    assert "fednova with optimizer adam: FedNova's effective number of steps" in log.read_text()

@@ -144,5 +144,5 @@ async def test_requesting_the_best_model_of_a_run_without_metric_is_an_error(
     plain["rounds"] = 1
     run_id = await federation.operator.start_run(tomlkit.dumps(plain))
     await federation.ended(run_id)
-    with pytest.raises(NotFoundError, match="its run file has no metric"):
+    with pytest.raises(NotFoundError, match="its run file sets no metric"):
         await download_model(federation.operator, run_id, tmp_path / "best", best=True)

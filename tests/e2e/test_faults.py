@@ -146,7 +146,7 @@ async def test_resumed_run_gives_the_same_run_as_an_uninterrupted_one(
     federation.points.release()
     assert stopped.state == operator_pb2.RUN_STATE_STOPPED
     assert stopped.committed_rounds < stopped.rounds
-    with pytest.raises(RunError, match="is not under way"):
+    with pytest.raises(RunError, match="is not in progress"):
         await federation.operator.stop_run(run_id)
     resumed = await federation.operator.resume_run(run_id)
     assert (resumed.run_id, resumed.reason) == (run_id, "")
@@ -165,7 +165,7 @@ async def test_run_that_failed_without_enough_clients_can_be_resumed(
     run_id = await federation.start_run("start_timeout_seconds=0.5")
     failed = await federation.ended(run_id)
     assert failed.state == operator_pb2.RUN_STATE_FAILED
-    assert "4 of 6 clients attended after 0.5 s; start more hosts" in failed.reason
+    assert "4 of 6 clients were connected after 0.5 s; start more hosts" in failed.reason
     await federation.processes.start_host(2)
     await federation.until_attending()
     await federation.operator.resume_run(run_id)

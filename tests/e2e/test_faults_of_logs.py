@@ -198,7 +198,7 @@ async def test_a_run_waits_for_a_database_that_another_program_locks(
                 await ask()
             assert "potluck.sqlite3: another program has locked it" in refused.value.message
     assert await shared.finished(run_id) == undisturbed
-    assert "the database is back" in log.read_text()
+    assert "database connected again" in log.read_text()
     assert shared.coordinator.group == process
 
 
@@ -258,6 +258,6 @@ async def test_older_backup_of_the_database_alone_is_reported(
     await shared.operator.resume_run(run_id)  # the run's models are deleted
     status = await shared.ended(run_id)
     assert status.state == operator_pb2.RUN_STATE_FAILED
-    assert ".safetensors is missing, and the run can't continue after round" in status.reason
+    assert ".safetensors is missing, so that the run can't continue after round" in status.reason
     assert status.reason.endswith(f"restore it from a backup; then `potluck resume {run_id}`")
     assert await shared.finished(await shared.start_run()) == undisturbed

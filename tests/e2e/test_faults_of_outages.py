@@ -66,8 +66,11 @@ async def until_waiting(federation: Federation, run_id: str, words: str) -> None
 @pytest.mark.parametrize(
     ("assignments", "words"),
     [
-        (EVERYBODY, f"0 of at least {CLIENTS} clients attend; waiting for {CLIENTS} more"),
-        (MASKED, "0 clients on 0 hosts attend, and a secure sum needs at least 5 clients on at"),
+        (EVERYBODY, f"0 of at least {CLIENTS} clients are connected; waiting for {CLIENTS} more"),
+        (
+            MASKED,
+            "0 clients on 0 hosts are connected, and a secure sum needs at least 5 clients on at",
+        ),
     ],
     ids=["open", "masked"],
 )
@@ -118,7 +121,7 @@ async def test_run_reports_until_when_it_waits_for_clients(federation: Federatio
     )
     while not (waiting := (await federation.status(run_id)).waiting).what:
         pass
-    assert waiting.what == f"{CLIENTS} of {CLIENTS + 1} clients attend; waiting for 1 more"
+    assert waiting.what == f"{CLIENTS} of {CLIENTS + 1} clients are connected; waiting for 1 more"
     until = waiting.until.ToDatetime(tzinfo=UTC)
     assert begun < until - timedelta(seconds=60) < datetime.now(UTC)
     await federation.operator.stop_run(run_id)
@@ -137,7 +140,7 @@ async def test_run_waits_for_all_hosts_frozen_during_a_round(federation: Federat
         os.killpg(group, signal.SIGSTOP)
     try:
         await federation.until_attending(0)
-        await until_waiting(federation, run_id, "clients attend; waiting for")
+        await until_waiting(federation, run_id, "clients are connected; waiting for")
     finally:
         for group in groups:
             os.killpg(group, signal.SIGCONT)

@@ -169,7 +169,8 @@ async def test_too_few_remaining_clients_fail_the_run_and_it_can_be_resumed(
         status = await federation.ended(run_id)
         assert status.state == operator_pb2.RUN_STATE_FAILED
         assert status.reason.startswith(
-            "4 of 6 clients can take part, at least 6 must; 2 clients left out: task 'crash' is "
+            "4 of 6 clients can take part, but at least 6 are needed; 2 clients excluded: "
+            "task 'crash' is "
         )
         assert status.reason.count("not installed") == 1
     async with odd_host(federation):

@@ -337,7 +337,7 @@ def test_connected_federation_uses_an_operator_certificate(
         lonely = connected.run(
             task=eight, rounds=2, clients_per_round=2, expected_clients=8, start_timeout_seconds=0.2
         )
-        with pytest.raises(RunError, match="6 of 8 clients attended"):
+        with pytest.raises(RunError, match="6 of 8 clients were connected"):
             list(lonely)
 
         class Mine:

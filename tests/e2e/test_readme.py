@@ -86,7 +86,7 @@ async def test_documented_commands_start_a_federation_on_four_terminals(tmp_path
     assert code == 0, said + (tmp_path / "terminals.log").read_text()
     assert "round 10/10" in said
     assert '"name": "run"' in named[1]
-    assert "is not under way, it is finished" in named[1]
+    assert "is not in progress, but finished" in named[1]
     assert gone[0] == 1
     assert "round 1 of run" in gone[1]
     assert "was deleted; [retention] in a run file sets which models are kept" in gone[1]

@@ -217,6 +217,6 @@ async def test_excessive_sample_count_in_a_sum_ends_the_attempt(
         log = federation.files.log("coordinator")
         why = "sample_limits.maximum, which hosts apply"
         await until(lambda: why in log.read_text(), "a reason in the log")
-        tried = "clients count with more samples than they may"
+        tried = "clients have more samples than sample_limits allows"
         await until(lambda: tried in log.read_text(), "the end of the attempt in the log")
     await federation.operator.stop_run(told.run_id)

@@ -126,7 +126,9 @@ async def test_absurd_update_is_rejected_and_its_client_is_not_selected_again(
         assert np.isfinite(await ballast_of(federation, run_id, tmp_path)).all()
     [me] = [one for one in await federation.operator.list_clients() if one.client_id == ME]
     assert me.quarantined
-    assert me.quarantine_reason.startswith("3 of its updates held NaN, infinity or numbers")
+    assert me.quarantine_reason.startswith(
+        "3 of the client's updates contained NaN, infinity or numbers"
+    )
     async with RawHost.of(federation.files.hosts[2]) as host, host.attending(ME):
         run_id = await federation.start_run("clients_per_round=2", "expected_clients=2", "rounds=3")
         await federation.finished(run_id)

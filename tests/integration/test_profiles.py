@@ -354,11 +354,11 @@ COUNTS = '{"label_counts": [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]}'
     [
         (answer('{"label_counts": [1, NaN, 3, 4, 5, 6, 7, 8, 9, 0]}'), "is not valid"),
         (answer('{"label_counts": [1, 2, 3]}'), "3 entries, but the task has 10 classes"),
-        (answer(COUNTS, signal="triplet"), "was asked for label_counts"),
+        (answer(COUNTS, signal="triplet"), "received a request for label_counts"),
         (answer(COUNTS, data_epoch=2), "data epoch 2"),
         (answer(COUNTS, parameters_json='{"mode":"exact"}'), "parameters of a profile"),
         (answer(COUNTS, parameters_json="{"), "parameters of a profile"),
-        (lambda _: rpc.Answer(evaluation=rpc.EvaluationCounts()), "with something else"),
+        (lambda _: rpc.Answer(evaluation=rpc.EvaluationCounts()), "with an answer of another kind"),
     ],
 )
 async def test_invalid_profiles_of_a_hostile_client_fail_the_run(

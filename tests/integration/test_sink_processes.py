@@ -51,4 +51,4 @@ async def test_logs_and_metrics_show_the_state_of_each_sink(tmp_path: Path) -> N
     assert 'potluck_sink_up{sink="dying"} 0.0' in shown()
     reasons = {str(each["sink"]): str(each["reason"]) for each in logs if "reason" in each}
     assert "killed by signal 9" in reasons["dying"]
-    assert "it was silent for 3 s in the midst of work" in reasons["hanging"]
+    assert "was silent for 3 s during its work" in reasons["hanging"]

@@ -167,7 +167,10 @@ async def test_spread_over_too_few_clients_is_not_shown(
     stored = await federation.coordinator.store.call(lambda store: store.rounds(row.run_id))
     assert [each.spreads for each in stored] == [{}, {}]
     said = capsys.readouterr().out
-    assert "no spread over clients is shown for round 2: 6 of them have measured its model" in said
+    assert (
+        "no spread over clients is shown for round 2: only 6 clients have measured the model"
+        in said
+    )
 
 
 async def test_client_that_requires_a_larger_group_is_excluded_with_a_remedy(

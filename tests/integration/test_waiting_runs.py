@@ -60,7 +60,7 @@ async def test_run_asks_silent_clients_again(
     assert row.state is RunState.FINISHED, row.reason
     assert asked == {"client-0": 1, "client-1": 2, "client-2": 2}
     [again] = [text for text in said if text.endswith("trying again later")]
-    assert again.startswith("round 1: 1 clients may be selected, at least 3 are needed; ")
+    assert again.startswith("round 1: 1 clients may be selected, but at least 3 are needed; ")
 
 
 async def test_run_reports_the_clients_that_its_pretraining_waits_for(
@@ -75,7 +75,9 @@ async def test_run_reports_the_clients_that_its_pretraining_waits_for(
     async with federation.operator() as operator:
         while not (waiting := (await operator.list_runs())[0].waiting).what:
             pass
-        assert waiting.what == f"{CLIENTS} of {CLIENTS + 1} clients attend; waiting for 1 more"
+        assert (
+            waiting.what == f"{CLIENTS} of {CLIENTS + 1} clients are connected; waiting for 1 more"
+        )
         assert waiting.HasField("until")
         [described] = (await operator.describe_coordinator()).runs
         assert (described.run_id, described.waiting) == (row.run_id, waiting)

@@ -63,7 +63,9 @@ NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 def waits(event: Event, *, clients: int = 6, needed: int = 9, seconds: float | None = 300) -> Event:
     """Return the status of a run that waits for clients until `seconds` after noon."""
     waiting = event.status.waiting
-    waiting.what = f"{clients} of {needed} clients attend; waiting for {needed - clients} more"
+    waiting.what = (
+        f"{clients} of {needed} clients are connected; waiting for {needed - clients} more"
+    )
     waiting.clients, waiting.clients_needed = clients, needed
     waiting.away[:] = [f"client-{number}" for number in range(clients, needed)]
     waiting.away_count = needed - clients

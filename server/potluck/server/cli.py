@@ -148,8 +148,8 @@ def restore_state(
         typer.echo(line)
     if settings.revoked is None:
         typer.echo(
-            "if certificates were revoked after this backup, let `revoked` in the configuration "
-            "name the newest revoked.pem before you start the coordinator"
+            "if certificates were revoked after this backup, set `revoked` in the configuration "
+            "to the newest revoked.pem before you start the coordinator"
         )
 
 
@@ -171,7 +171,7 @@ async def run(settings: CoordinatorConfig, ending: Ending, ready_file: Path | No
     errors: list[PotluckError] = []
 
     def broken(error: PotluckError) -> None:
-        log.error("can't continue", reason=error.message)
+        log.error("coordinator can't continue", reason=error.message)
         ending.leave_after(GRACE_SECONDS, FAILED)
         errors.append(error)
         stop.set()

@@ -124,8 +124,8 @@ def stop_rule(
         )
     if not run_file.evaluation.every and not name.startswith(TRAINING):
         raise ConfigurationError(
-            f"{source}: '{key}' is '{name}', and with evaluation.every = 0 no model is evaluated; "
-            "set evaluation.every = 1, or more if evaluations take long",
+            f"{source}: '{key}' is '{name}', but with evaluation.every = 0 no model is "
+            "evaluated; set evaluation.every = 1, or a larger number if evaluations take long",
             measure=name,
         )
     measure = known[name]
@@ -137,16 +137,16 @@ def stop_rule(
         )
     if stop.target is not None and not measure.lowest <= stop.target <= measure.highest:
         raise ConfigurationError(
-            f"{source}: 'stop.target' is {stop.target:g}, and {name} is always from "
+            f"{source}: 'stop.target' is {stop.target:g}, but {name} is always from "
             f"{measure.lowest:g} to {measure.highest:g}; set a target in this range",
             measure=name,
             target=stop.target,
         )
     if strategy.opening >= run_file.rounds:
         raise ConfigurationError(
-            f"{source}: with strategy {run_file.strategy.name} the first {strategy.opening} rounds "
-            f"don't count for [stop], and the run has {run_file.rounds}; raise `rounds`, or remove "
-            "[stop]",
+            f"{source}: with strategy {run_file.strategy.name} the first {strategy.opening} "
+            f"rounds don't count for [stop], but the run has only {run_file.rounds} rounds; "
+            "raise `rounds`, or remove [stop]",
             strategy=run_file.strategy.name,
         )
     return StopRule(
@@ -168,13 +168,13 @@ def remarks_on_best(run_file: RunFile) -> tuple[str, ...]:
     found: list[str] = []
     if table is not None and table.keep:
         found.append(
-            "[model] keep: the best model is kept without what clients keep, and they keep the "
-            "newest of it only"
+            "[model] keep: the best model is stored without the tensors that clients keep, "
+            "because clients store only the newest values"
         )
     if name.startswith(MeasuredModel.PERSONAL):
         found.append(
-            f"{name} is of the clients' own models, of which they keep the newest only; kept is "
-            "the run's model of the round in which it was best"
+            f"{name} measures the clients' own models, of which clients store only the newest; "
+            "the stored best model is the run's model of the round with the best value"
         )
     return tuple(found)
 

@@ -64,7 +64,7 @@ def test_restored_postgresql_backup_names_runs_whose_model_is_missing(
         said = list(back_up(config, tmp_path / "backup"))
         committed(store, AttemptKey(RUN.run_id, 1, 1))
     assert said[0] == f"1 runs and 0 model files are in {tmp_path / 'backup'}"
-    assert said[1].startswith(f"warning: run {RUN.run_id} can't be resumed from it: ")
+    assert said[1].startswith(f"warning: run {RUN.run_id} can't be resumed from this backup: ")
     (state / "revoked.pem").write_text("a newer list")
     list(restore(config, tmp_path / "backup"))
     with Store.open(url) as store:

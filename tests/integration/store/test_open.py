@@ -100,9 +100,9 @@ def test_database_files_are_readable_by_their_owner_only(tmp_path: Path) -> None
     ("url", "hint"),
     [
         ("potluck.db", "write sqlite:////"),
-        ("sqlite://", "name only a file"),
-        ("sqlite:///:memory:", "name only a file"),
-        ("sqlite:///x.db?mode=ro", "name only a file"),
+        ("sqlite://", "must contain only a file"),
+        ("sqlite:///:memory:", "must contain only a file"),
+        ("sqlite:///x.db?mode=ro", "must contain only a file"),
         ("mysql://user:hunter2@host/x", "'mysql' is not supported"),
         ("sqlite+aiosqlite:///x.db", "'sqlite\\+aiosqlite' is not supported"),
     ],
@@ -220,7 +220,7 @@ def test_database_whose_columns_differ_from_its_schema_version_is_refused_unchan
     made_as_version(url, version, change)
     assert refused(url).endswith(
         f": its schema differs from version {version} of this build, {software_version()} "
-        f"({difference}); start the build that made the database, one that left no name, or "
+        f"({difference}); start the build that made the database, an unknown build, or "
         "give the coordinator another database"
     )
     assert stored(url, "version") == version
@@ -237,7 +237,7 @@ def test_unknown_column_is_refused_only_if_it_requires_a_value(url: str) -> None
     Store.open(url).close()
     run_sql(url, "DROP TABLE quarantine", "CREATE TABLE quarantine (client_id TEXT NOT NULL, "
             "reason TEXT NOT NULL, at TEXT NOT NULL, operator TEXT NOT NULL)")  # fmt: skip
-    assert "(quarantine.operator is unknown here)" in refused(url)
+    assert "(quarantine.operator is unknown to this build)" in refused(url)
 
 
 def test_newer_database_is_refused_with_the_build_that_last_opened_it(url: str) -> None:
@@ -285,14 +285,17 @@ def test_failed_migration_is_rolled_back(url: str) -> None:
 
 def test_database_of_other_software_is_refused_unchanged(url: str) -> None:
     run_sql(url, "CREATE TABLE recipes (name TEXT)")
-    assert "not a database of Potluck 0.1.0 or later, it has the table 'recipes'" in refused(url)
+    assert (
+        "not a database of Potluck 0.1.0 or later, because it has the table 'recipes'"
+        in refused(url)
+    )
     run_sql(url, "INSERT INTO recipes VALUES ('soup')")
 
 
 def test_database_of_a_development_version_is_refused_with_a_remedy(url: str) -> None:
     run_sql(url, "CREATE TABLE potluck_schema (version BIGINT)", "CREATE TABLE runs (name TEXT)")
     message = refused(url)
-    assert "it has the table 'potluck_schema'; give the coordinator a new database" in message
+    assert "it has the table 'potluck_schema'; use a new database" in message
 
 
 def test_store_reconnects_to_a_restarted_database_server(postgresql: PostgreSQL) -> None:

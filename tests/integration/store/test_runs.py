@@ -88,7 +88,7 @@ def test_unique_prefix_of_a_run_id_finds_the_run(store: Store) -> None:
     assert store.run("A").run_id == "Ab99"  # case counts
     with pytest.raises(
         NotFoundError,
-        match=r"'cd' matches 2 runs; give the id of one \(newest first\): cdx1, cd_1",
+        match=r"'cd' matches 2 runs; use the id of a single run \(newest first\): cdx1, cd_1",
     ):
         store.run("cd")
     with pytest.raises(NotFoundError, match="there are: Ab99, cdx1, cd_1, ab, ab12"):
@@ -122,7 +122,7 @@ def test_error_for_an_unknown_run_lists_ten_runs_at_most(store: Store) -> None:
 
 
 def test_changes_to_an_unknown_run_are_refused(store: Store) -> None:
-    with pytest.raises(NotFoundError, match="no run 'ab12'; there are: none"):
+    with pytest.raises(NotFoundError, match="no run 'ab12'; the runs are: none"):
         store.set_run_state(RUN.run_id, RunState.STOPPED, "", AT)
     with pytest.raises(NotFoundError):
         store.set_initial_model(RUN.run_id, digest(0), AT)

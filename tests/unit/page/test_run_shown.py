@@ -77,8 +77,8 @@ def test_stop_and_resume_are_shown_only_in_states_that_allow_them(
 def test_waiting_run_shows_the_missing_clients() -> None:
     found = shown_run(seen(waits(status(RunState.RUN_STATE_WAITING))), ClientList(), NOW)
     assert found is not None
-    assert found.status.why.startswith("6 of 9 clients attend; waiting for 3 more until ")
-    assert found.status.why.endswith("; away: client-6, client-7, client-8")
+    assert found.status.why.startswith("6 of 9 clients are connected; waiting for 3 more until ")
+    assert found.status.why.endswith("; disconnected: client-6, client-7, client-8")
 
 
 def test_cohorts_refer_to_an_append_only_client_list() -> None:

@@ -65,7 +65,7 @@ async def test_run_with_open_updates_starts_without_the_secagg_package(tmp_path:
 
 def test_host_that_requires_masked_updates_does_not_start_without_the_package() -> None:
     check_masks(DisclosurePolicy())
-    with pytest.raises(ConfigurationError, match=r'updates = "masked" in .*; install all of potl'):
+    with pytest.raises(ConfigurationError, match=r'updates = "masked" in .*; install all packages'):
         check_masks(DisclosurePolicy(updates="masked"))
 
 

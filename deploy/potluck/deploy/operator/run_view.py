@@ -114,7 +114,7 @@ def waiting_text(waiting: operator_pb2.Waiting, now: datetime) -> str:
     away = list(waiting.away[:_AWAY_NAMED])
     if away:
         more = waiting.away_count - len(away)
-        text += f"; away: {', '.join(away)}{f' and {more} more' if more else ''}"
+        text += f"; disconnected: {', '.join(away)}{f' and {more} more' if more else ''}"
     return text
 
 

@@ -214,8 +214,8 @@ def _auxiliaries(
     unknown = sorted(set(combine.auxiliary) - names)
     if unknown:
         raise PluginError(
-            f"the strategy sets weights for auxiliary '{unknown[0]}', which is not one of its "
-            "auxiliaries"
+            f"the strategy sets weights for '{unknown[0]}', which is not the name of a declared "
+            "auxiliary"
         )
     found: dict[str, Weights] = {}
     count = len(updates.clients)

@@ -61,7 +61,8 @@ def judged(
         said = _led(said, name, facts, loss_of_mean)
     if not isinstance(said, Judgement):
         raise RunError(
-            f"selector '{name}' returned a {type(said).__name__} from judge, not a Judgement",
+            f"selector '{name}' returned a {type(said).__name__} from `judge`; it must return a "
+            "Judgement",
             selector=name,
         )
     _check(said, facts, name)
@@ -80,7 +81,8 @@ def _led(
                 return said
             if not isinstance(said, MeasureMean):
                 raise RunError(
-                    f"selector '{name}' yielded a {type(said).__name__}, not a MeasureMean",
+                    f"selector '{name}' yielded a {type(said).__name__} from `judge`; it must "
+                    "yield MeasureMean",
                     selector=name,
                 )
             loss = loss_of_mean(*_mean(said, facts, name))
@@ -102,8 +104,8 @@ def _mean(wanted: MeasureMean, facts: UpdateFacts, name: str) -> tuple[list[int]
     known = rows.ndim == 1 and all(row in places for row in rows.tolist())
     if not known or len(set(rows.tolist())) != len(rows):
         raise RunError(
-            f"selector '{name}' requests the mean of rows {rows.tolist()}; give rows of clients "
-            "whose update has arrived, each once",
+            f"selector '{name}' requests the mean of the rows {rows.tolist()}; each row must be "
+            "of a client whose update has arrived, without repetition",
             selector=name,
         )
     chosen, weights = [places[row] for row in rows.tolist()], wanted.weights
@@ -113,8 +115,8 @@ def _mean(wanted: MeasureMean, facts: UpdateFacts, name: str) -> tuple[list[int]
     total = float(weights.sum()) if sound else math.inf
     if not math.isfinite(total):
         raise RunError(
-            f"selector '{name}' requests a mean of {len(rows)} updates with weights "
-            f"{weights.tolist()}; give each a finite weight above 0",
+            f"selector '{name}' requests a mean of {len(rows)} updates with the weights "
+            f"{weights.tolist()}; all weights must be finite and above 0",
             selector=name,
         )
     return chosen, weights / total if chosen else weights
@@ -124,13 +126,13 @@ def _check(judgement: Judgement, facts: UpdateFacts, name: str) -> None:
     strangers = sorted(set(judgement.set_aside) - set(facts.rows.tolist()))
     if strangers:
         raise RunError(
-            f"selector '{name}' sets row {strangers[0]} aside, which has no update; give rows of "
-            "clients with an update",
+            f"selector '{name}' excludes row {strangers[0]}, whose client has sent no update; "
+            "exclude only clients that have sent one",
             selector=name,
         )
     if len(judgement.set_aside) == len(facts.rows):
         raise RunError(
-            f"selector '{name}' sets all {len(facts.rows)} updates of round {facts.round} aside; "
-            "at least one must stay",
+            f"selector '{name}' excludes all {len(facts.rows)} updates of round {facts.round}; "
+            "at least one update must remain",
             selector=name,
         )

@@ -168,15 +168,15 @@ class ModelWork:
         why = ""
         if self._own_samples() is None:
             table = self._plan.run_file.model
-            why = f"task '{task}' gives it none"
+            why = f"task '{task}' has no such data"
             if table is not None and table.keep:
-                why = "clients `keep` tensors of [model], so it has no whole model"
+                why = "clients `keep` tensors of [model], so the coordinator has no whole model"
         elif trainer is not None and "loss" not in trainer.measures:
             why = f"the trainer of task '{task}' measures no 'loss'"
         if why:
             raise ConfigurationError(
-                f"selector {selector} evaluates updates on the coordinator's evaluation data, and "
-                f"{why}; choose another selector, or add what is missing",
+                f"selector {selector} evaluates updates on the coordinator's evaluation data, "
+                f"but {why}; choose another selector, or change the task or model",
                 selector=selector,
             )
 
@@ -447,7 +447,9 @@ class ModelWork:
         try:
             Layout.of(arrays).check_matches(wanted, what="auxiliary file", whose="model")
         except LayoutError as error:
-            raise PluginError(f"the strategy's auxiliaries don't fit: {error.message}") from error
+            raise PluginError(
+                f"the strategy's auxiliary tensors do not match the model: {error.message}"
+            ) from error
         return whole(self._files.write(arrays, wanted))
 
     def _note_bias(
@@ -538,8 +540,8 @@ class ModelWork:
         name = self._plan.run_file.task.name
         if not self._measuring.acquire(blocking=False):
             raise TrainerError(
-                f"the trainer of task '{name}' still evaluates an earlier model; find out why it "
-                "hangs"
+                f"the trainer of task '{name}' is still evaluating an earlier model; check why "
+                "the evaluation takes so long"
             )
         try:
             made = self._made_model()

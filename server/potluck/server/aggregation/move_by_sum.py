@@ -147,7 +147,8 @@ def _factors(
         weight = float(combine.tensor_weights.get(tensor.name, combine.weights).sum())
         if not combine.difference and abs(weight - 1.0) > 1e-9:
             raise PluginError(
-                f"the strategy's weights sum to {weight:g}; without `difference` they must sum to 1"
+                f"the strategy's weights add up to {weight:g}; they must add up to 1 unless "
+                "`difference` is set"
             )
         rescaled = total.normalizer if normalized and tensor.name not in buffers else 1.0
         factors[tensor.name] = weight * rescaled

@@ -162,8 +162,8 @@ def _check_combine(combine: Combine, updates: int, layout: Layout) -> None:
             )
     if (combine.difference or combine.tensor_weights) and combine.reduction is not Reduction.MEAN:
         raise PluginError(
-            f"the strategy requests the {combine.reduction} of differences or by tensor; this is "
-            "only possible for a mean"
+            f"the strategy requests the {combine.reduction} with `difference` or with weights "
+            "per tensor, which only a mean supports"
         )
     if combine.reduction is Reduction.TRIMMED_MEAN and not 0 <= combine.trim < 0.5:
         raise PluginError(f"the strategy's trim is {combine.trim}; it must be in [0, 0.5)")

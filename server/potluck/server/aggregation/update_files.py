@@ -242,5 +242,5 @@ def decoders_of(updates: Sequence[Update], layout: Layout) -> list[EncodedUpdate
     for decoder in decoders:
         if decoder.layout != layout:
             decoder.layout.check_matches(layout)
-            raise RunError("an update was opened with another order of tensors than the model's")
+            raise RunError("an update was opened with a different order of tensors than the model")
     return decoders

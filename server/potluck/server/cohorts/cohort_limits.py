@@ -82,8 +82,8 @@ def ineligible(tags: Mapping[str, str], eligible: Mapping[str, Sequence[str]]) -
         if tags.get(name) not in values:
             has = f"is {tags[name]!r}" if name in tags else "is not set"
             return (
-                f"the tag {name} of its host {has}, and the run's selector_limits.eligible accepts "
-                f"{', '.join(map(repr, values))}; change the run's setting, or the tag in the "
-                "host's configuration and restart the host"
+                f"the tag {name} of the host {has}, but selector_limits.eligible of the run "
+                f"accepts only {', '.join(map(repr, values))}; change the run's setting, or "
+                "change the tag in the host's configuration and restart the host"
             )
     return ""

@@ -31,15 +31,18 @@ def check_selection(selection: Selection, context: SelectionContext, name: str) 
     strangers = sorted(set(rows) - set(context.available.tolist()))
     if strangers:
         raise RunError(
-            f"selector '{name}' chose row {strangers[0]}, which is not available", selector=name
+            f"selector '{name}' chose row {strangers[0]}, whose client is not available",
+            selector=name,
         )
     if len(rows) > context.count:
         raise RunError(
-            f"selector '{name}' chose {len(rows)} clients; the run asks for {context.count}",
+            f"selector '{name}' chose {len(rows)} clients, but the run requests {context.count}",
             selector=name,
         )
     if len(selection.reasons) != len(rows):
-        raise RunError(f"selector '{name}' must give one reason for each client", selector=name)
+        raise RunError(
+            f"selector '{name}' must return one reason for each chosen client", selector=name
+        )
     _check_quotas(selection, context, name)
     _check_weights(selection, name)
     _check_epochs(selection, name)
@@ -52,7 +55,7 @@ def _check_quotas(selection: Selection, context: SelectionContext, name: str) ->
         return
     if not isinstance(quotas, np.ndarray) or quotas.shape != wanted or not (quotas >= 0).all():
         raise RunError(
-            f"selector '{name}' must give quotas ≥ 0 (or infinite) as an array of {wanted[0]} "
+            f"selector '{name}' must return quotas ≥ 0 (or infinite) as an array of {wanted[0]} "
             f"clients × {wanted[1]} classes",
             selector=name,
         )
@@ -77,7 +80,7 @@ def check_declared(selector: Selector, selection: Selection, name: str) -> None:
     for what, found in undeclared.items():
         if found:
             raise RunError(
-                f"selector '{name}' {what}; set that attribute to True",
+                f"selector '{name}' {what}; set this attribute of the selector to True",
                 selector=name,
             )
 
@@ -89,7 +92,7 @@ def _check_weights(selection: Selection, name: str) -> None:
     sound = isinstance(weights, np.ndarray) and weights.shape == wanted
     if not sound or not ((weights > 0) & np.isfinite(weights)).all():
         raise RunError(
-            f"selector '{name}' must give a finite weight above 0 for each client it chose",
+            f"selector '{name}' must return a finite weight above 0 for each chosen client",
             selector=name,
         )
 
@@ -101,8 +104,8 @@ def _check_epochs(selection: Selection, name: str) -> None:
     sound = isinstance(epochs, np.ndarray) and epochs.shape == wanted and epochs.dtype.kind == "i"
     if not sound or not ((epochs >= 1) & (epochs <= MOST_EPOCHS)).all():
         raise RunError(
-            f"selector '{name}' must give whole epochs from 1 to {MOST_EPOCHS} for each client it "
-            "chose",
+            f"selector '{name}' must return a whole number of epochs from 1 to {MOST_EPOCHS} for "
+            "each chosen client",
             selector=name,
         )
 
@@ -127,12 +130,13 @@ def check_ask(ask: object, context: SelectionContext, name: str) -> None:
     clients."""
     if not isinstance(ask, Ask | AskSum):
         raise RunError(
-            f"selector '{name}' yielded a {type(ask).__name__}, not an Ask", selector=name
+            f"selector '{name}' yielded a {type(ask).__name__}; it must yield Ask", selector=name
         )
     rows = ask.rows
     if not isinstance(rows, np.ndarray) or rows.ndim != 1 or rows.dtype.kind not in "iu":
         raise RunError(
-            f"selector '{name}' asks rows that are not a one-dimensional array of integers",
+            f"selector '{name}' asks rows that are not a one-dimensional array of integers; set "
+            "`rows` to such an array",
             selector=name,
         )
     if not len(rows):
@@ -146,7 +150,8 @@ def check_ask(ask: object, context: SelectionContext, name: str) -> None:
     strangers = np.setdiff1d(rows, context.available)
     if len(strangers):
         raise RunError(
-            f"selector '{name}' asks row {strangers[0]}, which is not available", selector=name
+            f"selector '{name}' asks row {strangers[0]}, whose client is not available",
+            selector=name,
         )
     if isinstance(ask, Ask):
         _check_wanted(ask, name)
@@ -157,13 +162,13 @@ def _check_wanted(ask: Ask, name: str) -> None:
     if not all(isinstance(each, str) and is_name(each) for each in (ask.kind, *wanted)):
         raise RunError(
             f"selector '{name}' asks for {', '.join(map(repr, (ask.kind, *wanted)))}; kinds and "
-            "names are words in lower case",
+            "names must be words in lower case",
             selector=name,
         )
     if len(set(wanted)) != len(wanted) or len(wanted) > MOST_NAMES:
         raise RunError(
-            f"selector '{name}' asks for {len(wanted)} numbers at once; give up to {MOST_NAMES} "
-            "different names",
+            f"selector '{name}' asks for {len(wanted)} numbers at once; ask for at most "
+            f"{MOST_NAMES} different names",
             selector=name,
         )
     for key, value in ask.parameters.items():
@@ -171,7 +176,7 @@ def _check_wanted(ask: Ask, name: str) -> None:
             isinstance(value, float) and not math.isfinite(value)
         ):
             raise RunError(
-                f"selector '{name}' asks '{ask.kind}' with {key} = {value!r}; parameters are "
+                f"selector '{name}' asks '{ask.kind}' with {key} = {value!r}; parameters must be "
                 "finite numbers, booleans or text",
                 selector=name,
             )

@@ -77,9 +77,9 @@ class SelectionAlarms:
             ]
             self._warn(
                 f"selection is lopsided: {listed(named, _SHOWN)}, far more often than by chance "
-                "among the clients that were available; a flattering profile does that: see "
-                "`potluck profiles`, consider selector_limits.maximum_share or "
-                "`potluck clients quarantine`"
+                "among the clients that were available; a flattering profile can cause this; see "
+                "`potluck profiles`, and consider selector_limits.maximum_share or `potluck "
+                "clients quarantine`"
             )
 
     def look_at_tags(self, limits: Sequence[TagLimit], chosen: int, count: int) -> None:
@@ -118,7 +118,7 @@ class SelectionAlarms:
                 f"{client} ({less[client][0]}, weighted by {less[client][1]})" for client in new
             ]
             self._warn(
-                f"too many samples are reported: by {listed(each, _SHOWN)}, beyond the run's "
-                "sample_limits; raise the limits if the numbers are true, else see `potluck "
-                "clients quarantine`"
+                "clients report more samples than the run's sample_limits allow: "
+                f"{listed(each, _SHOWN)}; raise the limits if the numbers are true, or else see "
+                "`potluck clients quarantine`"
             )

@@ -28,7 +28,7 @@ PhaseObserver = Callable[[str, float, int], None]
 """Function called after each phase of a sum, with the phase's name, its seconds, and the number of
 clients that dropped out in it."""
 
-NO_SUMS = "this coordinator lacks the package potluck.secagg; install all of potluck"
+NO_SUMS = "this coordinator lacks the package potluck.secagg; install all packages of Potluck"
 """The reason why a coordinator has no collector, with the remedy."""
 
 

@@ -132,9 +132,10 @@ class Eligibility:
         needed = self.plan.run_file.round.needed(self.plan.run_file.clients_per_round)
         if len(left) < needed:
             raise ScarceError(
-                f"round {action.round}: {len(left)} clients may be selected, at least {needed} are "
-                "needed; others are in quarantine, have no profile or can't take part"
-                + (f": {each_once(collected.unable, 'left out')}" * bool(collected.unable)),
+                f"round {action.round}: {len(left)} clients may be selected, but at least "
+                f"{needed} are needed; all other clients are in quarantine, have no profile or "
+                "can't take part"
+                + (f": {each_once(collected.unable, 'excluded')}" * bool(collected.unable)),
             )
         return left
 
@@ -147,8 +148,8 @@ class Eligibility:
         )
         if self.plan.run_file.profiles.missing is MissingProfiles.FAIL and first:
             raise RunError(
-                f"the selector needs a profile of every client, and {len(refused)} disclosed none: "
-                f"{shown}",
+                f"the selector needs a profile of every client, but {len(refused)} clients "
+                f"disclosed none: {shown}",
             )
         self.refused |= refused
         fate = "is selected as one without" if self._includes_all else "will not be selected"

@@ -145,8 +145,8 @@ class Attendance:
             if other is not None and other.host_id != session.host_id:
                 raise IdentityError(
                     f"client '{client}' is already connected through host '{other.host_id}'; a "
-                    "client "
-                    f"belongs to one host: remove it from the configuration of one of them",
+                    "client must belong to one host only; remove the client from the "
+                    "configuration of one host",
                     client=client,
                     host=other.host_id,
                 )
@@ -184,8 +184,9 @@ class Attendance:
         epoch, document = self._membership
         if session.membership_epoch > epoch > 0:
             log.warning(
-                f"host {session.host_id} has seen membership epoch {session.membership_epoch}, the "
-                f"newest here is {epoch}; send the newest with `potluck pki publish`"
+                f"host {session.host_id} has membership epoch {session.membership_epoch}, but "
+                f"the coordinator has only epoch {epoch}; send the newest member list with "
+                "`potluck pki publish`"
             )
         if session.membership_epoch >= epoch:
             return

@@ -237,8 +237,8 @@ def _spreads(
         return {}
     if len(found) < settings.least_group:
         warn(
-            f"no spread over clients is shown for round {key.round}: {len(found)} of them have "
-            f"measured its model, and evaluation.least_group is {settings.least_group}"
+            f"no spread over clients is shown for round {key.round}: only {len(found)} clients "
+            f"have measured the model, but evaluation.least_group is {settings.least_group}"
         )
     return spreads(
         [each.means() for each in found],
@@ -271,12 +271,14 @@ def _answered(
             return _measures(plan, answer.measures, client)
     except (ProtocolError, TrainerError) as error:
         return malformed(client, error.message)
-    return malformed(client, "its answer is not that of an evaluation")
+    return malformed(client, "the answer is not the result of an evaluation")
 
 
 def _measures(plan: RunPlan, measures: coordinator_pb2.MeasuredSums, client: str) -> MeasureSums:
     """Return the sums computed by a client's trainer. Raises TrainerError if they are not valid."""
-    found = checked_measures(measured(measures.sums), plan.measures, f"what '{client}' measured")
+    found = checked_measures(
+        measured(measures.sums), plan.measures, f"the evaluation of client '{client}'"
+    )
     return MeasureSums(measures=found)
 
 

@@ -91,9 +91,9 @@ class DuplicateHostGuard:
                 refused=session.address,
             )
         raise AttendsElsewhereError(
-            f"another process is connected as host '{session.host_id}', from {other.address} since "
-            f"{other.since:%Y-%m-%d %H:%M:%S} UTC; stop one of the two, or issue this one a "
-            "certificate of its own with `potluck pki issue`",
+            f"another process is connected as host '{session.host_id}', from {other.address} "
+            f"since {other.since:%Y-%m-%d %H:%M:%S} UTC; stop one of the two processes, or issue "
+            "another certificate for this host with `potluck pki issue`",
             host=session.host_id,
             address=other.address,
             since=other.since.isoformat(),
@@ -159,7 +159,9 @@ class HostRegistry:
         try:
             await self._see(session)
         except PotluckError as error:  # no failure of the host: the times are only for display
-            log.warning("last contact not stored", host=session.host_id, why=error.message)
+            log.warning(
+                "time of a host's last contact not stored", host=session.host_id, why=error.message
+            )
 
     async def _see(self, session: HostSession) -> None:
         """Store the time at which a host's last message arrived.

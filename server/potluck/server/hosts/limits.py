@@ -43,7 +43,7 @@ class Admission:
         most = self._limits.calls_per_peer
         if self._calls[peer] >= most:
             raise OverloadedError(
-                f"'{peer}' has {most} calls under way already; wait for some of them to end, or "
+                f"'{peer}' already has {most} calls in progress; wait until some calls end, or "
                 "raise calls_per_peer of the coordinator",
                 peer=peer,
                 calls=most,
@@ -106,7 +106,8 @@ async def with_first_message(
             first = await anext(requests, None)
     except TimeoutError:
         raise ProtocolError(
-            f"nothing was sent within {limits.first_message_seconds:g} s of opening the stream",
+            "the caller opened a stream and sent nothing within "
+            f"{limits.first_message_seconds:g} s; send the first message earlier",
             seconds=limits.first_message_seconds,
         ) from None
     if first is not None:

@@ -32,7 +32,10 @@ class Offences:
         """
         self._counts.update(clients)
         excluded = {
-            client: f"{count} of its updates held NaN, infinity or numbers beyond all bounds"
+            client: (
+                f"{count} of the client's updates contained NaN, infinity or numbers that are "
+                "too large"
+            )
             for client, count in self._counts.items()
             if count >= MOST_OFFENCES
         }

@@ -308,7 +308,7 @@ class Profiling:
     async def _take(self, client: str, signal: str, answer: coordinator_pb2.Answer) -> None:
         if answer.WhichOneof("outcome") != "profile":
             raise ProtocolError(
-                f"client '{client}' answered a request for {signal} with something else"
+                f"client '{client}' answered a request for {signal} with an answer of another kind"
             )
         profile = Profile(
             client_id=client,
@@ -321,14 +321,15 @@ class Profiling:
         )
         if profile.signal != signal:
             raise ProtocolError(
-                f"client '{client}' was asked for {signal}, but sent {profile.signal[:40]!r}"
+                f"client '{client}' received a request for {signal}, but sent "
+                f"{profile.signal[:40]!r}"
             )
         session = self._attendance.session_of(client)
         epoch = profile.data_epoch if session is None else session.data_epoch
         if profile.data_epoch != epoch or epoch > LARGEST_EPOCH:
             raise ProtocolError(
-                f"client '{client}' sent a profile of data epoch {profile.data_epoch}, but its "
-                f"host connected with {epoch}"
+                f"client '{client}' sent a profile of data epoch {profile.data_epoch}, but the "
+                f"host reported data epoch {epoch}"
             )
         numbers = self._read(profile)
         self._trust.verify(profile)
@@ -358,9 +359,8 @@ class Profiling:
             and parameters.model == model
         ):
             raise ProtocolError(
-                f"client '{profile.client_id}' made its {profile.signal} with other parameters "
-                "than requested: "
-                f"{profile.parameters_json[:300]}"
+                f"client '{profile.client_id}' computed {profile.signal} with different "
+                f"parameters than requested: {profile.parameters_json[:300]}"
             )
 
 

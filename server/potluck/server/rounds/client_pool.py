@@ -280,7 +280,7 @@ class ClientPool:
         """Wait for more clients. A run that never selected a cohort gives up after its maximum
         time."""
         if self.is_overdue(now):
-            attended = f"attended after {self.rules.start_timeout_seconds:g} s"
+            attended = f"were connected after {self.rules.start_timeout_seconds:g} s"
             self.given_up = (
                 f"{quorum.counted(attended)}; start more hosts, or lower `clients_per_round` or "
                 f"`expected_clients` in the run file{self._and_left_out()}"
@@ -288,7 +288,8 @@ class ClientPool:
             return
         self._short = self.under_way
         until = None if self.under_way else self._last
-        what = f"{quorum.counted('attend')}; waiting for {quorum.lacking()}{self._and_left_out()}"
+        connected = quorum.counted("are connected")
+        what = f"{connected}; waiting for {quorum.lacking()}{self._and_left_out()}"
         self._wait(what, until, quorum)
 
     def _and_left_out(self) -> str:

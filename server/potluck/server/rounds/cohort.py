@@ -137,7 +137,7 @@ class RoundCohort:
         for client in self.answered:
             seconds = self.members[client].seconds
             if seconds > limit:
-                trouble = f"{seconds:.4g} simulated seconds, of {limit:g}"
+                trouble = f"needed {seconds:.4g} simulated seconds, but the deadline is {limit:g}"
                 if math.isinf(seconds):
                     trouble = "became unavailable before the end of training"
                 actions += self.drop([client], MemberState.LATE, trouble)

@@ -39,14 +39,15 @@ def check_composition(
     correction = strategy.correction
     if strategy.one_way and strategy.auxiliary:
         raise PluginError(
-            f"{source}: strategy {run_file.strategy.name} has both auxiliaries, which have all "
-            "tensors of the model, and one_way tensors; give it only one of the two",
+            f"{source}: strategy {run_file.strategy.name} has both `auxiliaries`, which have all "
+            "tensors of the model, and `one_way` tensors; remove one of these attributes",
             strategy=run_file.strategy.name,
         )
     if training.kept_epochs and not _keeps(run_file):
         raise ConfigurationError(
-            f"{source}: training.kept_epochs is {training.kept_epochs}, and clients keep no "
-            "tensors; name tensors as `keep` of [model], or remove the setting",
+            f"{source}: training.kept_epochs is {training.kept_epochs}, but clients keep no "
+            "tensors; list the tensors to keep in `keep` of [model], or remove "
+            "training.kept_epochs",
             kept_epochs=training.kept_epochs,
         )
     if correction is not None:
@@ -104,8 +105,8 @@ def check_private_clients(run_file: RunFile, task: Task, *, source: str) -> None
     names = sorted(buffer_names(task.model()))
     if names:
         raise ConfigurationError(
-            f"{source}: the model has running statistics ('{names[0][:80]}'), and noise that hides "
-            "clients is for parameters only; choose a model with group normalisation "
+            f"{source}: the model has running statistics ('{names[0][:80]}'), but noise that "
+            "hides clients can only protect parameters; choose a model with group normalisation "
             "(resnet18-gn), or remove [privacy]",
             tensor=names[0][:80],
         )
@@ -142,7 +143,7 @@ def check_noised_evaluation(run_file: RunFile, *, on_clients: bool) -> None:
     key = "retention.keep_best" if run_file.stop is None else "stop.measure"
     raise ConfigurationError(
         f"{key} = '{name}' is not compatible with privacy.noise = \"coordinator\": clients "
-        "measure it, without noise; evaluate on data of the coordinator, or remove it",
+        f"measure '{name}' without noise; evaluate on data of the coordinator, or remove {key}",
         measure=name,
     )
 
@@ -154,9 +155,10 @@ def check_answer_noise(run_file: RunFile, selector: Selector, *, source: str) ->
     if privacy is None or not asked or privacy.answer_noise_multiplier or privacy.epsilon:
         return
     raise ConfigurationError(
-        f"{source}: selector {run_file.selector.name} asks clients for {' and '.join(asked)}, and "
-        "[privacy] does not give the noise of the answers; set privacy.answer_noise_multiplier, "
-        "such as 20, or give privacy.epsilon in place of privacy.noise_multiplier",
+        f"{source}: selector {run_file.selector.name} asks clients for {' and '.join(asked)}, "
+        "but [privacy] does not set the noise of the answers; set "
+        "privacy.answer_noise_multiplier, such as 20, or set privacy.epsilon in place of "
+        "privacy.noise_multiplier",
         selector=run_file.selector.name,
     )
 
@@ -209,8 +211,8 @@ def by_protocol(selector: Selector, run_file: RunFile, *, source: str) -> Select
     least = run_file.profiles.sum_hosts
     if first < least:
         raise ConfigurationError(
-            f"{source}: {first} of {run_file.clients_per_round} clients are drawn at random, and "
-            f"secure sums are over {least} hosts (profiles.sum_hosts) or more; raise "
+            f"{source}: {first} of {run_file.clients_per_round} clients are drawn at random, but "
+            f"a secure sum needs at least {least} hosts (profiles.sum_hosts); raise "
             "`clients_per_round` or lower selector.added",
             clients_per_round=run_file.clients_per_round,
             first=first,

@@ -20,7 +20,7 @@ from potluck.server.store.records import (
     UpdateRow,
 )
 
-SELECTED_AGAIN = "it was selected again"
+SELECTED_AGAIN = "the client was selected again"
 
 
 @dataclass(kw_only=True)

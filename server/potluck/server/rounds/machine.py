@@ -256,7 +256,9 @@ class RoundMachine:
         if self._stored_available:
             available = pool.selectable(self._stored_available)
             if not pool.suffices(available, self.rules.needed):
-                return self._begin_anew("fewer may be selected than before the restart", now)
+                return self._begin_anew(
+                    "fewer clients may be selected than before the restart", now
+                )
         self._stored_available = ()
         self._said_waiting = False
         self.phase = Phase.SELECTING
@@ -271,7 +273,7 @@ class RoundMachine:
             return []
         self._said_waiting = True
         away = pool.away()
-        whom = f"; away: {listed(away)}" if away else ""
+        whom = f"; disconnected: {listed(away)}" if away else ""
         return [PublishNotice(f"round {self.round}: {waiting.what}{whom}", warning=True)]
 
     def _select_later(self, reason: str, now: float) -> list[Action]:
@@ -307,7 +309,7 @@ class RoundMachine:
         actions: list[Action] = [LeaveOut(tuple(new))]
         now_said = {c: why for c, why in new.items() if not self.cohort.waits_for(c)}
         if now_said:  # clients still waited for are reported when the attempt ends
-            actions.append(PublishNotice(each_once(now_said, "left out"), warning=True))
+            actions.append(PublishNotice(each_once(now_said, "excluded"), warning=True))
         return actions + self._select_if_ready(now)
 
     def _readmit(self, clients: tuple[str, ...], now: float) -> list[Action]:
@@ -404,10 +406,10 @@ class RoundMachine:
         to_spare = {MemberState.FAILED, MemberState.LOST, MemberState.LATE}
         unable = self.attempts.excuse(cohort.members.keys() & pool.left_out.troubles.keys())
         if unable:
-            again = "trying again without those left out; the attempt does not count"
+            again = "trying again without the excluded clients; the attempt does not count"
             self.attempts.spent += 1
         elif pool.lost_its_hosts(cohort):
-            again = "trying again; hosts went away, so the attempt does not count"
+            again = "trying again; hosts disconnected, so the attempt does not count"
             self.attempts.spent += 1
             to_spare.remove(MemberState.LOST)  # lost clients are selectable once they reconnect
         pool.spared |= {

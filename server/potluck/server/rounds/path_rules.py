@@ -78,18 +78,20 @@ def path_of(run_file: RunFile) -> type[PathRules]:
     name, disclosure = path_name(run_file), run_file.profiles.disclosure
     if disclosure in ("cells", UNSAFE_STEPWISE) and not collects_sums():
         raise ConfigurationError(
-            f'profiles.disclosure = "{disclosure}" needs the package potluck.secagg, which this '
-            "coordinator does not have; install all of potluck, or choose another disclosure"
+            f'profiles.disclosure = "{disclosure}" needs the package potluck.secagg, which '
+            "this coordinator does not have; install all packages of Potluck, or choose another "
+            "disclosure"
         )
     if name == MASKED and not plugins.is_present(plugins.UPDATE_PATHS, name):
         raise ConfigurationError(
             "secure_aggregation = true needs the package potluck.secagg, which this coordinator "
-            "does not have; install all of potluck, or remove secure_aggregation from the run file"
+            "does not have; install all packages of Potluck, or remove secure_aggregation from "
+            "the run file"
         )
     if name == NOISED and not plugins.is_present(plugins.UPDATE_PATHS, name):
         raise ConfigurationError(
             'privacy.noise = "coordinator" needs the package potluck.privacy, which this '
-            "coordinator does not have; install all of potluck, or remove [privacy]"
+            "coordinator does not have; install all packages of Potluck, or remove [privacy]"
         )
     found: type[PathRules] = plugins.find(plugins.UPDATE_PATHS, name)
     return found

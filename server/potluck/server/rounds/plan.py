@@ -254,7 +254,7 @@ def _check_selector(run_file: RunFile, selector: Selector, source: str) -> None:
     if most is not None and run_file.expected_clients > most:
         raise ConfigurationError(
             f"{source}: selector {run_file.selector.name} compares all clients with one another "
-            f"and supports up to {most:,} of them, and 'expected_clients' is "
+            f"and supports up to {most:,} clients, but 'expected_clients' is "
             f"{run_file.expected_clients:,}; choose another selector or option, or lower "
             "`expected_clients`",
             selector=run_file.selector.name,
@@ -270,8 +270,8 @@ def _check_places(run_file: RunFile, strategy: Strategy, source: str) -> None:
         key = "expected_clients" if expected == wanted else "clients_per_round"
         raise ConfigurationError(
             f"{source}: strategy {run_file.strategy.name} supports up to {most} clients with these "
-            f"options, and '{key}' is {wanted:,}; choose another strategy or options, "
-            f"or a smaller {key}",
+            f"options, but '{key}' is {wanted:,}; choose another strategy or other options, "
+            f"or lower {key}",
             strategy=run_file.strategy.name,
             clients=wanted,
         )

@@ -20,7 +20,8 @@ def check_verifiable(run_file: RunFile, *, source: str) -> None:
     if not plugins.is_present(plugins.INTEGRATIONS, RULES):
         raise ConfigurationError(
             f"{source}: selection.verifiable = true needs the package potluck.verifiable, which "
-            "this coordinator does not have; install all of potluck, or remove [selection]"
+            "this coordinator does not have; install all packages of Potluck, or remove "
+            "[selection]"
         )
     try:
         plugins.integration(RULES)(run_file)

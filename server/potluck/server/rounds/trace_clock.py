@@ -35,14 +35,14 @@ class TraceClock:
         unknown = [client for client in clients if client not in self.trace.spans]
         if unknown:
             raise RunError(
-                f"virtual_clock.trace has no row of {unknown[0]}, and of {len(unknown) - 1} other "
-                "clients of the run; add rows for them"
+                f"virtual_clock.trace has no row of client {unknown[0]} and of "
+                f"{len(unknown) - 1} other clients of the run; add rows for these clients"
             )
         begun = self.trace.next_time(clients, self.passed + failed * self.deadline, needed)
         if begun is None:
             raise RunError(
-                f"at no time of virtual_clock.trace are {needed} of the {len(clients)} clients "
-                "available; lower clients_per_round or round.quorum, or use another trace"
+                f"virtual_clock.trace never has {needed} of the {len(clients)} clients available "
+                "at the same time; lower clients_per_round or round.quorum, or use another trace"
             )
         self.begun = begun
         return [client for client in clients if self.trace.speed(client, begun) > 0.0]

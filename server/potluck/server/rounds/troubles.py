@@ -41,7 +41,7 @@ class LeftOutClients:
 
     def summary(self) -> str:
         """Return a text with the excluded clients and the reasons."""
-        return each_once(self.troubles, "left out")
+        return each_once(self.troubles, "excluded")
 
     def why_too_few(self, roster: Sequence[str], needed: int) -> str:
         """Return why a run can't continue without its excluded clients; empty if it can."""
@@ -49,8 +49,9 @@ class LeftOutClients:
         if not self.troubles or left >= needed:
             return ""
         return (
-            f"{left} of {counted(len(roster))} can take part, at least {needed} must; "
-            f"{self.summary()}; fix that, restart these hosts, then resume the run"
+            f"{left} of {counted(len(roster))} can take part, but at least {needed} are needed; "
+            f"{self.summary()}; correct the causes, restart the hosts of these clients, then "
+            "resume the run"
         )
 
 
@@ -84,7 +85,7 @@ class TroubleNotices:
 
     def rest(self) -> list[str]:
         """Return the notices that are published at the end of the attempt."""
-        said = [each_once(self._left_out, "left out")] if self._left_out else []
+        said = [each_once(self._left_out, "excluded")] if self._left_out else []
         for state, troubles in self._rest.items():
             for trouble, clients in alike(troubles).items():
                 one, several = _VERBS[state]

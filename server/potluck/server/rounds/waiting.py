@@ -51,7 +51,7 @@ class QuorumStatus:
 
     def counted(self, verb: str) -> str:
         """Return a text with the current and the needed numbers of clients and hosts. verb: follows
-        "clients" in the text, such as "attend"."""
+        "clients" in the text, such as "are connected"."""
         least = "at least " if self.at_least else ""
         not_counted = f" (not counting {self.excluded} in quarantine or without a profile)" * (
             self.excluded > 0

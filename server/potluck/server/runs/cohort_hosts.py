@@ -40,9 +40,9 @@ def check_hosts(selecting: Placement, plan: RunPlan, round_number: int, availabl
     there = len({hosts[row] for row in available} - {""})
     within = " within selector_limits.at_most_per" if limits else ""
     raise ScarceError(
-        f"round {round_number}: {counted(len(available))} on {there} hosts may be selected, "
-        f"and a masked round needs a cohort on {least} hosts{within}; start more hosts"
-        f"{' or raise these limits' if limits else ''}"
+        f"round {round_number}: {counted(len(available))} on {there} hosts may be selected, but "
+        f"a masked round needs a cohort on {least} hosts{within}; start more "
+        f"hosts{(' or raise these limits' if limits else '')}"
     )
 
 

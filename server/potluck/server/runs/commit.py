@@ -67,7 +67,7 @@ async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
     if result is not None:
         run.models.result = result
         for client, reason in _set_aside(run.models.result, run.roster).items():
-            run.say(f"round {run.machine.round}: the update of {client} is left out: {reason}")
+            run.say(f"round {run.machine.round}: the update of {client} is excluded: {reason}")
         run.post(rounds.Reduced())
 
 
@@ -133,7 +133,8 @@ async def _on_own_data(
     except TimeoutError:
         raise TrainerError(
             f"the trainer of task '{plan.run_file.task.name}' has not evaluated the model within "
-            f"{seconds:g} s; find out why it hangs, or raise round.deadline_seconds"
+            f"{seconds:g} s; check why the evaluation takes so long, or raise "
+            "round.deadline_seconds"
         ) from None
 
 
@@ -215,8 +216,8 @@ def _best(run: Run, metrics: Metrics, coverage: Mapping[str, Coverage]) -> BestS
     value = metrics.get(rule.measure)
     if value is None and (so_far is None or not so_far.stalled):
         run.say(
-            f"round {number} lacks {rule.measure}, by which the run goes; that counts as no "
-            "improvement",
+            f"round {number} has no value of {rule.measure}, which decides about the best model "
+            "and about [stop]; this counts as no improvement",
             warning=True,
         )
     return rule.after(so_far, number, value)

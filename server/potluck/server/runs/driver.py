@@ -147,7 +147,7 @@ class RunDriver:
             raise
         except Exception as error:
             self._record.log.exception("run failed unexpectedly")
-            reason = f"unexpected {type(error).__name__}: {error}; the coordinator's log says more"
+            reason = f"unexpected {type(error).__name__}: {error}; see the coordinator's log"
             await self._fail(plugin_failure(error, self._plan.plugins) or reason)
         finally:
             self._prepared.set()
@@ -174,12 +174,14 @@ class RunDriver:
             # a kill may have prevented this after the last commit
             await self._services.tidy(self.row.committed_rounds)
         except (PotluckError, OSError) as error:
-            self._record.warn(f"the last round's files were not tidied up: {error}")
+            self._record.warn(f"the files of the last round were not deleted: {error}")
         run_id, in_store = self.row.run_id, self._services.in_store
         try:  # delete files before writing to the store: this frees space on a full disk
             await asyncio.to_thread(self._spool.remove)
         except (PotluckError, OSError) as error:
-            self._record.warn(f"the run's spool was not removed: {error}")
+            self._record.warn(
+                f"the folder with the run's received updates was not deleted: {error}"
+            )
         attempt = await in_store(lambda store: store.current_attempt(run_id))
         if attempt is not None:
             reason = action.reason or "the run ended"

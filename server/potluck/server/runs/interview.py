@@ -86,7 +86,9 @@ async def _choose_once(
     if isinstance(said, Generator):
         said = await _interview(run, said, context, steps, given)
     if not isinstance(said, Selection):
-        raise RunError(f"selector '{name}' returned {_what(said)}, not a Selection", selector=name)
+        raise RunError(
+            f"selector '{name}' returned {_what(said)}; it must return a Selection", selector=name
+        )
     check_selection(said, context, name)
     return said, given
 
@@ -140,7 +142,8 @@ async def _interview(
     finally:
         generator.close()
     raise RunError(
-        f"selector '{name}' asked more than {MOST_QUESTIONS} questions in round {context.round}",
+        f"selector '{name}' asked more than {MOST_QUESTIONS} questions in round {context.round}; "
+        "ask fewer questions",
         selector=name,
     )
 
@@ -257,13 +260,17 @@ def read_scalars(answer: coordinator_pb2.Answer | None, names: Sequence[str]) ->
     if answer.WhichOneof("outcome") == "failure":
         raise ProtocolError(f"{answer.failure.message[:300]} ({answer.failure.reason[:80]})")
     if answer.WhichOneof("outcome") != "scalars":
-        raise ProtocolError("its answer has no numbers")
+        raise ProtocolError("the answer has no numbers")
     values = answer.scalars.values
     if len(values) != len(names) or not all(name in values for name in names):
-        raise ProtocolError(f"it sent {len(values)} numbers, expected {', '.join(names)}")
+        raise ProtocolError(
+            f"the answer has {len(values)} numbers, but {', '.join(names)} were requested"
+        )
     numbers = tuple(values[name] for name in names)
     if not all(map(math.isfinite, numbers)):
-        raise ProtocolError(f"it sent {', '.join(map(str, numbers))}; numbers must be finite")
+        raise ProtocolError(
+            f"the answer is {', '.join(map(str, numbers))}; all numbers must be finite"
+        )
     return numbers
 
 
@@ -280,7 +287,10 @@ def _check_replayed(
 ) -> None:
     """Raise ReplayError if a stored question exists and differs from this one."""
     if found is not None and (found.step, found.question) != (step, question):
-        raise ReplayError(f"question {step} of {key} differs from the question before the restart")
+        raise ReplayError(
+            f"question {step} of {key} differs from the question before the restart; the "
+            "selector must be deterministic"
+        )
 
 
 # What is stored ---------------------------------------------------------------------------------

@@ -81,11 +81,11 @@ class Commits:
         try:
             await self._record(row)
         except StorageError as error:
-            log.warning("a round was not recorded", reason=error.message)
+            log.warning("round not recorded", reason=error.message)
         try:
             await self._add(noted)
         except StorageError as error:
-            log.warning("a commit was not noted in the journal", reason=error.message)
+            log.warning("commit not recorded in the journal", reason=error.message)
 
     async def accept(self, row: RunRow) -> None:
         """Treat a run's last round in the database as its last committed one; delete records of

@@ -79,15 +79,17 @@ def check_report(report: UpdateReport, training: LocalTraining | None) -> None:
     """
     if not 1 <= report.samples <= MOST_SAMPLES:
         raise LayoutError(
-            f"the update reports {report.samples} samples; the number must be from 1 to "
-            f"{MOST_SAMPLES}",
+            f"the update reports {report.samples} samples; the number of samples must be from 1 "
+            f"to {MOST_SAMPLES}",
             samples=report.samples,
         )
     for name, value in report.not_finite().items():
-        raise LayoutError(f"the update reports {value} as its {name}; it must be finite")
+        raise LayoutError(
+            f"the update reports the value {value} as `{name}`; this value must be finite"
+        )
     if report.seconds < 0:
         raise LayoutError(
-            f"the update reports {report.seconds} s of training; it must be 0 or more"
+            f"the update reports {report.seconds} s of training; the time must be ≥ 0"
         )
     if training is None:
         _check_own_steps(report)
@@ -95,15 +97,15 @@ def check_report(report: UpdateReport, training: LocalTraining | None) -> None:
     planned = training.planned_steps(report.samples)
     if report.steps > planned:
         raise LayoutError(
-            f"an update from {report.samples} samples reports {report.steps} steps; this run takes "
-            f"at most {planned}",
+            f"an update from {report.samples} samples reports {report.steps} steps; this run "
+            f"allows at most {planned} steps",
             steps=report.steps,
         )
     most = largest_normalizer(training, planned)
     if report.normalizer is not None and not LEAST_NORMALIZER <= report.normalizer <= most:
         raise LayoutError(
-            f"an update reports a normalizer of {report.normalizer} for its {report.steps} steps; "
-            f"it must be from {LEAST_NORMALIZER} to {most:g}",
+            f"an update reports a normalizer of {report.normalizer} for {report.steps} steps; "
+            f"the normalizer must be from {LEAST_NORMALIZER} to {most:g}",
             normalizer=report.normalizer,
         )
 

@@ -165,8 +165,8 @@ async def _from_files(
     except NotFoundError as error:
         path = files.path(error.metadata["blake3"])
         raise StorageError(
-            f"{path} is missing, and the run can't continue after round "
-            f"{record.row.committed_rounds} without this file; restore it from a backup",
+            f"{path} is missing, so that the run can't continue after round "
+            f"{record.row.committed_rounds}; restore the file from a backup",
             path=path,
         ) from error
 
@@ -278,9 +278,9 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
 async def _abandon(run: Run, attempt: AttemptRow) -> None:
     """Give up an attempt with masked updates, because its keys were lost when the coordinator
     ended."""
-    key, reason = attempt.key, "the coordinator went down, and with it the keys of the sum"
+    key, reason = attempt.key, "the coordinator stopped, and the keys of the secure sum were lost"
     await run.services.in_store(lambda store: store.abandon_attempt(key, reason))
-    run.say(f"round {key.round}, attempt {key.attempt} is given up: {reason}")
+    run.say(f"round {key.round}, attempt {key.attempt} is abandoned: {reason}")
 
 
 async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resumption:

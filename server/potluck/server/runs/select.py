@@ -124,8 +124,8 @@ def _check_unmasked(plan: RunPlan, does: str) -> None:
     if run_file.secure_aggregation:
         raise RunError(
             f"selector {run_file.selector.name} {does}, which masked rounds don't allow: all "
-            "clients of a masked round do equal work, and their number is that of the run file; "
-            "choose another selector or option, or unmasked updates",
+            "clients of a masked round must train alike, and the run file sets their number; "
+            "choose another selector or option, or remove secure_aggregation",
             selector=run_file.selector.name,
         )
 

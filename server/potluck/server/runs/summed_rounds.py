@@ -104,7 +104,9 @@ def opened_lane_sum(
         for path, ids in members.items():
             file = stack.enter_context(opened_lanes(path, vectors))
             if file.members != members_digest(ids):
-                raise RunError(f"the sum {path.name} holds other updates than the round reduces")
+                raise RunError(
+                    f"the sum {path.name} contains other updates than the updates of the round"
+                )
             files.append(file)
         yield LaneSum(
             files=files,
@@ -137,7 +139,8 @@ class SummedRounds(UpdatePath):
             or header.HasField("report")
         ):
             raise LayoutError(
-                "this run needs sums of updates; the announced update has another form"
+                "this run needs sums of updates, but the announced update has another format; "
+                "install the same release on the host and the coordinator"
             )
         members = header.members
         first = (header.client_id, header.update_id)
@@ -168,7 +171,10 @@ class SummedRounds(UpdatePath):
         run = self._run
         excess = self._too_heavy(updates)
         if excess:
-            why = "clients count with more samples than they may, and are in sums with others"
+            why = (
+                "clients have more samples than sample_limits allows, and their updates are in "
+                "sums with other updates"
+            )
             run.post(rounds.SumFailed(*run.key[1:], why, tuple(excess.items())))
             return None
         total = opened_lane_sum(
@@ -205,8 +211,9 @@ class SummedRounds(UpdatePath):
         limits = self._run.plan.run_file.sample_limits
         allowed = counted(weights, limits)
         return {
-            update.client: f"its weight is {weight} samples, and sample_limits allows {most}; set "
-            "sample_limits.maximum, which hosts apply, or raise maximum_multiple"
+            update.client: f"the client's weight is {weight} samples, but sample_limits "
+            f"allows {most}; set sample_limits.maximum, which hosts apply, or raise "
+            "maximum_multiple"
             for update, weight, most in zip(updates, weights, allowed, strict=True)
             if weight > most
         }

@@ -133,7 +133,7 @@ class UpdateInbox:
         if gone:
             client, update_id = gone[0].client_id, gone[0].update_id[:200]
             raise RoundClosedError(
-                f"update '{update_id}' of client '{client}' is no longer awaited; drop it",
+                f"update '{update_id}' of client '{client}' is no longer needed; delete it",
                 update=update_id,
                 client=client,
                 clients=",".join(each.client_id for each in gone[:MOST_NAMED]),
@@ -285,7 +285,10 @@ class UpdateInbox:
         row = run.updates.late.fail(client, plain(trouble, 500))
         if row is not None:
             run.services.attendance.retire([train_instruction_id(*row.key, client)])
-            run.say(f"round {row.round}: the late update of {client} won't come: {row.trouble}")
+            run.say(
+                f"round {row.round}: the late update of {client} will not be received: "
+                f"{row.trouble}"
+            )
             run.updates.post_awaited()
 
     def fail(self, client: str, message: str, reason: str) -> None:

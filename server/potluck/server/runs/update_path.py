@@ -113,9 +113,9 @@ class OpenRounds(UpdatePath):
             or header.members
         ):
             raise LayoutError(
-                f"this run needs updates as {up.encoding}{' delta' if up.delta else ''}, "
-                f"{'compressed or not' if up.compress else 'not compressed'}; the announced update "
-                "has another form"
+                f"this run needs updates as {up.encoding}{(' delta' if up.delta else '')}, "
+                f"{('compressed or not' if up.compress else 'not compressed')}; but the "
+                "announced update has another format"
             )
 
     async def check_file(self, update: ReceivedUpdate) -> None:

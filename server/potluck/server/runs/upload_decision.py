@@ -37,12 +37,12 @@ def read_offer(plan: RunPlan, answer: coordinator_pb2.Answer) -> Offer:
     offer."""
     asked = plan.before_upload
     if asked is None:
-        raise ProtocolError("it offers its update, but the instruction was to send it")
+        raise ProtocolError("the client offered an update that it was instructed to send")
     scalars = coordinator_pb2.Answer(scalars=answer.offer.answer)
     numbers = read_scalars(scalars, asked.wanted)
     if answer.offer.samples > _LARGEST_SAMPLES:
         raise ProtocolError(
-            f"it reports {answer.offer.samples} samples, more than {_LARGEST_SAMPLES}"
+            f"the client reports {answer.offer.samples} samples; the maximum is {_LARGEST_SAMPLES}"
         )
     return Offer(numbers=numbers, samples=answer.offer.samples)
 
@@ -76,12 +76,16 @@ def _spared(plan: RunPlan, state: State, offers: Offers) -> Spared:
     strangers = set(rows) - set(offers.rows.tolist())
     if strangers or len(set(rows)) != len(rows) or len(rows) >= len(offers.rows):
         raise RunError(
-            f"selector '{name}' lets {len(rows)} of {len(offers.rows)} clients skip their upload; "
-            "it must name only clients that have trained, each once, and not all",
+            f"selector '{name}' lets {len(rows)} of {len(offers.rows)} clients skip their "
+            "upload; the selector must name only clients that have trained, without repetition, "
+            "and not all clients",
             selector=name,
         )
     if len(spared.reasons) != len(rows):
-        raise RunError(f"selector '{name}' must give one reason for each client", selector=name)
+        raise RunError(
+            f"selector '{name}' must return one reason for each client that skips its upload",
+            selector=name,
+        )
     return spared
 
 

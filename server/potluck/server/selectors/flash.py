@@ -76,7 +76,7 @@ class Flash(Selector):
 
     def __post_init__(self) -> None:
         if len(self._rules.dropped) == len(FEATURES):
-            raise ValueError("option 'without' leaves no feature; name three at most")
+            raise ValueError("option 'without' removes all features; list at most three features")
 
     @property
     def _rules(self) -> Rules:

@@ -177,8 +177,9 @@ class Archive:
         rule = self._plan(row).stop_rule
         if rule is None:
             raise NotFoundError(
-                f"run {row.run_id} has no best model: its run file has no metric in stop.measure "
-                "or retention.keep_best; request the last model, or the model of a round",
+                f"run {row.run_id} has no best model: its run file sets no metric in "
+                "stop.measure or retention.keep_best; request the last model, or the model of a "
+                "round",
                 run=row.run_id,
             )
         waits = f" after round {rule.opening}" if rule.opening else ""

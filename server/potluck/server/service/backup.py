@@ -107,8 +107,8 @@ def back_up(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
     for run_id, digests in needed.last.items():
         if digests - there:
             yield (
-                f"warning: run {run_id} can't be resumed from it: the file of its last round "
-                f"{min(digests - there)} is missing or damaged"
+                f"warning: run {run_id} can't be resumed from this backup: the file of its last "
+                f"round {min(digests - there)} is missing or damaged"
             )
 
 

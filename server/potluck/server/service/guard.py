@@ -133,8 +133,8 @@ def check_client(client: str, identity: Identity) -> None:
     if not is_name(client) or not identity.may_speak_for(client):
         raise IdentityError(
             f"{identity.role} '{identity.name}' may not send messages for client "
-            f"{client[:80]!r}, which its certificate does not name; issue one that names it with "
-            "`potluck pki issue … --clients`",
+            f"{client[:80]!r}, because its certificate does not list this client; issue a "
+            "certificate that lists the client with `potluck pki issue … --clients`",
             host=identity.name,
             client=client[:80],
         )
@@ -385,7 +385,7 @@ def _decoding(handler: Any, method: str) -> Callable[[Any, Context], Any]:
         except DecodeError:
             raise ProtocolError(
                 f"{method.rpartition('/')[2]} received {len(text)} bytes that are not a valid "
-                "message for it; install the same release of Potluck on both sides",
+                "message; install the same release of Potluck on both machines",
                 method=method,
                 bytes=len(text),
             ) from None
@@ -439,6 +439,4 @@ def _name_of(context: Context) -> str:
 
 
 def _unexpected(error: Exception, program: str) -> PotluckError:
-    return PotluckError(
-        f"the {program} failed unexpectedly ({type(error).__name__}); its log says more"
-    )
+    return PotluckError(f"the {program} failed unexpectedly ({type(error).__name__}); see its log")

@@ -74,7 +74,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self, first: coordinator_pb2.AttendRequest | None, identity: Identity
     ) -> HostSession:
         if first is None or first.WhichOneof("message") != "hello":
-            raise ProtocolError("the first message on the control stream must be a hello")
+            raise ProtocolError(
+                "the first message on the control stream is not a hello; send a hello first"
+            )
         hello = first.hello
         host_id = host_of(hello, identity)
         told = {"protocol": hello.protocol_version, **hello.versions}
@@ -82,10 +84,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         clients = tuple(hello.client_ids)
         if not clients:
             raise ProtocolError(
-                f"the hello of host '{host_id}' names no clients; it must name at least one"
+                f"the hello of host '{host_id}' does not list any client; list at least one client"
             )
         if len(set(clients)) != len(clients):
-            raise ProtocolError(f"the hello of host '{host_id}' names a client twice")
+            raise ProtocolError(
+                f"the hello of host '{host_id}' lists a client twice; list each client once"
+            )
         for client in clients:
             check_client(client, identity)
         return HostSession(
@@ -117,7 +121,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     case "answer":
                         attendance.answer(session, request.answer)
                     case other:
-                        raise ProtocolError(f"unexpected '{other}' on the control stream")
+                        raise ProtocolError(
+                            f"the host sent an unexpected '{other}' message on the control "
+                            "stream; install the same release on the host and the coordinator"
+                        )
         finally:
             session.outbox.put_nowait(None)  # end the stream, because the host has closed its half
 

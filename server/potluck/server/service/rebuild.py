@@ -56,7 +56,10 @@ def _without_damage(config: CoordinatorConfig) -> Iterator[str]:
             log = path.with_name(path.name + suffix)
             if log.exists():
                 log.replace(aside.with_name(aside.name + suffix))
-        yield f"{error.message.partition(';')[0]}; it is {aside.name} now, and a new one is made"
+        yield (
+            f"{error.message.partition(';')[0]}; the file was renamed to {aside.name}, and a new "
+            "file is created"
+        )
 
 
 def _free_name(path: Path) -> Path:
@@ -111,7 +114,9 @@ def _own_row(records: RoundRecords, run_id: str) -> Mapping[str, Any]:
     first = records.rounds(run_id)[0]
     for row in records.read(run_id, first).get("runs", ()):
         return row
-    raise StorageError(f"the record of its round {first} has no row of the run; restore a backup")
+    raise StorageError(
+        f"the record of round {first} does not contain the row of the run; restore a backup"
+    )
 
 
 def _last_with_files(records: RoundRecords, files: ModelFiles, run_id: str, *, after: int) -> int:
@@ -128,4 +133,4 @@ def _last_with_files(records: RoundRecords, files: ModelFiles, run_id: str, *, a
         except (NotFoundError, StorageError):
             continue
         return number
-    raise StorageError(f"no model of its rounds after {after} is on disk; restore a backup")
+    raise StorageError(f"the disk has no model of the rounds after {after}; restore a backup")

@@ -135,7 +135,7 @@ class RunsUnderWay:
         """Stop a run, and return when it has ended. Raises RunError if it is not running."""
         task = self._tasks.get(row.run_id)
         if task is None:
-            raise RunError(f"run {row.run_id} is not under way, it is {row.state}", run=row.run_id)
+            raise RunError(f"run {row.run_id} is not in progress, but {row.state}", run=row.run_id)
         self._stopping.add(row.run_id)  # so that its pre-training does not start later
         for run_id in (row.run_id, pretraining_id(row.run_id)):
             if run_id in self._drivers:
@@ -217,7 +217,7 @@ class RunsUnderWay:
         if isinstance(error, OSError):
             error = disk_error(error, self._config.state_directory)
         cause = error.message if isinstance(error, PotluckError) else repr(error)
-        again = "then start the coordinator again: its runs go on by themselves"
+        again = "then start the coordinator again: the runs continue automatically"
         self.broken.set_result(
             StorageError(f"run {run_id} can't be ended: {cause}; {again}", run=run_id)
         )
@@ -239,7 +239,7 @@ class RunsUnderWay:
         if inbox is None:
             raise RoundClosedError(
                 f"update '{update_id[:200]}' is not expected: its run has ended or is unknown; "
-                "drop it",
+                "delete the update",
                 update=update_id[:200],
             )
         return inbox
@@ -284,7 +284,7 @@ class RunsUnderWay:
         try:
             await self._tidying.look_at(found)
         except (PotluckError, OSError) as error:
-            log.warning("model files of earlier rounds were not tidied up", reason=str(error))
+            log.warning("model files of earlier rounds were not deleted", reason=str(error))
 
     def _files_in_use(self) -> set[str]:
         in_use = (driver.files_in_use() for driver in self._drivers.values())

@@ -21,7 +21,7 @@ def locked_state(config: CoordinatorConfig) -> FolderLock:
     return FolderLock(
         made_folder(config.state_directory),
         holder="coordinator",
-        remedy="stop that one, or give each its own state_directory and database",
+        remedy="stop that process, or give each coordinator its own state_directory and database",
     )
 
 

@@ -144,7 +144,9 @@ def send_file(
     """
     size = path.stat().st_size
     if offset > size:
-        raise ProtocolError(f"offset {offset} is beyond the file's {size} bytes", offset=offset)
+        raise ProtocolError(
+            f"the requested offset {offset} is beyond the file's {size} bytes", offset=offset
+        )
     header = transfer_pb2.FileHeader(
         version=FRAMING_VERSION, blake3=blake3, size=size, offset=offset
     )

@@ -99,6 +99,6 @@ class UploadOrder:
 
 def _overtaken(update_id: str) -> TruncatedError:
     return TruncatedError(
-        f"a newer stream carries update '{update_id[:200]}'; this one is not used any more",
+        f"update '{update_id[:200]}' is being sent on a newer stream, so this stream was closed",
         update=update_id[:200],
     )

@@ -99,7 +99,10 @@ class Uploads:
         header = checked_header(request.header)
         same = ("update_id", "client_id", "blake3", "run_id")
         if any(getattr(request, name) != getattr(header, name) for name in same):
-            raise ProtocolError("the header in the request belongs to another update")
+            raise ProtocolError(
+                "the header in the request belongs to another update; send the header of the "
+                "announced update"
+            )
         for each in members_of(header):
             check_client(each.client_id, identity)
         inbox.announced(header)
@@ -218,8 +221,7 @@ class Uploads:
         header, inbox, stored = upload.header, upload.inbox, self._coordinator.stored
         if stored is None:
             raise ObjectStoreError(
-                "this coordinator uses no object store, or no longer; send the update to the "
-                "coordinator"
+                "this coordinator does not use an object store; send the update to the coordinator"
             )
 
         def moved(size: int) -> None:

@@ -65,17 +65,19 @@ def _job(name: str, table: dict[str, Any], database: str, state_directory: Path)
     where = f"[sinks.{name}]"
     if not is_name(name):
         raise ConfigurationError(
-            f"{where}: name it with letters, digits, dots, dashes and underscores", sink=name
+            f"{where}: the name of a sink may contain only letters, digits, dots, dashes and "
+            "underscores; rename the sink",
+            sink=name,
         )
     table = current_keys(table, OLD_KEYS, source=where)
     plugin, silence = table.pop(PLUGIN, name), table.pop(SILENCE, _SILENCE_SECONDS)
     if not isinstance(plugin, str):
-        raise ConfigurationError(f"{where}: {PLUGIN} is {plugin!r}; it must be a text", sink=name)
+        raise ConfigurationError(f"{where}: {PLUGIN} is {plugin!r}, but must be a text", sink=name)
     number = isinstance(silence, (int, float)) and not isinstance(silence, bool)
     # the process gets JSON, which has neither inf nor nan
     if not number or not 0 < silence < math.inf:
         raise ConfigurationError(
-            f"{where}: {SILENCE} is {silence!r}; it must be a number above 0", sink=name
+            f"{where}: {SILENCE} is {silence!r}, but must be a number above 0", sink=name
         )
     job = SinkJob(
         name=name,
@@ -108,8 +110,8 @@ def _check_alone(jobs: Sequence[SinkJob]) -> None:
         other = found.setdefault((job.plugin, folder), job.name)
         if other != job.name:
             raise ConfigurationError(
-                f"[sinks.{other}] and [sinks.{job.name}] both record to {folder}; give each its "
-                f"own {option}",
+                f"[sinks.{other}] and [sinks.{job.name}] both record to {folder}; give each sink "
+                f"its own {option}",
                 sink=job.name,
             )
 

@@ -88,7 +88,10 @@ class SinkProcess:
                     start_new_session=True,  # a terminal's signals must only reach the coordinator
                 )
         except OSError as error:
-            return f"its process can't be started: {error.filename or job.folder}: {error.strerror}"
+            return (
+                f"the sink's process can't be started: {error.filename or job.folder}: "
+                f"{error.strerror}"
+            )
         self._process, self._told, self._more, self._busy = process, True, False, True
         try:
             self._send(job.model_dump_json().encode() + b"\n")
@@ -103,7 +106,7 @@ class SinkProcess:
 
     async def _hear(self, process: asyncio.subprocess.Process) -> str:
         if process.stdout is None:
-            return "its process has no pipe"
+            return "the sink's process has no pipe"
         said = ""
         while True:
             limit = self._job.silence_timeout_seconds if self._busy else None
@@ -111,13 +114,15 @@ class SinkProcess:
                 async with asyncio.timeout(limit):
                     line = await process.stdout.readline()
             except TimeoutError:
-                return f"it was silent for {limit:g} s in the midst of work, and was killed"
+                return (
+                    f"the sink's process was silent for {limit:g} s during its work, and was killed"
+                )
             except ValueError:  # the line is too long for asyncio
-                return "its process wrote something that is not a report, and was killed"
+                return "the sink's process wrote an invalid report, and was killed"
             if not line:
                 code = await process.wait()
                 how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-                return said or f"its process ended: {how}; {self._job.folder / OUTPUT} may say more"
+                return said or f"the sink's process ended: {how}; see {self._job.folder / OUTPUT}"
             try:
                 report = SinkReport.model_validate_json(line)
             except ValueError:  # the process was killed within a line
@@ -142,15 +147,15 @@ class SinkProcess:
     def _trouble_is(self, trouble: str) -> None:
         """Log the sink's trouble when it changes; an unchanged trouble is logged only once."""
         if trouble and trouble != self._trouble:
-            self._log.warning("a sink does not record; it is tried again", reason=trouble)
+            self._log.warning("sink does not record; trying again", reason=trouble)
         elif self._trouble and not trouble:
-            self._log.info("a sink records again")
+            self._log.info("sink records again")
         self._trouble = trouble
 
     def _unreadable_are(self, unreadable: str) -> None:
         """Log which runs the sink can't record; an unchanged text is logged only once."""
         if unreadable and unreadable != self._unreadable:
-            self._log.error("a sink leaves out what can't be read", reason=unreadable)
+            self._log.error("sink omits runs that can't be read", reason=unreadable)
         self._unreadable = unreadable
 
     def _show(self, *, up: bool, behind: int | None = None) -> None:

@@ -232,7 +232,9 @@ class Profiles(Part):
                 connection.execute(insert(table), row)
             elif any(kept[0][column] != row[column] for column in ("payload_json", "signature")):
                 raise self._disagreement(
-                    profile, "it disclosed something else before, and a disclosure is made once"
+                    profile,
+                    "the client disclosed a different payload before, and a disclosure can "
+                    "be made only once",
                 )
 
     def profiles(

@@ -106,8 +106,8 @@ class Journal:
 
     def _unusable(self, error: OSError) -> StorageError:
         return StorageError(
-            f"{self._path}: {error.strerror}; see its disk, or move the file away to do without "
-            "what it knows",
+            f"{self._path}: {error.strerror}; check the disk of this file, or move the file to "
+            "another folder to continue without its records",
             path=self._path,
         )
 
@@ -131,17 +131,18 @@ class LostRounds:
         rebuild = f"stop the coordinator and {REBUILD}, or " if self.recorded else ""
         if self.committed is None:
             return (
-                f"run {self.run_id}, {self.lost} rounds of which were committed, is not in "
-                f"{database}: an older backup was restored, or the file was damaged; {rebuild}"
-                "restore a backup that has the run"
+                f"run {self.run_id} with {self.lost} committed rounds is not in {database}: an "
+                f"older backup was restored, or the file was damaged; {rebuild}restore a backup "
+                "that has the run"
             )
         rounds = f"round {self.lost} was"
         if self.lost > self.committed + 1:
             rounds = f"rounds {self.committed + 1} to {self.lost} were"
         return (
-            f"{rounds} committed but {database} ends with round {self.committed}: an older backup "
-            f"was restored, or the file was damaged; {rebuild}restore a backup that has more, or "
-            f"go on after round {self.committed} with `potluck resume {self.run_id}`"
+            f"{rounds} committed but {database} ends with round {self.committed}: an older "
+            f"backup was restored, or the file was damaged; {rebuild}restore a backup that has "
+            f"more rounds, or continue after round {self.committed} with `potluck resume "
+            f"{self.run_id}`"
         )
 
 

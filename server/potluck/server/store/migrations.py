@@ -67,8 +67,8 @@ def migrate(
         return newest
     if schema_version.name not in tables:
         raise StorageError(
-            f"{database}: not a database of Potluck 0.1.0 or later, it has the table "
-            f"{min(tables)!r}; give the coordinator a new database",
+            f"{database}: not a database of Potluck 0.1.0 or later, because it has the "
+            f"table {min(tables)!r}; use a new database",
             database=database,
         )
     there = _columns(inspector)
@@ -114,7 +114,7 @@ def _last_build(connection: Connection, there: Columns) -> str:
     software = None
     if (schema_version.name, "software") in there:
         software = connection.execute(select(schema_version.c.software)).scalar_one()
-    return software or "one that left no name"
+    return software or "an unknown build"
 
 
 def _difference(there: Columns, migrations: Sequence[Migration]) -> str:
@@ -134,13 +134,13 @@ def _difference(there: Columns, migrations: Sequence[Migration]) -> str:
         name = f"{table}.{column}"
         if table in made or (table, column) in added:
             if (table, column) in there:
-                return f"{name} is there already"
+                return f"{name} exists already"
         elif (table, column) not in there:
             return f"{name} is missing"
         elif optional and not there[table, column]:
-            return f"{name} may not be empty there"
+            return f"{name} must not be empty in the database"
     tables = {table for table, _ in wanted}
     for table, column in sorted(there.keys() - wanted.keys()):
         if table in tables and not there[table, column]:
-            return f"{table}.{column} is unknown here"
+            return f"{table}.{column} is unknown to this build"
     return ""

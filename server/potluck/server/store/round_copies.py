@@ -247,4 +247,4 @@ def _names(folder: Path) -> list[str]:
 
 
 def _unusable(path: Path, error: OSError) -> StorageError:
-    return StorageError(f"{path}: {error.strerror}; see its disk", path=path)
+    return StorageError(f"{path}: {error.strerror}; check the disk of this file", path=path)

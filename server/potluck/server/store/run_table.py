@@ -146,8 +146,8 @@ class Runs(Part):
                 raise _no_run(connection, run_id)
             if len(meant) > 1:
                 raise NotFoundError(
-                    f"{run_id!r} matches {len(meant)} runs; give the id of one (newest first): "
-                    f"{_listed(meant)}",
+                    f"{run_id!r} matches {len(meant)} runs; use the id of a single run (newest "
+                    f"first): {_listed(meant)}",
                     run=run_id,
                 )
             return _read(connection, _rows().where(schema.runs.c.run_id == meant[0]))[0]
@@ -244,7 +244,7 @@ def _exists(connection: Connection, run_id: str) -> bool:
 def _no_run(connection: Connection, run_id: str) -> NotFoundError:
     newest_first = select(schema.runs.c.run_id).order_by(schema.runs.c.number.desc())
     there = [str(each) for each in connection.execute(newest_first).scalars()]
-    return NotFoundError(f"no run {run_id!r}; there are: {_listed(there)}", run=run_id)
+    return NotFoundError(f"there is no run {run_id!r}; the runs are: {_listed(there)}", run=run_id)
 
 
 def _listed(run_ids: Sequence[str]) -> str:

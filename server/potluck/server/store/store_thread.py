@@ -76,7 +76,8 @@ class StoreThread:
             if answer.done():
                 return answer.result()
             raise UnreachableError(
-                f"the coordinator waits for its database: {self._why_away}; repeat the call later"
+                f"the coordinator is waiting for its database: {self._why_away}; repeat the call "
+                "later"
             )
         finally:
             gone.cancel()
@@ -108,11 +109,11 @@ class StoreThread:
             if why:
                 log.warning("waiting for the database", reason=why)
             else:
-                log.info("the database is back")
+                log.info("database connected again")
             loop.call_soon_threadsafe(note, why)
 
         def damaged(why: str) -> None:
-            log.error("the database is damaged", reason=why)
+            log.error("database is damaged", reason=why)
             loop.call_soon_threadsafe(tell_damaged, why)
 
         self._store.watch(tell, damaged)

@@ -99,7 +99,7 @@ def teacher(training: ServerTraining) -> Tensor:
         logits = _logits(training.network, training.inputs)
         total = logits if total is None else total + logits
     if total is None:
-        raise TrainingError("a distillation needs at least one client's model")
+        raise TrainingError("a distillation needs the model of at least one client")
     return torch.softmax(total / len(training.updates), dim=1).float()
 
 

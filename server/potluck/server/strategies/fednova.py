@@ -63,13 +63,15 @@ class FedNova(Averaging):
         remarks = []
         if training.adaptive:
             remarks.append(
-                f"strategy fednova with optimizer {training.optimizer}: the effective number of "
-                "such steps is unknown, so clients are normalised by their number of steps"
+                f"strategy fednova with optimizer {training.optimizer}: FedNova's effective "
+                "number of steps is not known for this optimizer, so clients are normalised by "
+                "their number of steps"
             )
         if weighting is not Weighting.EXACT and training.steps is None:
             remarks.append(
-                f'strategy fednova with weighting = "{weighting}": clients are normalised by the '
-                "steps computed from the samples they disclose, not by those they took"
+                f'strategy fednova with weighting = "{weighting}": clients are normalised by '
+                "the number of steps that follows from the disclosed number of samples, not by "
+                "the actual number"
             )
         return remarks
 

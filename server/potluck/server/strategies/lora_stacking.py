@@ -80,8 +80,8 @@ class LoraStacking(Averaging):
             if len(down) != 2 or len(up) != 2 or down[0] != up[1] or weight != (up[0], down[1]):
                 raise _refused(
                     f"tensor {quoted(each.weight)} is {weight}, and its adapters are {up} and "
-                    f"{down}; only adapters of nn.Linear layers can be merged; choose such layers "
-                    "as target_modules"
+                    f"{down}; only adapters of nn.Linear layers can be merged; set "
+                    "target_modules to nn.Linear layers"
                 )
         parts = {name for each in found for name in (each.weight, each.down, each.up)}
         for name in shapes:

@@ -51,8 +51,8 @@ class Mifa(Averaging):
         if training.learning_rate_in(1) == training.learning_rate_in(1_000_000):
             return ()
         remark = (
-            "strategy mifa with a learning rate that falls: an update in memory keeps the length "
-            "that it had, while the paper shortens it with the rate"
+            "strategy mifa with a learning rate that falls: a stored update keeps its length, "
+            "but in the paper its length falls with the learning rate"
         )
         return (remark,)
 

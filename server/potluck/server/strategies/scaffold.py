@@ -34,8 +34,8 @@ CONTROL: Final = "control"
 own c_k if the coordinator stores it; they send the change c_k⁺ − c_k."""
 
 _CAVEAT: Final = (
-    "Adam rescales each corrected gradient, so clients' drifts no longer cancel out as the "
-    "correction means them to, and nothing is proven for it"
+    "Adam rescales each corrected gradient, so the correction no longer cancels the drift of "
+    "clients exactly, and no convergence proof applies"
 )
 
 
@@ -94,11 +94,10 @@ class Scaffold(Strategy):
             )
         if training.adaptive:
             raise ConfigurationError(
-                f"strategy scaffold and optimizer {training.optimizer} are not compatible: control "
-                "variates are computed from a client's weight delta, as a mean of its gradients, "
-                "and "
-                'Adam rescales each; set training.optimizer = "sgd", or strategy.control = '
-                '"gradients"',
+                f"strategy scaffold and optimizer {training.optimizer} are not compatible: "
+                "control variates are computed from a client's weight delta, as a mean of "
+                'gradients, but Adam rescales each gradient; set training.optimizer = "sgd", or '
+                'strategy.control = "gradients"',
                 strategy="scaffold",
                 optimizer=training.optimizer,
             )
@@ -210,39 +209,40 @@ def _other_step(step: object) -> Strategy:
     strategy = plugins.create(Strategy, name, options)
     if isinstance(strategy, FedNova):
         raise ConfigurationError(
-            "strategies scaffold and fednova are not compatible: FedNova rescales every client's "
-            "delta by its own number of steps, and then the model does not change by the mean that "
-            "SCAFFOLD's control variates correct for; choose one of them",
+            "strategies scaffold and fednova are not compatible: FedNova rescales each client's "
+            "delta by the client's number of steps, but SCAFFOLD's control variates need the "
+            "plain mean of the deltas; choose one of the two",
             strategy="scaffold",
             step="fednova",
         )
     if strategy.parts or strategy.needs_profiles:
         raise ConfigurationError(
             f"strategies scaffold and {name} are not compatible: the clients of {name} train "
-            "different parts of a model, and SCAFFOLD's control variates are means over all of "
-            "them; choose one of them",
+            "different parts of a model, but SCAFFOLD's control variates are means over all "
+            "clients; choose one of the two",
             strategy="scaffold",
             step=name,
         )
     if strategy.trains:
         raise ConfigurationError(
-            f"strategies scaffold and {name} are not compatible: what {name} trains on the "
-            "coordinator is not the mean of the clients' steps that SCAFFOLD's control variates "
-            "correct for; choose one of them",
+            f"strategies scaffold and {name} are not compatible: {name} trains on the "
+            "coordinator, but SCAFFOLD's control variates need the mean of the clients' steps; "
+            "choose one of the two",
             strategy="scaffold",
             step=name,
         )
     if strategy.auxiliary:
         raise ConfigurationError(
-            f"strategies scaffold and {name} are not compatible: both send additional tensors and "
-            "have their own correction, and a client applies only one; choose one of them",
+            f"strategies scaffold and {name} are not compatible: both send additional tensors "
+            "and correct the clients' steps, but a client applies only one correction; choose "
+            "one of the two",
             strategy="scaffold",
             step=name,
         )
     if strategy.one_way:
         raise ConfigurationError(
             f"strategies scaffold and {name} are not compatible: {name} changes some tensors on "
-            "the coordinator, which clients neither train nor correct; choose one of them",
+            "the coordinator, which clients neither train nor correct; choose one of the two",
             strategy="scaffold",
             step=name,
         )

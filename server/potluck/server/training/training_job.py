@@ -159,8 +159,8 @@ def _finite(made: DividedModel, strategy: str) -> Mapping[str, NDArray[Any]]:
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise NotFiniteError(
-                f"after strategy {strategy} has trained on the coordinator, tensor '{name}' holds "
-                "NaN or infinity; lower its learning_rate",
+                f"after strategy {strategy} has trained on the coordinator, tensor '{name}' "
+                "contains NaN or infinity; lower learning_rate of the strategy",
                 tensor=name,
             )
     return arrays

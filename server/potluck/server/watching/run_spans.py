@@ -90,7 +90,9 @@ class RunSpans:
 
     def close(self) -> None:
         """End all open spans: the run is no longer driven."""
-        self._end_round("" if self._phase is Phase.ENDED else "the run was left")
+        self._end_round(
+            "" if self._phase is Phase.ENDED else "the coordinator stopped following the run"
+        )
         self._run.end()
 
     def _enter(self, phase: Phase, key: tuple[int, int]) -> None:

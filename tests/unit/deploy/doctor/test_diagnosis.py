@@ -131,7 +131,7 @@ def test_waiting_run_is_a_warning() -> None:
     answer.runs.extend([status().status, waits(status(), clients=9).status, waits(status()).status])
     assert verdicts(answer) == {"run warning"}
     [finding] = [each for each in diagnosis.federation(answer, (), 0.1, NOW) if each.about == "run"]
-    assert "tea (3f9ac0de): 6 of 9 clients attend; waiting for 3 more until" in finding.found
+    assert "tea (3f9ac0de): 6 of 9 clients are connected; waiting for 3 more until" in finding.found
 
 
 @pytest.mark.parametrize(("minutes", "text"), [(5, "behind"), (-5, "ahead of")])

@@ -52,9 +52,12 @@ def test_valid_offline_selection_is_returned() -> None:
     ("make", "message"),
     [
         (lambda: Given([1, 1]), "selector 'mine' chose a client twice"),
-        (lambda: Given([0, 1, 2]), "selector 'mine' chose 3 clients; the run asks for 2"),
-        (lambda: Given([0, 1], reasons=1), "selector 'mine' must give one reason for each client"),
-        (lambda: Given([7]), "selector 'mine' chose row 7, which is not available"),
+        (lambda: Given([0, 1, 2]), "selector 'mine' chose 3 clients, but the run requests 2"),
+        (
+            lambda: Given([0, 1], reasons=1),
+            "selector 'mine' must return one reason for each chosen client",
+        ),
+        (lambda: Given([7]), "selector 'mine' chose row 7, whose client is not available"),
         (Careless, r"selector 'mine' failed in select: AttributeError: .*test_offline_selection"),
     ],
 )

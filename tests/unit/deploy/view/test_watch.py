@@ -207,8 +207,8 @@ def test_live_table_has_metric_columns_before_the_first_evaluation() -> None:
 def test_waiting_run_shows_the_missing_clients() -> None:
     waiting = waits(status(RunState.RUN_STATE_WAITING))
     until = (NOON + timedelta(minutes=5)).astimezone()
-    said = "6 of 9 clients attend; waiting for 3 more until"
-    whom = "away: client-6, client-7, client-8"
+    said = "6 of 9 clients are connected; waiting for 3 more until"
+    whom = "disconnected: client-6, client-7, client-8"
     assert waiting_text(waiting.status.waiting, NOON) == f"{said} {until:%H:%M}; {whom}"
     soon = NOON + timedelta(minutes=4)
     assert waiting_text(waiting.status.waiting, soon) == f"{said} {until:%H:%M:%S}; {whom}"
@@ -233,7 +233,7 @@ def test_line_display_prints_the_begin_and_the_end_of_waiting() -> None:
         view = observe(view, event)
         display.show(view, event)
     first, waiting, over = output.getvalue().splitlines()
-    assert "2 of 9 clients attend; waiting for 7 more; away: client-2, " in waiting
+    assert "2 of 9 clients are connected; waiting for 7 more; disconnected: client-2, " in waiting
     assert "client-6 and 2 more; 0 of 3 rounds committed" in waiting
     assert first.replace("0 of 3", "1 of 3") == over
 

@@ -80,15 +80,15 @@ def yields(said: Any) -> Any:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (Judgement(set_aside={5: "x"}), "'says' sets row 5 aside, which has no update"),
-        (Judgement(set_aside={4: "x", 7: "x", 2: "x"}), "'says' sets all 3 updates of round 1"),
-        ("nonsense", "'says' returned a str from judge, not a Judgement"),
-        (yields("nonsense"), "'says' yielded a str, not a MeasureMean"),
-        (yields(MeasureMean(rows=np.array([3]))), r"'says' requests the mean of rows \[3\]"),
-        (yields(MeasureMean(rows=np.array([2, 2]))), r"the mean of rows \[2, 2\]"),
+        (Judgement(set_aside={5: "x"}), "'says' excludes row 5, whose client has sent no update"),
+        (Judgement(set_aside={4: "x", 7: "x", 2: "x"}), "'says' excludes all 3 updates of round 1"),
+        ("nonsense", "'says' returned a str from `judge`; it must return"),
+        (yields("nonsense"), "'says' yielded a str from `judge`; it must yield"),
+        (yields(MeasureMean(rows=np.array([3]))), r"'says' requests the mean of the rows \[3\]"),
+        (yields(MeasureMean(rows=np.array([2, 2]))), r"the mean of the rows \[2, 2\]"),
         (
             yields(MeasureMean(rows=np.array([2]), weights=np.array([0.0]))),
-            r"mean of 1 updates with weights \[0.0\]",
+            r"mean of 1 updates with the weights \[0.0\]",
         ),
     ],
 )

@@ -60,10 +60,10 @@ def test_client_is_eligible_if_each_tag_of_its_host_has_an_allowed_value() -> No
     eligible = {"site": ("north", "south"), "scanner": ("3t",)}
     assert not ineligible({"site": "south", "scanner": "3t", "floor": "2"}, eligible)
     assert not ineligible({}, {})
-    assert "tag scanner of its host is '7t'" in ineligible(
+    assert "tag scanner of the host is '7t'" in ineligible(
         {"site": "north", "scanner": "7t"}, eligible
     )
-    assert "tag site of its host is not set" in ineligible({"scanner": "3t"}, eligible)
+    assert "tag site of the host is not set" in ineligible({"scanner": "3t"}, eligible)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ async def test_client_is_quarantined_at_its_third_offence() -> None:
         assert await offences.add(["a", "b"]) == {}
     assert await offences.add(["b"]) == excluded
     assert excluded == {
-        "b": "3 of its updates held NaN, infinity or numbers beyond all bounds",
+        "b": "3 of the client's updates contained NaN, infinity or numbers that are too large",
     }
     assert await offences.add(["b"]) == {}  # b is readmitted, and its count begins at zero
     assert list(await offences.add(["a"])) == ["a"]

@@ -69,7 +69,7 @@ def test_roster_above_the_selector_maximum_is_refused_before_the_run(
     draw_up(text(most or 100_000), source="run file")
     if most is not None:
         with pytest.raises(
-            ConfigurationError, match=f"up to {most:,} of them, and 'expected_clients' is"
+            ConfigurationError, match=f"up to {most:,} clients, but 'expected_clients' is"
         ):
             draw_up(text(most + 1), source="run file")
 
@@ -148,7 +148,7 @@ def test_passes_per_client_are_refused_with_a_fixed_number_of_steps() -> None:
         ),
         (
             '[strategy]\nname = "rhfl-logits"\nclients = 8\n',
-            "supports up to 8 clients with these options, and 'clients_per_round' is 9",
+            "supports up to 8 clients with these options, but 'clients_per_round' is 9",
         ),
         (
             '[strategy]\nname = "rhfl-logits"\nclients = 65\n',
@@ -170,7 +170,7 @@ def test_passes_per_client_are_refused_with_a_fixed_number_of_steps() -> None:
             '[host_sums]\nenabled = true\n[strategy]\nname = "rhfl-logits"\n',
             "strategy rhfl-logits and host_sums are not compatible",
         ),
-        ("[training]\nkept_epochs = 2\n", "kept_epochs is 2, and clients keep no tensors; name"),
+        ("[training]\nkept_epochs = 2\n", "kept_epochs is 2, but clients keep no tensors; list"),
         (
             '[model]\nname = "os:system"\n',
             "`model_modules` of this machine's configuration does not list",

@@ -98,7 +98,7 @@ def test_quotas_of_wrong_shape_are_refused() -> None:
     check_selection(selection, context, "kl")
     assert selection.quotas is not None
     for wrong in (selection.quotas[:1], -selection.quotas, selection.quotas * np.nan):
-        with pytest.raises(RunError, match=r"'kl' must give quotas.*2 clients × 2 classes"):
+        with pytest.raises(RunError, match=r"'kl' must return quotas.*2 clients × 2 classes"):
             check_selection(dataclasses.replace(selection, quotas=wrong), context, "kl")
 
 
@@ -112,20 +112,22 @@ def test_work_per_client_is_refused_if_invalid_or_not_declared_by_the_selector()
     sound = dataclasses.replace(plain, epochs=np.array([1, 9]), dropped=[{"v"}, ()])
     check_selection(sound, context, "mine")
     for epochs in ([1], [1, 0], [1, 2.5], [1, 10**7]):
-        with pytest.raises(RunError, match="'mine' must give whole epochs from 1 to 1000000"):
+        with pytest.raises(
+            RunError, match="'mine' must return a whole number of epochs from 1 to 1000000"
+        ):
             check_selection(dataclasses.replace(plain, epochs=np.array(epochs)), context, "mine")
     wrong: list[list[set[str]]] = [[{"v"}], [{"v"}, {"v", "w"}], [{"u"}, {"v"}]]
     for dropped in wrong:
         with pytest.raises(RunError, match=r"'mine' must return, .* some of the 2 param"):
             check_selection(dataclasses.replace(plain, dropped=dropped), context, "mine")
     check_declared(PyramidFL(prolong=True, drop=True), sound, "mine")
-    with pytest.raises(RunError, match="without declaring `sets_epochs`; set that attribute"):
+    with pytest.raises(RunError, match="without declaring `sets_epochs`; set this attribute"):
         check_declared(PyramidFL(drop=True), sound, "mine")
-    with pytest.raises(RunError, match="without declaring `drops_tensors`; set that"):
+    with pytest.raises(RunError, match="without declaring `drops_tensors`; set this"):
         check_declared(PyramidFL(prolong=True), sound, "mine")
     limited = dataclasses.replace(plain, quotas=np.full((2, 3), np.inf))
     check_declared(KullbackLeibler(truncate=True), limited, "mine")
-    with pytest.raises(RunError, match="without declaring `sets_quotas`; set that attribute"):
+    with pytest.raises(RunError, match="without declaring `sets_quotas`; set this attribute"):
         check_declared(KullbackLeibler(), limited, "mine")
 
 

@@ -115,7 +115,7 @@ def test_instruction_of_a_run_without_a_privacy_table_has_no_noise() -> None:
         (text('unit = "household"\nepsilon = 1'), "record' or 'client'"),
         (text('noise = "coordinator"\nepsilon = 1'), 'set unit = "client"'),
         (text("epsilon = 1\nclip_quantile = 0.5"), '`clip_quantile` needs unit = "client"'),
-        (text(selector="pow-d"), "does not give the noise of the answers; set privacy.answer_noi"),
+        (text(selector="pow-d"), "does not set the noise of the answers; set privacy.answer_noi"),
         (text(selector="hcsfed"), "hcsfed asks clients for sketch"),
         (text("noise_multiplier = 1\nanswers = 3"), "`answers` needs"),
         (text(selector="oort"), "oort wants utility reported"),

@@ -38,9 +38,13 @@ def test_commits_and_failed_attempts_advance_the_trace_clock() -> None:
 
 
 def test_client_missing_from_the_trace_or_unreachable_client_count_is_refused() -> None:
-    with pytest.raises(RunError, match="has no row of x, and of 1 other clients of the run; add"):
+    with pytest.raises(
+        RunError, match="has no row of client x and of 1 other clients of the run; add"
+    ):
         clock().begin(["a", "x", "y"], 1, failed=0)
-    with pytest.raises(RunError, match=r"at no time .* are 4 of the 3 clients available; lower"):
+    with pytest.raises(
+        RunError, match=r"never has 4 of the 3 clients available at the same time; lower"
+    ):
         clock().begin("abc", 4, failed=0)
 
 

@@ -20,18 +20,18 @@ def test_pause_between_attempts_grows_with_failures_up_to_a_maximum(
 @pytest.mark.parametrize(
     ("quorum", "suffices", "counted", "lacking"),
     [
-        ((6, 9, 6, 0), False, "6 of 9 clients attend", "3 more"),
-        ((9, 9, 2, 0), True, "9 of 9 clients attend", ""),
+        ((6, 9, 6, 0), False, "6 of 9 clients are connected", "3 more"),
+        ((9, 9, 2, 0), True, "9 of 9 clients are connected", ""),
         (
             (7, 7, 4, 5),
             False,
-            "7 clients on 4 hosts attend, and a secure sum needs 7 clients on 5 hosts",
+            "7 clients on 4 hosts are connected, and a secure sum needs 7 clients on 5 hosts",
             "1 more host",
         ),
         (
             (3, 7, 2, 5),
             False,
-            "3 clients on 2 hosts attend, and a secure sum needs 7 clients on 5 hosts",
+            "3 clients on 2 hosts are connected, and a secure sum needs 7 clients on 5 hosts",
             "4 more on 3 more hosts",
         ),
     ],
@@ -43,7 +43,7 @@ def test_quorum_status_reports_the_missing_clients_or_hosts(
     found = QuorumStatus(
         clients=clients, clients_needed=clients_needed, hosts=hosts, hosts_needed=hosts_needed
     )
-    assert (found.suffices, found.counted("attend"), found.lacking()) == (
+    assert (found.suffices, found.counted("are connected"), found.lacking()) == (
         suffices,
         counted,
         lacking,

@@ -115,7 +115,7 @@ def test_minimum_of_hosts_is_one_more_than_the_colluding_hosts() -> None:
 @pytest.mark.parametrize(
     ("tables", "why"),
     [
-        ("", "round 3: 8 clients on 4 hosts may be selected, and .* on 5 hosts; start more hosts$"),
+        ("", "round 3: 8 clients on 4 hosts may be selected, but .* on 5 hosts; start more hosts$"),
         (
             "[masking]\nhosts = 3\n[selector_limits.at_most_per]\nsite = 1\n",
             "a cohort on 3 hosts within selector_limits.at_most_per; .* or raise these limits$",

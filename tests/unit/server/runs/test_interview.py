@@ -26,13 +26,13 @@ def test_answer_values_are_returned_in_the_order_asked() -> None:
     ("answer", "why"),
     [
         (None, "no answer in time"),
-        (rpc.Answer(), "its answer has no numbers"),
-        (rpc.Answer(evaluation=rpc.EvaluationCounts()), "its answer has no numbers"),
-        (scalars(), "it sent 0 numbers, expected a"),
-        (scalars(b=1.0), "it sent 1 numbers, expected a"),
-        (scalars(a=1.0, b=1.0), "it sent 2 numbers, expected a"),
-        (scalars(a=math.nan), "it sent nan"),
-        (scalars(a=math.inf), "it sent inf"),
+        (rpc.Answer(), "the answer has no numbers"),
+        (rpc.Answer(evaluation=rpc.EvaluationCounts()), "the answer has no numbers"),
+        (scalars(), "the answer has 0 numbers, but a"),
+        (scalars(b=1.0), "the answer has 1 numbers, but a"),
+        (scalars(a=1.0, b=1.0), "the answer has 2 numbers, but a"),
+        (scalars(a=math.nan), "the answer is nan"),
+        (scalars(a=math.inf), "the answer is inf"),
         (rpc.Answer(failure=rpc.Failure(reason="R" * 999, message="m" * 999)), "m" * 300 + r" \("),
     ],
 )
@@ -99,8 +99,8 @@ def test_valid_question_of_a_selector_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"rows": np.array([0, 2])}, "asks row 2, which is not available"),
-        ({"rows": np.array([0, -1])}, "asks row -1, which is not available"),
+        ({"rows": np.array([0, 2])}, "asks row 2, whose client is not available"),
+        ({"rows": np.array([0, -1])}, "asks row -1, whose client is not available"),
         ({"rows": np.array([0, 0])}, "asks a client twice"),
         ({"rows": np.array([], dtype=np.int64)}, "asks an empty set of clients in round 2"),
         ({"rows": np.array([0.0])}, "not a one-dimensional array of integers"),
@@ -124,5 +124,5 @@ def test_invalid_question_is_refused_naming_the_selector(changes: dict[str, Any]
 
 
 def test_selector_that_yields_a_value_other_than_a_question_is_refused() -> None:
-    with pytest.raises(RunError, match="yielded a int, not an Ask"):
+    with pytest.raises(RunError, match="yielded a int; it must yield Ask"):
         check_ask(3, CONTEXT, "odd")

@@ -79,7 +79,7 @@ async def test_an_update_of_another_attempt_is_refused(tmp_path: Path, store: St
     inbox = inbox_of(small)
     inbox.require("a", "r/1.1/a")
     for client, update_id in (("a", "r/1.2/a"), ("a", "r/1.1/b"), ("d", "r/1.1/d")):
-        with pytest.raises(RoundClosedError, match="no longer awaited"):
+        with pytest.raises(RoundClosedError, match="no longer needed"):
             inbox.require(client, update_id)
 
 
@@ -141,7 +141,7 @@ async def test_progress_shows_the_wait_for_clients_and_then_the_round(
     small.handle(rounds.Started())
     wait = waiting(small.run)
     assert wait is not None
-    assert wait.what == "0 of 3 clients attend; waiting for 3 more"
+    assert wait.what == "0 of 3 clients are connected; waiting for 3 more"
     await small.begin_round("a", "b", "c")
     assert waiting(small.run) is None
     await inbox_of(small).accept(update(small, "a"))

@@ -149,7 +149,9 @@ def test_clients_without_samples_or_profile_come_last() -> None:
 def test_a_large_roster_is_refused() -> None:
     federation = population(1001, classes=2, label_counts=np.ones((1001, 2)))
     selector = FedGS()
-    with pytest.raises(ConfigurationError, match=r"fedgs .* up to 1,000 of them, not 1,001"):
+    with pytest.raises(
+        ConfigurationError, match=r"fedgs .* up to 1,000 clients, but the run has 1,001"
+    ):
         select(selector, selector.init(federation), context(federation, 2))
 
 

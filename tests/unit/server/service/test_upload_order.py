@@ -28,7 +28,7 @@ class Stream:
         try:
             await self.task
         except TruncatedError as error:
-            return "a newer stream carries update" in error.message
+            return "is being sent on a newer stream" in error.message
         return False
 
 

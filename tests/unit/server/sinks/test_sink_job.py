@@ -39,11 +39,11 @@ def test_sink_key_under_its_old_name_is_accepted_with_a_warning(tmp_path: Path) 
         ("nope", {}, r"\[sinks.nope\]: potluck.sinks: 'nope' is not installed; installed: csv, ml"),
         ("csv", {"folder": 3}, r"\[sinks.csv\]: sink csv: option 'folder' is 3; it must be a text"),
         ("csv", {"foldr": "x"}, r"there is no option 'foldr' \(did you mean 'folder'\?\)"),
-        ("../x", {"plugin": "csv"}, "name it with letters"),
-        ("csv", {"plugin": 3}, "plugin is 3; it must be a text"),
-        ("csv", {"silence_timeout_seconds": 0}, "seconds is 0; it must be a number above 0"),
-        ("csv", {"silence_timeout_seconds": float("inf")}, "seconds is inf; it must be a numb"),
-        ("csv", {"silence_timeout_seconds": float("nan")}, "seconds is nan; it must be a numb"),
+        ("../x", {"plugin": "csv"}, "may contain only letters"),
+        ("csv", {"plugin": 3}, "plugin is 3, but must be a text"),
+        ("csv", {"silence_timeout_seconds": 0}, "seconds is 0, but must be a number above 0"),
+        ("csv", {"silence_timeout_seconds": float("inf")}, "seconds is inf, but must be a numb"),
+        ("csv", {"silence_timeout_seconds": float("nan")}, "seconds is nan, but must be a numb"),
     ],
 )
 def test_invalid_sink_table_is_refused(
@@ -55,7 +55,7 @@ def test_invalid_sink_table_is_refused(
 
 def test_two_sinks_of_one_plugin_with_the_same_folder_are_refused(tmp_path: Path) -> None:
     shared = {"folder": f"{tmp_path}/shared/"}
-    why = rf"\[sinks.wandb\] and \[sinks.mine\] both record to {tmp_path}/shared; give each its own"
+    why = rf"\[sinks.wandb\] and \[sinks.mine\] both record to {tmp_path}/shared; give each sink"
     with pytest.raises(PotluckError, match=why):
         jobs(tmp_path, wandb=shared, mine={"plugin": "wandb", "project": "tea", **shared})
     with pytest.raises(PotluckError, match="both record to"):

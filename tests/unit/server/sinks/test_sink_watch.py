@@ -38,7 +38,7 @@ async def test_sink_process_that_writes_a_too_long_line_is_killed(
     talking.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(talking))
     reason = await first_reason(tmp_path)
-    assert reason == "its process wrote something that is not a report, and was killed"
+    assert reason == "the sink's process wrote an invalid report, and was killed"
 
 
 async def test_sink_report_changes_only_the_values_it_contains(tmp_path: Path) -> None:
@@ -67,4 +67,4 @@ async def test_sink_report_changes_only_the_values_it_contains(tmp_path: Path) -
 async def test_sink_folder_that_can_not_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "sinks").write_text("")
     reason = await first_reason(tmp_path)
-    assert reason == f"its process can't be started: {tmp_path}/sinks/csv: Not a directory"
+    assert reason == f"the sink's process can't be started: {tmp_path}/sinks/csv: Not a directory"

@@ -37,7 +37,7 @@ COLORED = 'rounds = 20\n[task]\nname = "colored-digits"\n'
         ),
         (
             '[evaluation]\nevery = 0\n[retention]\nkeep_best = "loss"',
-            "'retention.keep_best' is 'loss', and with evaluation.every = 0",
+            "'retention.keep_best' is 'loss', but with evaluation.every = 0",
         ),
         (
             '[stop]\nmeasure = "loss"\npatience = 1\n[retention]\nkeep_best = "accuracy"',
@@ -87,10 +87,10 @@ def test_plan_remarks_what_the_best_model_does_not_contain() -> None:
     best = '[retention]\nkeep_best = "accuracy"\n'
     assert not draw_up(DIGITS + best, source="test").remarks
     kept = draw_up(DIGITS + best + '[model]\nkeep = ["3.*"]\n', source="test").remarks
-    assert any("without what clients keep" in each for each in kept)
+    assert any("without the tensors that clients keep" in each for each in kept)
     own = '[personal]\nmethod = "ditto"\n[retention]\nkeep_best = "personal_accuracy"\n'
     [said] = draw_up(DIGITS + own, source="test").remarks
-    assert "of the clients' own models" in said
+    assert "measures the clients' own models" in said
 
 
 def test_pretraining_run_has_no_stop_rule() -> None:

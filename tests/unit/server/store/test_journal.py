@@ -82,7 +82,9 @@ def test_journal_with_many_lines_is_shortened(tmp_path: Path) -> None:
 def test_unusable_journal_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "journal").mkdir()
     journal = Journal(tmp_path / "journal")
-    with pytest.raises(StorageError, match=r"journal: Is a directory; .*move the file away"):
+    with pytest.raises(
+        StorageError, match=r"journal: Is a directory; .*move the file to another folder"
+    ):
         journal.read()
     with pytest.raises(StorageError, match="Is a directory"):
         journal.add([FIRST])
@@ -118,5 +120,5 @@ def test_lost_rounds_are_explained_in_one_line() -> None:
         .startswith("round 4 was committed")
     )
     gone = LostRounds(run_id="ab12", committed=None, lost=6).explain("x")
-    assert gone.startswith("run ab12, 6 rounds of which were committed, is not in x")
+    assert gone.startswith("run ab12 with 6 committed rounds is not in x")
     assert "\n" not in several + gone

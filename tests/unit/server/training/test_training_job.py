@@ -94,5 +94,5 @@ def test_training_job_refuses_a_model_with_nan(
         first.data.fill_(float("nan"))
 
     monkeypatch.setattr(FedDF, "train", spoil)
-    with pytest.raises(NotFiniteError, match=r"tensor '1.weight' holds NaN or infinity; lower"):
+    with pytest.raises(NotFiniteError, match=r"tensor '1.weight' contains NaN or infinity; lower"):
         carry_out(job(tmp_path), lambda _: None)

@@ -69,8 +69,8 @@ class BiasRecords:
             return {}
         except (OSError, ValidationError) as error:
             raise StorageError(
-                f"{path} can't be read ({type(error).__name__}); move it away to audit the other "
-                "rounds",
+                f"{path} can't be read ({type(error).__name__}); move the file to another folder "
+                "to audit the other rounds",
                 path=path,
             ) from None
 
@@ -87,14 +87,23 @@ def why_not_audited(plan: RunPlan) -> str:
             "not need"
         )
     if run_file.secure_aggregation:
-        return "updates are masked, so the change of the output bias by a single one is unknown"
+        return "updates are masked, so the change of the output bias by a single update is unknown"
     if run_file.host_sums.enabled:
-        return "hosts send sums of updates, so the change of the output bias by one is unknown"
+        return (
+            "hosts send sums of updates, so the change of the output bias by a single update is "
+            "unknown"
+        )
     if run_file.model is not None and run_file.model.divides:
         key = "keep" if run_file.model.keep else "trainable"
-        return f"`{key}` of [model] divides it, and the output bias may not be in clients' updates"
+        return (
+            f"`{key}` of [model] divides the model, so that the output bias may be missing in "
+            "clients' updates"
+        )
     if run_file.profiles.disclosure == "cells":
-        return "label counts are known by cell only, so no client claims any"
+        return (
+            "label counts are known for groups of clients only, so single clients do not claim "
+            "label counts"
+        )
     return _unplain_training(plan)
 
 
@@ -103,7 +112,8 @@ def _unplain_training(plan: RunPlan) -> str:
     run_file, training, strategy = plan.run_file, plan.training, plan.strategy
     if plan.trainer is not None:
         return (
-            f"task '{run_file.task.name}' trains with its own loop, which the audit does not know"
+            f"task '{run_file.task.name}' has its own training loop, which the audit does not "
+            "support"
         )
     if strategy.correction is not None:
         return f"strategy '{run_file.strategy.name}' corrects the steps of clients"
@@ -116,8 +126,8 @@ def _unplain_training(plan: RunPlan) -> str:
         return "clients omit tensors from their updates, and the output bias may be one of them"
     if plan.selector.sets_quotas:
         return (
-            f"selector '{run_file.selector.name}' limits the samples of each class that clients "
-            "train on, while they claim all that they hold"
+            f"selector '{run_file.selector.name}' limits the samples of each class in trainings, "
+            "but clients claim all of their samples"
         )
     if training.optimizer != "sgd":
         return f"the audit is valid for training.optimizer = 'sgd', not for '{training.optimizer}'"

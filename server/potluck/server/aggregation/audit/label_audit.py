@@ -104,7 +104,8 @@ class AuditSettings:
     def __post_init__(self) -> None:
         if not 0 < self.significance < 1:
             raise ConfigurationError(
-                f"the audit's significance is {self.significance}; give a probability in (0, 1)"
+                f"the audit's significance is {self.significance}; it must be a probability in "
+                "(0, 1)"
             )
         sound = self.least_rounds >= 1 and self.least_span >= 0 and self.unseen_samples >= 0
         if not sound or not 0 <= self.unseen_share < 1:
@@ -295,7 +296,7 @@ def output_bias(model: Mapping[str, Form], classes: int) -> str:
 def _check(claimed: Floats, rounds: Sequence[BiasUpdates], noise_rates: Floats) -> None:
     if claimed.ndim != 2:
         raise ConfigurationError(
-            f"claimed label counts have shape {claimed.shape}; give clients × classes"
+            f"claimed label counts have shape {claimed.shape}; the shape must be clients × classes"
         )
     shapes = {"noise rates": noise_rates.shape}
     fitting = noise_rates.shape == claimed.shape[:1]
@@ -306,8 +307,10 @@ def _check(claimed: Floats, rounds: Sequence[BiasUpdates], noise_rates: Floats) 
         shapes["bias updates"] = updates.changes.shape
     if not fitting:
         raise ConfigurationError(
-            f"claimed label counts of shape {claimed.shape} don't fit {shapes}; give one row per "
-            "client in each"
+            f"claimed label counts of shape {claimed.shape} do not match arrays of the shapes "
+            f"{shapes}; each array needs one row per client"
         )
     if not (noise_rates > 0).all():
-        raise ConfigurationError("a noise rate is not positive; give ε / Δ₁, or inf for no noise")
+        raise ConfigurationError(
+            "a noise rate is not positive; it must be ε / Δ₁, or inf without noise"
+        )

@@ -75,7 +75,7 @@ class FedCor(Selector):
         another."""
         if len(context.population) > MOST_CLIENTS:
             raise ConfigurationError(
-                f"fedcor supports up to {MOST_CLIENTS:,} clients, and this run has "
+                f"fedcor supports up to {MOST_CLIENTS:,} clients, but this run has "
                 f"{len(context.population):,}; choose another selector (pow-d, uniform)"
             )
         generator = context.generator("fedcor")

@@ -28,8 +28,8 @@ def check_size(name: str, context: SelectionContext, limit: int = LIMIT) -> None
     if clients > limit:
         raise ConfigurationError(
             f"selector {name} compares all clients with one another and supports up to "
-            f"{limit:,} of them, not {clients:,}; choose another selector or option, or a smaller "
-            "roster",
+            f"{limit:,} clients, but the run has {clients:,}; choose another selector or option, "
+            "or fewer clients",
             selector=name,
             clients=clients,
         )

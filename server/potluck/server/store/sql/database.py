@@ -215,8 +215,8 @@ class Database:
             )
         if status is None:
             raise StorageError(
-                f"{self.name}: the server no longer knows whether the last change was committed; "
-                "restart the coordinator: it continues from the stored state",
+                f"{self.name}: the database server can't report whether the last change was "
+                "committed; restart the coordinator, which then continues from the stored state",
                 database=self.name,
             )
         return str(status) == "committed"
@@ -256,7 +256,8 @@ def parse_url(url: str) -> URL:
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         if parsed.database in (None, "", ":memory:") or parsed.query:
             raise ConfigurationError(
-                f"database {shown}: name only a file, as in sqlite:////path/to/file",
+                f"database {shown}: the URL must contain only a file, as in "
+                "sqlite:////path/to/file",
                 url=shown,
             )
         return parsed
@@ -351,8 +352,8 @@ def _lock_file(path: Path) -> int:
         holder = os.read(lock, 20).decode("ascii", "replace").strip() or "unknown"
         os.close(lock)
         raise StorageError(
-            f"{path} is in use by another coordinator (process {holder}); stop it, or give this "
-            "coordinator another database",
+            f"{path} is in use by another coordinator (process {holder}); stop that process, or "
+            "give this coordinator another database",
             database=path,
             process=holder,
         ) from error

@@ -193,8 +193,8 @@ def test_bias_changes_come_from_the_last_bias_of_the_model(tmp_path: Path) -> No
             "training.weight_decay = 0.0001 also changes the output",
         ),
         (plan(selector="kl", options="truncate = true"), "selector 'kl' limits the samples"),
-        (plan("model.trainable = ['2.*']"), "`trainable` of \\[model\\] divides it"),
-        (plan("model.keep = ['2.*']"), "`keep` of \\[model\\] divides it"),
+        (plan("model.trainable = ['2.*']"), "`trainable` of \\[model\\] divides the model"),
+        (plan("model.keep = ['2.*']"), "`keep` of \\[model\\] divides the model"),
         (plan("objective = [{name = 'fedprox'}]"), "not for 'fedprox'"),
     ],
 )

@@ -217,13 +217,13 @@ def test_audit_refuses_claims_changes_and_rates_of_wrong_shape_or_value() -> Non
     rates = np.ones(2)
     with pytest.raises(ConfigurationError, match="clients × classes"):
         audit_labels(np.zeros(3), [], noise_rates=rates)
-    with pytest.raises(ConfigurationError, match="don't fit"):
+    with pytest.raises(ConfigurationError, match="do not match arrays"):
         audit_labels(claimed, [BiasUpdates(changes=np.zeros((2, 4)))], noise_rates=rates)
-    with pytest.raises(ConfigurationError, match="don't fit"):
+    with pytest.raises(ConfigurationError, match="do not match arrays"):
         audit_labels(claimed, [BiasUpdates(changes=changes, fewest=rates)], noise_rates=rates)
-    with pytest.raises(ConfigurationError, match="don't fit"):
+    with pytest.raises(ConfigurationError, match="do not match arrays"):
         audit_labels(claimed, [BiasUpdates(changes=changes, spans=np.ones(3))], noise_rates=rates)
-    with pytest.raises(ConfigurationError, match="don't fit"):
+    with pytest.raises(ConfigurationError, match="do not match arrays"):
         audit_labels(claimed, [], noise_rates=np.ones(3))
     with pytest.raises(ConfigurationError, match="not positive"):
         audit_labels(claimed, [], noise_rates=np.array([1.0, 0.0]))

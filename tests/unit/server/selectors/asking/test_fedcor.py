@@ -181,7 +181,7 @@ def test_fedcor_selects_clients_without_known_losses_last() -> None:
 def test_fedcor_refuses_more_clients_than_its_maximum() -> None:
     given = population(MOST_CLIENTS + 1)
     choosing = FedCor().select(State(), context(given, 5))
-    with pytest.raises(ConfigurationError, match=r"up to 10,000 clients, and this run has 10,001"):
+    with pytest.raises(ConfigurationError, match=r"up to 10,000 clients, but this run has 10,001"):
         next(choosing)
 
 

@@ -134,6 +134,8 @@ def test_clients_with_parallel_updates_share_a_sampling_distribution() -> None:
 
 def test_clustered_sampling_by_updates_refuses_more_than_3000_clients() -> None:
     selector, federation = ClusteredSampling(by="updates"), population(3001)
-    with pytest.raises(ConfigurationError, match="supports up to 3,000 of them, not 3,001"):
+    with pytest.raises(
+        ConfigurationError, match="supports up to 3,000 clients, but the run has 3,001"
+    ):
         select(selector, selector.init(federation), context(federation, 3))
     assert len(select(ClusteredSampling(), selector.init(federation), context(federation, 3)).rows)
