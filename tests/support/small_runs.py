@@ -98,6 +98,7 @@ async def small_run(folder: Path, store: Store, run_file: str = RUN_FILE) -> Sma
         offended=offended,
         workplace=Workplace(model_modules=(), data_directory=None, threads=1),
         trust=trust,
+        epsilon_over_runs=None,
         sums=open_collector(attendance, in_store, trust, lambda *_: None),
         observer=RunObserver(Instruments(MeasuredParty.COORDINATOR), "r", now),
         spans=None,

@@ -228,7 +228,7 @@ def test_database_whose_columns_differ_from_its_schema_version_is_refused_unchan
 
 def test_column_of_a_later_schema_version_is_named_in_the_error(url: str) -> None:
     made_as_version(url, 1, "ALTER TABLE rounds ADD COLUMN best_round BIGINT")
-    assert "(rounds.best_round is there already)" in refused(url)
+    assert "(rounds.best_round exists already)" in refused(url)
 
 
 def test_unknown_column_is_refused_only_if_it_requires_a_value(url: str) -> None:

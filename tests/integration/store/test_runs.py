@@ -91,7 +91,7 @@ def test_unique_prefix_of_a_run_id_finds_the_run(store: Store) -> None:
         match=r"'cd' matches 2 runs; use the id of a single run \(newest first\): cdx1, cd_1",
     ):
         store.run("cd")
-    with pytest.raises(NotFoundError, match="there are: Ab99, cdx1, cd_1, ab, ab12"):
+    with pytest.raises(NotFoundError, match="the runs are: Ab99, cdx1, cd_1, ab, ab12"):
         store.run("x")
     with pytest.raises(NotFoundError, match="no run ''"):
         store.run("")
@@ -117,7 +117,7 @@ def test_run_is_found_by_its_name_if_the_name_is_unique(store: Store) -> None:
 def test_error_for_an_unknown_run_lists_ten_runs_at_most(store: Store) -> None:
     for number in range(12):
         store.add_run(replace(RUN, run_id=f"r{number}"))
-    with pytest.raises(NotFoundError, match=r"there are: r11, .*, r2 and 2 more"):
+    with pytest.raises(NotFoundError, match=r"the runs are: r11, .*, r2 and 2 more"):
         store.run("x")
 
 

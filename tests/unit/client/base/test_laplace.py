@@ -223,5 +223,5 @@ def test_a_negative_count_is_refused() -> None:
 
 
 def test_unknown_adjacency_is_refused_listing_the_valid_ones() -> None:
-    with pytest.raises(ConfigurationError, match="there are: add-remove, replace"):
+    with pytest.raises(ConfigurationError, match="choose one of: add-remove, replace"):
         sensitivity("remove")  # type: ignore[arg-type]  # the mistake under test
