@@ -47,7 +47,7 @@ def comparable(results: Sequence[ArmResult], baseline: ArmResult) -> list[ArmRes
 
 
 def leaderboard(tier: Tier, results: Sequence[ArmResult], *, marked: str | None = None) -> str:
-    """Return the tables of a tier. results: comparable, at least one. marked: arm to point out."""
+    """Return the tables of a tier. results: comparable, at least one. marked: arm to highlight."""
     ranks = _ranks(tier, results)
     order = {name: place for place, name in enumerate(ranks.means)} if ranks else {}
     ordered = sorted(results, key=lambda each: order.get(each.arm, len(order)))
@@ -176,7 +176,8 @@ def _rank_note(tier: Tier, ranks: Ranks | None) -> str:
 
 
 def ratios(tier: Tier, results: Sequence[ArmResult], resource: str) -> dict[str, list[float]]:
-    """Return, by arm, its cost to the target in each ranked workload over the best arm's cost.
+    """Return, by arm, its cost to the target in each ranked workload, divided by the best arm's
+    cost.
 
     Infinite if the arm does not reach the target; NaN if costs are unknown.
     """
@@ -194,7 +195,7 @@ def profile_scores(tier: Tier, results: Sequence[ArmResult], resource: str) -> d
     """Return each arm's score: the area under its performance profile, from 0 to 1.
 
     The profile is the share of workloads with a ratio of at most τ, for τ from 1 to `WORST_RATIO`.
-    An arm that is the best in all workloads has 1.
+    An arm that is the best in all workloads scores 1.
     """
     width = WORST_RATIO - 1.0
     return {

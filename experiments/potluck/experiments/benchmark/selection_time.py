@@ -1,4 +1,5 @@
-"""Seconds of a selection with many clients: profiles, answers, and a few rounds of a selector."""
+"""Seconds that a selection among many clients takes: profiles, answers, a few rounds of a
+selector."""
 
 from __future__ import annotations
 

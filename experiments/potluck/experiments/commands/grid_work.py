@@ -1,4 +1,4 @@
-"""Runs the cells of a grid for a command, here or on a Ray cluster, and the options of both."""
+"""Runs the cells of a grid for a command, on this machine or a Ray cluster; the options of both."""
 
 from __future__ import annotations
 
