@@ -43,8 +43,10 @@ from potluck.experiments.benchmark.tier import (
 from potluck.experiments.grid.grid_cells import Cell
 from potluck.experiments.grid.label_mix import SAMPLES, SECONDS
 from potluck.experiments.grid.results import CellResult, RoundResult, Timings
+from potluck.server.selectors.oort import Oort
 from potluck.server.selectors.uniform import Uniform
 
+OORT = Oort().exploration
 SMALL = Tier.model_validate(
     {
         "name": "smoke",
@@ -174,11 +176,18 @@ def test_standard_tier_is_estimated_at_twelve_hours_on_two_processors() -> None:
 
 
 def test_tried_settings_are_within_the_budget_and_always_the_same() -> None:
-    tier = with_grid(SMALL, "mine", {"a": [1, 2, 3], "b": [0.1, 0.2]})
-    tries = option_choices(tier, "mine")
-    assert tries == option_choices(tier, "mine")
+    tier = with_grid(SMALL, "refl", {"rest": [1, 2, 3]})
+    tries = option_choices(tier, "refl")
+    assert tries == option_choices(tier, "refl")
     assert tries[0] == {}
-    assert [sorted(each) for each in tries[1:]] == [["selector.a", "selector.b"]]
+    assert [sorted(each) for each in tries[1:]] == [["selector.rest"]]
+
+
+def test_own_value_of_an_option_is_not_tried_twice() -> None:
+    assert option_choices(with_grid(SMALL, "oort", {"exploration": [OORT, 0.7]}), "oort") == [
+        {},
+        {"selector.exploration": 0.7},
+    ]
 
 
 def test_invalid_grid_file_is_refused(tmp_path: Path) -> None:

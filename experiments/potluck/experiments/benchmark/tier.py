@@ -16,10 +16,12 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.settings import plugins
 from potluck.common.settings.configuration import Settings, validate
 from potluck.common.settings.wanted import meant
 from potluck.experiments.grid.definition import ExperimentFile, Reading, merged
 from potluck.experiments.grid.grid_cells import Cell, cells_of
+from potluck.server.selection import Selector
 
 Choice = Mapping[str, Any]
 """Values of a run file by dotted key, such as training.learning_rate."""
@@ -222,10 +224,14 @@ def training_choices(tier: Tier) -> list[dict[str, Any]]:
 
 
 def option_choices(tier: Tier, name: str) -> list[dict[str, Any]]:
-    """Return the settings of a selector's options that are tried, the arm's own first."""
+    """Return the settings of a selector's options that are tried, the arm's own first.
+
+    Raises PluginError if the selector is not installed or refuses its options.
+    """
     arm = tier.arm(name)
+    selector = plugins.create(Selector, arm.selector or name, dict(arm.options))
     grid = {f"selector.{key}": values for key, values in arm.grid.items()}
-    own = {f"selector.{key}": value for key, value in arm.options.items() if key in arm.grid}
+    own = {f"selector.{key}": getattr(selector, key, None) for key in arm.grid}
     return _drawn(grid, own, tier.tuning.settings, f"{tier.name}/{name}")
 
 

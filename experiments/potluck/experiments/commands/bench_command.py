@@ -41,7 +41,7 @@ def bench(
     selectors: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SELECTOR]…", help="Names of selectors to run. Default: all arms of the tier."
+            metavar="SELECTOR", help="Names of selectors to run. Default: all arms of the tier."
         ),
     ] = None,
     tier: Annotated[
