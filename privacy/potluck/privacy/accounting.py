@@ -48,7 +48,7 @@ class GaussianSteps:
             and 0 < self.noise_multiplier < math.inf
             and 1 <= self.steps < 2**53
         ):
-            raise ValueError(f"not a valid privacy event: {self}")
+            raise ValueError(f"not a valid event of the privacy accounting: {self}")
 
     def dp_event(self) -> Any:
         """Return the event of `dp-accounting`."""
@@ -113,9 +113,8 @@ def noise_for(epsilon: float, epsilon_of: Callable[[float], float]) -> float:
         low, high = high, 2 * high
         if high > LARGEST_NOISE:
             raise ConfigurationError(
-                f"ε = {epsilon:g} can't be reached: it needs a noise multiplier above "
-                f"{LARGEST_NOISE:g}; raise epsilon, or lower the number of trainings, of answers "
-                "or of steps",
+                f"no noise multiplier up to {LARGEST_NOISE:g} gives ε = {epsilon:g}; raise "
+                "epsilon, or lower the number of trainings, answers or steps",
                 epsilon=epsilon,
             )
     while high - low > _ACCURACY * high:

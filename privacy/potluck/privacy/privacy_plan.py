@@ -44,7 +44,7 @@ def plan_lines(
     privacy = run_file.privacy
     if privacy is None:
         raise ConfigurationError(
-            f"{source}: there is no [privacy] table; add one with noise_multiplier or epsilon"
+            f"{source}: the table [privacy] is missing; add it with noise_multiplier or epsilon"
         )
     most = trainings or privacy.trainings or run_file.rounds
     if privacy.unit == "client":
@@ -59,13 +59,13 @@ def plan_lines(
     beside = rdp_of_answers(asked)
     if asked.answers:
         yield (
-            f"includes {asked.answers} answers to questions of selector {run_file.selector.name}, "
-            f"with noise multiplier {answer_noise(asked):.3g}; ε of all answers alone: "
-            f"{epsilon_spent(beside, privacy.delta):.3g}"
+            f"the numbers below include {asked.answers} answers to questions of selector "
+            f"{run_file.selector.name}, with noise multiplier {answer_noise(asked):.3g}; all "
+            f"answers alone have ε = {epsilon_spent(beside, privacy.delta):.3g}"
         )
     yield (
-        f"ε per record (δ = {privacy.delta:g}) by number of trainings, as hosts count it; "
-        f"'fixed' is the tighter value for a schedule that no result changes"
+        f"ε per record (δ = {privacy.delta:g}) by number of trainings, as hosts compute it; "
+        "'fixed' is a smaller ε, valid if no result changes the schedule"
     )
     heads = ["samples", "rate", "steps", "noise", *map(str, counts), "fixed"]
     yield _row(heads)
@@ -81,7 +81,7 @@ def plan_lines(
         rate, noise = f"{event.sampling_rate:.3g}", f"{event.noise_multiplier:.3g}"
         yield _row([str(number), rate, str(event.steps), noise, *cells])
     yield ""
-    yield f"noise multiplier for an ε after {most} trainings"
+    yield f"noise multiplier that gives each ε after {most} trainings"
     yield _row(["samples", *(f"ε = {each:g}" for each in targets)])
     for number in samples:
         event = _shape(settings, number)
@@ -106,13 +106,13 @@ def _of_updates(
         epsilon=privacy.epsilon or 0.0, delta=privacy.delta, trainings=privacy.trainings or rounds
     )
     counts = sorted({max(1, round(share * most)) for share in _SHARES})
-    who, limit = "hosts count", ". Hosts limit both rows by training_epsilon"
+    who, limit = "hosts compute", ". Hosts limit both rows by training_epsilon"
     if privacy.at_coordinator:
-        who, limit = "the coordinator counts", ""
+        who, limit = "the coordinator computes", ""
     yield (
         f"ε (δ = {privacy.delta:g}) by number of trainings of a client, as {who} it, with noise "
-        f"multiplier {noise:.4g}; 'fixed' is the tighter value for a schedule that no result "
-        f"changes{limit}"
+        f"multiplier {noise:.4g}; 'fixed' is a smaller ε, valid if no result changes the "
+        f"schedule{limit}"
     )
     yield _row(["unit", "noise", *map(str, counts), "fixed"])
     for unit, multiplier in (("client", noise), ("record", noise / 2)):
@@ -121,7 +121,7 @@ def _of_updates(
         fixed = epsilon_by_pld([_times(event, most)], privacy.delta)
         yield _row([unit, f"{multiplier:.3g}", *(f"{each:.3g}" for each in (*losses, fixed))])
     yield ""
-    yield f"noise multiplier for an ε per client after {most} trainings"
+    yield f"noise multiplier that gives each ε per client after {most} trainings"
     yield _row([f"ε = {each:g}" for each in targets])
     needed = (
         noise_multiplier_for(epsilon=each, delta=privacy.delta, trainings=most) for each in targets
@@ -146,8 +146,8 @@ def _answers(run_file: RunFile, privacy: PrivateUpdates) -> rpc.Privacy:
     asks = set(selector.asks_questions) - {AVAILABILITY}
     if asks and not (privacy.epsilon or privacy.answer_noise_multiplier):
         raise ConfigurationError(
-            f"selector {chosen.name} asks clients about their data, and [privacy] does not give "
-            "the noise of the answers; set privacy.answer_noise_multiplier, such as 20"
+            f"selector {chosen.name} asks clients about their data, and [privacy] has no noise "
+            "for the answers; set privacy.answer_noise_multiplier, such as 20"
         )
     return rpc.Privacy(
         epsilon=privacy.epsilon or 0.0,

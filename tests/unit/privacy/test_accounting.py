@@ -66,7 +66,7 @@ def test_divergence_of_gaussian_noise_equals_the_closed_form() -> None:
     ],
 )
 def test_invalid_privacy_event_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="not a valid privacy event"):
+    with pytest.raises(ValueError, match="not a valid event of the privacy accounting"):
         GaussianSteps(**{"noise_multiplier": 1.0, **wrong})  # type: ignore[arg-type]
 
 

@@ -251,10 +251,10 @@ def test_privacy_report_shows_the_spent_and_the_remaining_epsilon(tmp_path: Path
     spent = spent_in_epoch(PrivacyLedger(tmp_path / "privacy").of("client-0"), policy)
     first, second, together, third = PrivacyReport(tmp_path, policy).lines()
     left = 6.0 - spent.epsilon_spent
-    assert f"spent ε = {spent.epsilon_spent:.4g} of 6 on data epoch 1, {left:.4g} left" in first
+    assert f"spent ε = {spent.epsilon_spent:.4g} of 6, {left:.4g} left" in first
     assert "profiles and sums of counts spent ε = 0" in second
-    assert "never more than 10 (δ = 1e-05, per record)" in together
-    assert "1 trainings asked, 1 charged, 0 updates sent, 0 refused" in third
+    assert "never spends more than 10 (δ = 1e-05, per record)" in together
+    assert "1 trainings requested, 1 charged, 0 updates sent, 0 trainings refused" in third
     [found] = json.loads(PrivacyReport(tmp_path, policy).values())["clients"]
     assert found["training"]["epsilon_spent"] == spent.epsilon_spent
 
@@ -352,7 +352,7 @@ def test_invalid_answer_noise_is_refused(tmp_path: Path, privacy: dict[str, Any]
 
 def test_sums_that_are_not_finite_are_not_answered(tmp_path: Path) -> None:
     broken = BoundedSums(values={"loss": float("nan")}, sensitivity=1.0)
-    with pytest.raises(TrainingError, match="not finite"):
+    with pytest.raises(TrainingError, match="NaN or infinite"):
         guard(tmp_path).answer(question(), broken, 250)
 
 
@@ -360,7 +360,7 @@ def test_privacy_report_shows_answers_and_trainings(tmp_path: Path) -> None:
     host = guard(tmp_path)
     host.answer(question(), SUMS, 250)
     text = "\n".join(PrivacyReport(tmp_path, DisclosurePolicy()).lines())
-    assert "0 trainings asked, 0 charged" in text
+    assert "0 trainings requested, 0 charged" in text
     assert "questions about data: 1 answers charged, 0 refused, noise multiplier 10 or more" in text
 
 

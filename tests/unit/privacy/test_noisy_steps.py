@@ -161,7 +161,7 @@ def test_model_after_noisy_steps_has_no_per_record_gradients() -> None:
 
 
 def test_noisy_step_without_a_batch_is_refused() -> None:
-    with pytest.raises(TrainingError, match="has no batch"):
+    with pytest.raises(TrainingError, match="got no batch"):
         trained(settings_of(steps=9), samples(), steps=2)
 
 

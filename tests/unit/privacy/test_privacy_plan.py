@@ -27,7 +27,7 @@ def planned(privacy: str) -> list[list[str]]:
 
 def test_privacy_plan_of_client_noise_lists_epsilon_by_trainings() -> None:
     said, heads, row, _, _, _, targets, noises = planned("noise_multiplier = 4.0")
-    assert "as the coordinator counts it" in " ".join(said)
+    assert "as the coordinator computes it" in " ".join(said)
     assert heads == ["unit", "noise", "3", "8", "15", "30", "fixed"]
     assert row[0] == "client"
     noise, *losses, fixed = map(float, row[1:])

@@ -98,7 +98,7 @@ class NoisedRounds(OpenRounds):
             if spent:
                 await run.selecting.left_out.add_and_store(spent)
             if len(kept) < run.machine.cohort.needed:
-                why = "the privacy budget of too many clients is spent"
+                why = "too many clients of the round have spent their privacy budget"
                 run.post(rounds.SumFailed(*run.key[1:], why, tuple(spent.items())))
                 return None
             clients = [each.client for each in kept]
@@ -169,16 +169,16 @@ class NoisedRounds(OpenRounds):
                 count = self._beyond(self._ledger.events_of(client), in_run)
                 if count is not None:
                     found[client] = (
-                        f"{RUN_BUDGET_SPENT} (ε ≤ {in_run:g}, {count} charged); give a new run a "
-                        "larger privacy.epsilon or privacy.trainings"
+                        f"{RUN_BUDGET_SPENT} (ε ≤ {in_run:g}, {count} trainings charged); start a "
+                        "run with a larger privacy.epsilon or privacy.trainings"
                     )
                     continue
             if in_all is not None:
                 count = self._beyond(self._all_runs.events_of(client), in_all)
                 if count is not None:
                     found[client] = (
-                        f"{ALL_RUNS_BUDGET_SPENT} (ε ≤ {in_all:g}, {count} charged); raise "
-                        "epsilon_over_runs of the coordinator, or give the run more noise"
+                        f"{ALL_RUNS_BUDGET_SPENT} (ε ≤ {in_all:g}, {count} trainings charged); "
+                        "raise epsilon_over_runs of the coordinator, or give the run more noise"
                     )
         return found
 
@@ -193,7 +193,9 @@ class NoisedRounds(OpenRounds):
 def private_updates(run_file: RunFile) -> PrivateUpdates:
     """Return the run's [privacy] table. Raises ConfigurationError if it has none."""
     if run_file.privacy is None:
-        raise ConfigurationError("sums with noise need the table [privacy]; add it to the run file")
+        raise ConfigurationError(
+            "the run file has no table [privacy], which sums with noise need; add the table"
+        )
     return run_file.privacy
 
 

@@ -145,8 +145,8 @@ class RoundLedger:
 
     def _damaged(self) -> StorageError:
         return StorageError(
-            f"{self._path} is not a valid privacy ledger; restore it from a backup: without it the "
-            "run would forget what its clients have spent",
+            f"{self._path} is not a valid privacy ledger; restore it from a backup: without the "
+            "ledger, the run would forget the privacy loss of its clients",
             path=self._path,
         )
 

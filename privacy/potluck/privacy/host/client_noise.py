@@ -65,14 +65,15 @@ def check_grid(noise_multiplier: float, clip: float, grid: SumGrid) -> None:
     if most > grid.largest:
         raise ConfigurationError(
             f"a sum of {grid.clients} updates with noise could overflow: it may reach {most:.3g}, "
-            f"and {grid.largest:.3g} is the limit; both sides must run the same version"
+            f"and the limit is {grid.largest:.3g}; run the same version of Potluck on the "
+            "coordinator and this host"
         )
     rounding, deviation = _rounding(clip, grid), math.sqrt(variance)
     coarse = rounding > LARGEST_ROUNDING or deviation < LEAST_DEVIATION
     if coarse or variance > LARGEST_VARIANCE:
         raise ConfigurationError(
-            f"the numbers of masked updates are too coarse for their noise: {grid.values} "
-            f"parameters, a share of the noise has a standard deviation of {deviation:.3g}; choose "
+            f"masked updates are too coarse for their noise: with {grid.values} parameters, each "
+            f"client's share of the noise has a standard deviation of {deviation:.3g}; choose "
             "masking.bits = 64, fewer clients_per_round, or a smaller model"
         )
 

@@ -180,16 +180,19 @@ class HostGuard(PrivacyGuard):
         in_run = sum(each.kind == charged.kind for each in of_run)
         most = asked.trainings if charged.kind == "training" else asked.answers
         if asked.epsilon and in_run >= most:
-            return f"the run's epsilon is for {most} {charged.kind}s; {in_run} are charged"
+            return (
+                f"the run's epsilon allows {most} {charged.kind}s, and the client has already "
+                f"made {in_run}"
+            )
         for unit in UNITS:
             event = charged.event_in(unit)
             before = spent_in_epoch(charges, self._policy, unit)
             if event is not None and not before.admits(event):
                 after = before.with_event(event).epsilon_spent
                 return (
-                    f"ε of a {unit} would be {after:.4g} after it, {before.epsilon_spent:.4g} "
-                    f"before, and training_epsilon or total_epsilon allow "
-                    f"{self._policy.training_limit:g}"
+                    f"one more {charged.kind} would raise ε per {unit} from "
+                    f"{before.epsilon_spent:.4g} to {after:.4g}, and training_epsilon or "
+                    f"total_epsilon allows {self._policy.training_limit:g}"
                 )
         event = charged.event_in(RECORD)
         if self._policy.total_epsilon is None or event is None:
@@ -199,8 +202,8 @@ class HostGuard(PrivacyGuard):
             return ""
         after = together.with_event(event).epsilon_spent
         return (
-            f"ε of a record by everything with noise would be {after:.4g} after it, "
-            f"{together.epsilon_spent:.4g} before, and total_epsilon allows "
+            f"one more {charged.kind} would raise ε per record, for everything with noise, from "
+            f"{together.epsilon_spent:.4g} to {after:.4g}, and total_epsilon allows "
             f"{self._policy.total_epsilon:g}"
         )
 
@@ -226,7 +229,8 @@ class HostGuard(PrivacyGuard):
         numbers = (*sums.values.values(), *sums.public.values())
         if not (0 < sums.sensitivity < math.inf and all(map(math.isfinite, numbers))):
             raise TrainingError(
-                f"the sums of question '{instruction.question.kind}' are not finite"
+                f"the client's values for question '{instruction.question.kind}' are NaN or "
+                "infinite"
             )
         with self._turn:
             kept = self._kept(client, without_numbers, asked)

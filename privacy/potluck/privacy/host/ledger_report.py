@@ -158,9 +158,8 @@ def _run_of(entry: Mapping[str, Any]) -> _Run:
 def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
     training, other = found["training"], found["disclosures"]
     yield (
-        f"{found['client']}: trainings and answers with noise spent ε = "
-        f"{training['epsilon_spent']:.4g} of {training['epsilon_limit']:g} on data epoch "
-        f"{found['data_epoch']}, "
+        f"{found['client']}: on data epoch {found['data_epoch']}, trainings and answers with "
+        f"noise spent ε = {training['epsilon_spent']:.4g} of {training['epsilon_limit']:g}, "
         f"{training['epsilon_left']:.4g} left (δ = {training['delta']:g}, per record)"
     )
     whole = found["updates"]
@@ -168,29 +167,31 @@ def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
         left_out = ["profiles, sums of counts"]
         if whole["uncounted"]:
             left_out.append(
-                f"{whole['uncounted']} trainings or answers with noise for records only"
+                f"{whole['uncounted']} trainings or answers whose noise protects single records "
+                "only"
             )
         yield (
-            f"  updates with noise for the whole client spent ε = {whole['epsilon_spent']:.4g} of "
-            f"{whole['epsilon_limit']:g}, {whole['epsilon_left']:.4g} left (δ = "
-            f"{whole['delta']:g}, per client); it does not cover {' and '.join(left_out)}"
+            "  updates whose noise protects the whole client spent ε = "
+            f"{whole['epsilon_spent']:.4g} of {whole['epsilon_limit']:g}, "
+            f"{whole['epsilon_left']:.4g} left (δ = {whole['delta']:g}, per client); this ε does "
+            f"not cover {' and '.join(left_out)}"
         )
     yield (
-        f"  profiles and sums of counts spent ε = {other['epsilon_spent']:.4g} of "
-        f"{other['epsilon_limit']:g}, which adds to it"
+        f"  in addition, profiles and sums of counts spent ε = {other['epsilon_spent']:.4g} of "
+        f"{other['epsilon_limit']:g}"
     )
     together = found["together"]
     yield (
-        f"  all together spent ε ≤ {together['epsilon_spent']:.4g}, and never more than "
-        f"{together['epsilon_limit']:g} (δ = {together['delta']:g}, per record)"
+        f"  in total, the client spent ε ≤ {together['epsilon_spent']:.4g}, and never spends more "
+        f"than {together['epsilon_limit']:g} (δ = {together['delta']:g}, per record)"
     )
     for run in found["runs"]:
         noise = run["noise_multiplier"]
         least = f", noise multiplier {noise:.4g} or more" if noise is not None else ""
         yield (
             f"  run {run['run']} of federation {run['federation']}: {run['asked']} trainings "
-            f"asked, {run['charged']} charged, {run['sent']} updates sent, {run['refused']} "
-            f"refused{least}"
+            f"requested, {run['charged']} charged, {run['sent']} updates sent, {run['refused']} "
+            f"trainings refused{least}"
         )
         if run["answers_charged"] or run["answers_refused"]:
             noise = run["answer_noise_multiplier"]

@@ -103,8 +103,8 @@ class NoisyOptimizer(ClippingOptimizer):
         del closure
         if not self._sizes:
             raise TrainingError(
-                "a step with noise has no batch; take one step of the optimizer for each batch of "
-                "the loader that `noisy_steps` yields"
+                "`noisy_steps` got no batch for this step of the optimizer; take exactly one "
+                "step for each batch of the loader"
             )
         self._check_gradients(self._sizes.popleft())
         self._terms.record()
@@ -119,8 +119,8 @@ class NoisyOptimizer(ClippingOptimizer):
         Raises ConfigurationError if a gradient does not have exactly one entry per record."""
         if records and all(each.grad_sample is None for each in self.params):
             raise ConfigurationError(
-                "the backward pass gave no gradients of single records; call `backward` on a loss "
-                "of the model that was given to `noisy_steps`, once for each step"
+                "the backward pass gave no gradients of single records; call `backward` once per "
+                "step, on a loss of the model that `noisy_steps` received"
             )
         for each in self.params:
             found = each.grad_sample
@@ -128,9 +128,9 @@ class NoisyOptimizer(ClippingOptimizer):
                 each.grad_sample = each.new_zeros((records, *each.shape))
             elif not isinstance(found, Tensor) or len(found) != records:
                 raise ConfigurationError(
-                    "the model does not give one gradient per record: a layer's first dimension is "
-                    "not the batch; don't join records with positions or tokens, or remove "
-                    "[privacy]"
+                    "the model does not give one gradient per record: the first dimension of a "
+                    "layer is not the batch; don't merge the batch dimension with positions or "
+                    "tokens, or remove [privacy]"
                 )
 
 
@@ -146,8 +146,8 @@ class PoissonBatches:
         self.dataset: Any = data if isinstance(data, Dataset) else getattr(data, "dataset", data)
         if isinstance(self.dataset, IterableDataset) or not hasattr(self.dataset, "__getitem__"):
             raise ConfigurationError(
-                f"a {type(self.dataset).__name__} can't be sampled, which noise for single records "
-                "needs; use a Dataset with __len__ and __getitem__, or remove [privacy]"
+                f"a {type(self.dataset).__name__} can't be sampled, but noise for single records "
+                "needs sampling; use a Dataset with __len__ and __getitem__, or remove [privacy]"
             )
         self._options = {
             name: getattr(data, name)
@@ -191,8 +191,8 @@ def _check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
     trainable = {id(each) for each in model.parameters() if each.requires_grad}
     if not trainable or not trainable <= moved:
         raise ConfigurationError(
-            "the optimizer lacks trainable parameters of the model, which would get no noise; give "
-            "one optimizer all of them, or freeze them with requires_grad_(False)"
+            "the optimizer lacks trainable parameters of the model, which would get no noise; "
+            "give all parameters to one optimizer, or freeze them with requires_grad_(False)"
         )
 
 

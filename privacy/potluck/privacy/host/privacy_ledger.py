@@ -211,8 +211,8 @@ def _append(path: Path, line: bytes, size: int) -> None:
 
 def _damaged(path: Path) -> StorageError:
     return StorageError(
-        f"{path} is not a valid privacy ledger; restore it from a backup: without it this client "
-        "would forget what it has spent",
+        f"{path} is not a valid privacy ledger; restore it from a backup: without the ledger, "
+        "this client would forget its privacy loss",
         path=path,
     )
 

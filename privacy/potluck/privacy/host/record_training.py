@@ -66,14 +66,15 @@ class RecordTraining(PrivateLoop):
             raise ConfigurationError(settings.unfit_for_noise)
         if not objective.per_sample:
             raise ConfigurationError(
-                "the objective is not compatible with [privacy]: its loss of a record depends on "
-                "other records; choose cross-entropy, focal, generalized-cross-entropy, "
-                "symmetric-cross-entropy or fedprox"
+                "the objective is not compatible with [privacy], because the loss of a record "
+                "depends on other records; choose cross-entropy, focal, "
+                "generalized-cross-entropy, symmetric-cross-entropy or fedprox"
             )
         if correction is not None and not correction.of_gradients:
             raise ConfigurationError(
-                f"the correction {type(correction).__name__} is not compatible with [privacy]: it "
-                "uses records without noise; choose fedavg, fedavgm, fedadam or scaffold"
+                f"the correction {type(correction).__name__} is not compatible with [privacy], "
+                "because the correction uses records without noise; choose fedavg, fedavgm, "
+                "fedadam or scaffold"
             )
         self.check_model(model)
 
@@ -173,7 +174,9 @@ class _NoisySteps:
         progress, cancelled = self.context.progress, self.context.cancelled
         for taken in range(self.granted.steps):
             if cancelled():
-                raise RoundClosedError("the training was cancelled; no run waits for it")
+                raise RoundClosedError(
+                    "the training was cancelled, because no run waits for its update"
+                )
             self._step()
             progress((taken + 1) / self.granted.steps)
 
