@@ -63,7 +63,7 @@ async def through_a_relay(federation: Federation, straight: str) -> None:
         async def kill_relay() -> None:
             await relay.kill()
             await relay.start()  # the new process has not seen the late clients' instructions
-            await until(lambda: relay.events().count("host attends") == 3, "hosts attend")
+            await until(lambda: relay.events().count("host connected") == 3, "hosts attend")
 
         assert await joined(federation, kill_relay) == straight
         delivered = relay.metric("potluck_relay_deliveries_total", outcome="delivered")

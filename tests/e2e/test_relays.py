@@ -50,7 +50,7 @@ async def moved(federation: Federation, relays: dict[str, Relay]) -> None:
     await federation.start_hosts()
 
     def behind() -> int:
-        return sum(relay.events().count("host attends") for relay in relays.values())
+        return sum(relay.events().count("host connected") for relay in relays.values())
 
     await until(lambda: behind() == len(federation.files.hosts), "all hosts attend through relays")
     await federation.until_attending()

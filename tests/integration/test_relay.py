@@ -314,10 +314,12 @@ async def test_relay_check_reports_valid_and_invalid_settings(
     text = text.replace('"pki/revoked.pem"', f'"{relay.folder / "pki" / "revoked.pem"}"')
     other.write_text(text.replace(relay.address, "127.0.0.1:0"))
     found = await asyncio.to_thread(check, other)
-    assert found.startswith("certificate      relay gate of demo\n  speaks for     client-0:2\n")
-    assert "  is dialled by  127.0.0.1\n" in found
-    assert "revoked.pem, 0 certificates on it\n" in found
-    assert found.endswith(f"{federation.files.operator.coordinator} lets this relay in\n")
+    assert found.startswith(
+        "certificate      relay gate of federation demo\n  sends for      client-0:2\n"
+    )
+    assert "  addresses      127.0.0.1\n" in found
+    assert "revoked.pem, lists 0 certificates\n" in found
+    assert found.endswith(f"{federation.files.operator.coordinator} admits this relay\n")
     assert f"can't listen on {relay.address}" in await asyncio.to_thread(check, relay.config)
     other.write_text(text.replace("gate.pem", "host-0.pem").replace("gate.key", "host-0.key"))
     assert "is for the role host, but relay is needed" in await asyncio.to_thread(check, other)

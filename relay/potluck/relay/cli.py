@@ -76,7 +76,8 @@ def relay(
         return 0
     if config is None:
         raise ConfigurationError(
-            "no configuration file; pass --config FILE, `potluck-relay config` prints an example"
+            "no configuration file given; pass --config FILE, or run `potluck-relay config` to "
+            "print an example file"
         )
     overrides = {
         "coordinator": coordinator,

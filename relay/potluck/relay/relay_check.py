@@ -30,15 +30,18 @@ def check_relay(config: RelayConfig) -> Iterator[str]:
     """Yield a line for each check that passes. Raises the error of the first that fails."""
     material = config.tls.load(Role.RELAY)
     claims = ", ".join(map(str, material.identity.claims))
-    yield f"certificate      relay {material.identity.name} of {material.identity.federation}"
-    yield f"  speaks for     {claims}"
-    yield f"  is dialled by  {', '.join(_names(material))}"
-    yield f"  counts until   {material.expires:%Y-%m-%d %H:%M} UTC"
+    yield (
+        f"certificate      relay {material.identity.name} of federation "
+        f"{material.identity.federation}"
+    )
+    yield f"  sends for      {claims}"
+    yield f"  addresses      {', '.join(_names(material))}"
+    yield f"  valid until    {material.expires:%Y-%m-%d %H:%M} UTC"
     if config.metrics_tls is not None:
         config.metrics_tls.check(config.tls)
     if config.revoked is not None:
         found = read_revocations(config.revoked, config.tls.authority)
-        yield f"revocation list  {config.revoked}, {len(found.revoked)} certificates on it"
+        yield f"revocation list  {config.revoked}, lists {len(found.revoked)} certificates"
     yield _check_address(config.listen)
     yield _check_state(config.state_directory)
     yield asyncio.run(_check_coordinator(config, material))
@@ -61,8 +64,8 @@ def _check_address(listen: str) -> str:
             probe.bind(found[0][4])
     except OSError as error:
         raise UnreachableError(
-            f"can't listen on {listen}: {error.strerror}; is a relay running there already? "
-            "choose another `listen`",
+            f"can't listen on {listen}: {error.strerror}; stop the program that listens on this "
+            "address, or choose another `listen`",
             address=listen,
         ) from error
     return f"address          {listen} is free"
@@ -80,11 +83,11 @@ def _check_state(folder: Path) -> str:
         probe.unlink()
     except OSError as error:
         raise StorageError(
-            f"can't make the state directory {folder}: {error.strerror}; set state_directory to a "
-            "folder this user may write to",
+            f"can't create the state directory {folder}: {error.strerror}; set state_directory to "
+            "a folder that this user may write to",
             path=folder,
         ) from error
-    return f"state directory  {folder}, to be made"
+    return f"state directory  {folder}, does not exist yet; the relay will create it"
 
 
 async def _check_coordinator(config: RelayConfig, material: TlsMaterial) -> str:
@@ -105,4 +108,4 @@ async def _check_coordinator(config: RelayConfig, material: TlsMaterial) -> str:
                 await stub.LocateUpload(request, timeout=_ANSWER_SECONDS)
             except grpc.aio.AioRpcError as error:
                 raise connection_error(error, config.coordinator, config.tls) from error
-    return f"coordinator      {config.coordinator} lets this relay in"
+    return f"coordinator      {config.coordinator} admits this relay"

@@ -46,7 +46,7 @@ class RelayMetrics:
     def ready(self) -> str:
         """Return the reason that the relay is not ready; empty while it is connected to the
         coordinator."""
-        return "" if self._connected else "not connected to the coordinator"
+        return "" if self._connected else "the relay is not connected to the coordinator"
 
     def connection(self, *, stands: bool) -> None:
         """Record whether the relay is connected to the coordinator."""

@@ -83,7 +83,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 if not welcomed:
                     welcomed = True
                     self._metrics.attending(1, clients)
-                    log.info("host attends", host=identity.name, clients=clients)
+                    log.info("host connected", host=identity.name, clients=clients)
                 if response.HasField("welcome"):
                     # the host must transfer files through the relay
                     response.welcome.object_store = False
@@ -101,7 +101,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             if welcomed:
                 self._updates.expected.left(identity.name)
                 self._metrics.attending(-1, -clients)
-                log.info("host left", host=identity.name, clients=clients)
+                log.info("host disconnected", host=identity.name, clients=clients)
 
     def _greeting(self, first: rpc.AttendRequest | None, identity: Identity) -> rpc.AttendRequest:
         """Return a host's hello as the coordinator receives it: with the host's name added.
@@ -109,14 +109,15 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         Raises ProtocolError, IdentityError.
         """
         if first is None or first.WhichOneof("message") != "hello":
-            raise ProtocolError("the first message on the control stream must be a hello")
+            raise ProtocolError("the first message on the control stream of a host must be a hello")
         relay = self._upstream.identity
         for client in first.hello.client_ids:
             check_client(client, identity)
             if not relay.may_speak_for(client):
                 raise IdentityError(
-                    f"relay '{relay.name}' may not speak for client '{client}'; issue the relay a "
-                    "certificate with this client: `potluck pki issue … --clients`",
+                    f"the certificate of relay '{relay.name}' does not include client '{client}'; "
+                    "issue the relay a certificate with this client: `potluck pki issue … "
+                    "--clients`",
                     relay=relay.name,
                     client=client,
                 )

@@ -56,12 +56,14 @@ class RelayState:
                 folder.chmod(0o700)
         except OSError as error:
             raise StorageError(
-                f"can't use the state directory {path}: {error.strerror}; "
-                "set state_directory to a folder this user may write to",
+                f"can't use the state directory {path}: {error.strerror}; set state_directory to "
+                "a folder that this user may write to",
                 path=path,
             ) from error
         self._lock = FolderLock(
-            path, holder="relay", remedy="stop that one, or give each its own state_directory"
+            path,
+            holder="relay",
+            remedy="stop the other relay, or give each relay its own state_directory",
         )
 
     def close(self) -> None:

@@ -107,7 +107,7 @@ class RelayedSums:
         gathering = self._gathering(header.run_id)
         for other in gathering.parts:
             if other.updates & part.updates:  # the host has made a new sum of these updates
-                other.fail(RoundClosedError("its host has sent another sum of the same updates"))
+                other.fail(RoundClosedError("the host has sent another sum of the same updates"))
         gathering.parts.append(part)
         self._expected.received(header.members)
         try:
@@ -141,7 +141,7 @@ class RelayedSums:
             for parts in _addable(gathering.parts):
                 await self._send(parts)
         except Exception as error:
-            log.exception("a sum failed unexpectedly")
+            log.exception("a sum of updates failed unexpectedly")
             for part in gathering.parts:
                 part.fail(error)
         finally:
@@ -174,7 +174,9 @@ class RelayedSums:
                 if len(parts) == 1:
                     parts[0].fail(error)
                     return
-                log.warning("sum refused, sending its parts one by one", error=error.message)
+                log.warning(
+                    "coordinator refused a sum; sending its parts one by one", error=error.message
+                )
                 for part in parts:
                     await self._send([part])
             else:
@@ -198,7 +200,7 @@ class RelayedSums:
                 add_files, path, [part.path for part in parts], members
             )
             header.blake3, header.size, header.offset = written.blake3, written.size, 0
-            log.debug("hosts' sums combined", parts=len(parts), members=len(header.members))
+            log.debug("combined the sums of hosts", parts=len(parts), members=len(header.members))
             await deliver_file(link, header, path, fresh=fresh)
         finally:
             with contextlib.suppress(OSError):  # the next start deletes the file

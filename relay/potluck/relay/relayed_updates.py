@@ -144,7 +144,8 @@ class RelayedUpdates:
             if not delivery.cancelled():
                 raise
             raise RoundClosedError(
-                f"update '{header.update_id[:200]}' is no longer awaited; drop it",
+                f"the coordinator no longer waits for update '{header.update_id[:200]}'; drop the "
+                "update",
                 update=header.update_id[:200],
                 client=header.client_id,
                 clients=header.client_id,
@@ -175,7 +176,8 @@ class RelayedUpdates:
             return None
         if header.offset > here:
             raise TruncatedError(
-                f"only {here} bytes of the update have arrived, not {header.offset}; send the rest",
+                f"only {here} bytes of the update have arrived, not {header.offset}; send the "
+                "rest of the update",
                 received=here,
                 size=header.size,
             )
@@ -219,8 +221,8 @@ class RelayedUpdates:
         if header.until and receiver.received == header.until:
             return receiver, None
         raise TruncatedError(
-            f"the upload ended without a trailer after {receiver.received} of {header.size} bytes; "
-            "send the rest",
+            f"the upload ended without a trailer after {receiver.received} of {header.size} "
+            "bytes; send the rest of the update",
             received=receiver.received,
             size=header.size,
         )
@@ -263,12 +265,12 @@ class RelayedUpdates:
         except TimeoutError:
             self._ended(header, DeliveryOutcome.EXPIRED)
             raise RoundClosedError(
-                f"update '{header.update_id[:200]}' could not be delivered before its round's "
-                "deadline; drop it",
+                f"the relay could not deliver update '{header.update_id[:200]}' before the "
+                "deadline of the round; drop the update",
                 update=header.update_id[:200],
             ) from None
         except PotluckError as error:
-            log.info("update refused", update=header.update_id, why=error.message)
+            log.info("coordinator refused an update", update=header.update_id, why=error.message)
             self._ended(header, DeliveryOutcome.REFUSED)
             raise for_hosts(error) from error
         self._ended(header, DeliveryOutcome.DELIVERED)

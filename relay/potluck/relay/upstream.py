@@ -94,7 +94,9 @@ class Upstream:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise UnreachableError("the relay is reconnecting; attend again") from None
+            raise UnreachableError(
+                "the relay is reconnecting to the coordinator; connect again"
+            ) from None
         return response if isinstance(response, rpc.AttendResponse) else None
 
     async def watch(self) -> None:
@@ -154,5 +156,5 @@ def for_hosts(error: PotluckError) -> PotluckError:
     of_host = isinstance(error, AttendsElsewhereError) or "client" in error.metadata
     if isinstance(error, IdentityError) and not of_host:
         log.error("the coordinator refuses this relay", why=error.message)
-        return UnreachableError(f"the relay can't attend the coordinator: {error.message}")
+        return UnreachableError(f"the coordinator refuses the relay: {error.message}")
     return error
