@@ -131,7 +131,9 @@ async def test_honest_selections_are_accepted_by_all_hosts(scene: Scene, selecto
     ("kind", "edit", "why"),
     [
         pytest.param("outcome", swapped, "give another cohort", id="one client swapped"),
-        pytest.param("outcome", another_share, "not the committed one", id="own share replaced"),
+        pytest.param(
+            "outcome", another_share, "does not match its commitment", id="own share replaced"
+        ),
         pytest.param("outcome", most_shares_dropped, "are required", id="shares dropped"),
         pytest.param("attendees", another_commitment, "commitment", id="commitment of a host"),
         pytest.param("attendees", unsigned, "no signature", id="commitments without signatures"),
@@ -172,7 +174,7 @@ async def test_a_seed_without_the_share_of_a_host_is_refused_by_that_host(scene:
     row = await scene.federation.finished(RUN)
     assert row.state is RunState.FAILED
     said = told(scene, from_hosts=["host-0"])
-    assert any("without the share of client 'client-0'" in text for text in said), said
+    assert any("without the share that client 'client-0' revealed" in text for text in said), said
 
 
 async def test_a_second_list_of_commitments_gets_no_share(scene: Scene) -> None:
@@ -195,7 +197,7 @@ async def test_a_second_list_of_commitments_gets_no_share(scene: Scene) -> None:
     row = await scene.federation.finished(RUN)
     assert row.state is RunState.FINISHED, row.reason
     said = told(scene, from_hosts=["host-0"])
-    assert any("shares are revealed for one list only" in text for text in said), said
+    assert any("hosts reveal shares for one list only" in text for text in said), said
 
 
 async def test_a_client_outside_the_cohort_does_not_train(scene: Scene) -> None:
@@ -228,9 +230,9 @@ def another_outcome(work: rpc.Train) -> None:
 @pytest.mark.parametrize(
     ("edit", "why"),
     [
-        pytest.param(names_none, "names none", id="none"),
+        pytest.param(names_none, "names no selection", id="none"),
         pytest.param(another_outcome, "has not received", id="another"),
-        pytest.param(one_less, "another cohort than the committed one", id="another cohort"),
+        pytest.param(one_less, "another cohort than the committed cohort", id="another cohort"),
     ],
 )
 async def test_a_masked_cohort_that_is_not_the_committed_one_is_refused(

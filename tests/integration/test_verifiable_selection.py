@@ -94,7 +94,9 @@ async def test_audit_finds_a_changed_cohort(federation: SumFederation) -> None:
             "UPDATE members SET reason = 'a favour' WHERE run_id = ? AND round = 2", [run_id]
         )
     [_, second, _] = audited(federation, run_id)
-    assert second.differences == ("the round's reasons are not those of the selection",)
+    assert second.differences == (
+        "the reasons stored with the round are not the reasons of the selection",
+    )
 
 
 async def test_audit_finds_changed_inputs(federation: SumFederation) -> None:
@@ -102,7 +104,7 @@ async def test_audit_finds_changed_inputs(federation: SumFederation) -> None:
     log = federation.coordinator.config.state_directory / "selections" / f"{run_id}.jsonl"
     log.write_text(log.read_text().replace('\\"rounds\\":3', '\\"rounds\\":4', 1))
     [first, second, _] = audited(federation, run_id)
-    assert first.differences == ("the inputs are not the committed ones",)
+    assert first.differences == ("the inputs of the selection are not the committed inputs",)
     assert second.agrees
 
 
@@ -115,7 +117,7 @@ async def test_audit_finds_a_round_without_commitment(federation: SumFederation)
     assert [each.differences for each in audited(federation, run_id)] == [
         (),
         (),
-        ("the round has no committed selection",),
+        ("the log has no committed selection for this round",),
     ]
 
 
@@ -136,7 +138,7 @@ async def test_audit_command_exits_with_1_if_a_selection_differs(
     arguments = [run_id, "--config", str(config)]
     honest = CliRunner().invoke(app, arguments)
     assert honest.exit_code == 0, honest.output
-    assert f"3 selections of run {run_id}: 0 differ" in honest.output
+    assert f"run {run_id} has 3 selections, of which 0 differ from the record" in honest.output
     with sqlite3.connect(database(federation)) as connection:
         connection.execute(
             "UPDATE members SET client_id = 'client-x' WHERE run_id = ? AND round = 1 "

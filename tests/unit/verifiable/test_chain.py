@@ -188,7 +188,7 @@ def test_another_cohort_is_refused() -> None:
     swapped = (honest.cohort[0], others[0])
     assert "another cohort" in refused(chain.ended, changed(honest, cohort=swapped))
     backwards = honest.cohort[::-1]
-    assert "in another order" in refused(chain.ended, changed(honest, cohort=backwards))
+    assert "another order" in refused(chain.ended, changed(honest, cohort=backwards))
 
 
 @given(st.sampled_from(["share", "shares"]), st.integers(0, 255))
@@ -204,14 +204,14 @@ def test_a_share_chosen_after_the_others_is_refused(which: str, byte: int) -> No
         revealed["client-3"] = late
     if (own, revealed) == (OWN_SHARE, shares(chain, hosts)):
         return
-    assert "not the committed one" in refused(chain.seed, own, revealed)
+    assert "does not match its commitment" in refused(chain.seed, own, revealed)
 
 
 def test_too_few_shares_are_refused() -> None:
     hosts = parties(6)
     chain = until_attended(hosts)
     chain.seed(OWN_SHARE, shares(chain, hosts[:4]))
-    assert "4 are required" in refused(chain.seed, OWN_SHARE, shares(chain, hosts[:3]))
+    assert "at least 4 are required" in refused(chain.seed, OWN_SHARE, shares(chain, hosts[:3]))
 
 
 def test_a_second_list_of_commitments_is_refused() -> None:
@@ -223,7 +223,7 @@ def test_a_second_list_of_commitments_is_refused() -> None:
 def test_a_selection_is_not_repeated() -> None:
     chain = round_of(Chain.begin(RUN), parties(3), 1)
     again = opening(chain, 1, attempt=1, inputs_sha256="33" * 32)
-    assert "not repeated" in refused(chain.opened, again)
+    assert "must be in order" in refused(chain.opened, again)
 
 
 def test_a_round_is_not_drawn_until_the_cohort_pleases() -> None:
@@ -232,21 +232,27 @@ def test_a_round_is_not_drawn_until_the_cohort_pleases() -> None:
         chain = chain.opened(opening(chain, 1, attempt))
         chain = chain.attended(attendees(chain, hosts))
     chain = chain.opened(opening(chain, 1, MOST_DRAWS + 1))
-    assert "drawn more than" in refused(chain.attended, attendees(chain, hosts))
+    assert "which is the maximum" in refused(chain.attended, attendees(chain, hosts))
 
 
 def test_settings_stay_the_same_in_a_run() -> None:
     chain = round_of(Chain.begin(RUN), parties(3), 1)
-    assert "stay the same" in refused(chain.opened, opening(chain, 2, count=1))
-    assert "stay the same" in refused(chain.opened, opening(chain, 2, selector="round-robin"))
-    assert "stay the same" in refused(chain.opened, opening(chain, 2, seed=3, commitment=""))
+    assert "changed during the run" in refused(chain.opened, opening(chain, 2, count=1))
+    assert "changed during the run" in refused(
+        chain.opened, opening(chain, 2, selector="round-robin")
+    )
+    assert "changed during the run" in refused(
+        chain.opened, opening(chain, 2, seed=3, commitment="")
+    )
 
 
 def test_documents_of_another_attempt_are_refused() -> None:
     hosts = parties(3)
     chain = until_attended(hosts)
     honest = outcome(chain, shares(chain, hosts))
-    assert "other attendees" in refused(chain.ended, changed(honest, previous=INPUTS))
+    assert "another list of available clients" in refused(
+        chain.ended, changed(honest, previous=INPUTS)
+    )
     fresh = Chain.begin(RUN)
     fresh = fresh.opened(opening(fresh))
     later = Attendees.parse(attendees(fresh, hosts))
@@ -277,7 +283,7 @@ def test_wrong_numbers_of_earlier_selections_are_refused() -> None:
     assert sorted(times) == [0, 1, 1]
     chain.attended(attendees(chain, hosts, times))
     assert "differ" in refused(chain.attended, attendees(chain, hosts, (0, 0, 0)))
-    assert "missing" in refused(chain.attended, attendees(chain, hosts))
+    assert "must have numbers" in refused(chain.attended, attendees(chain, hosts))
     partly = replace(chain, whole=False)  # a host that missed rounds can't check the counts
     partly.attended(attendees(chain, hosts, (0, 0, 0)))
 

@@ -51,7 +51,10 @@ def audit_selection(
         different += not each.agrees
         typer.echo(_json(each) if as_json else _line(each))
     if not as_json:
-        typer.echo(f"{found} selections of run {audit.run.run_id}: {different} differ")
+        typer.echo(
+            f"run {audit.run.run_id} has {found} selections, of which {different} differ "
+            "from the record"
+        )
     if different:
         raise typer.Exit(1)
 
@@ -76,8 +79,8 @@ def _json(each: AuditedSelection) -> str:
 def _line(each: AuditedSelection) -> str:
     state = "" if each.committed else ", given up"
     what = f"round {each.round}, attempt {each.attempt}{state}: {each.cohort} clients"
-    missed = f", {each.missed} hosts did not reveal their share" if each.missed else ""
+    missed = f", {each.missed} hosts did not reveal their shares" if each.missed else ""
     signed = f", {each.signatures} signatures" if each.signatures else ""
     if each.agrees:
         return f"{what}{signed}{missed}: agrees"
-    return f"{what}{missed}: differs: {'; '.join(each.differences)}"
+    return f"{what}{missed}: differs from the record: {'; '.join(each.differences)}"

@@ -80,23 +80,24 @@ class Chain:
         if sha256 == self.opening_sha256:
             return self
         new, last = Opening.parse(text), self.opening
-        _require(new.run == self.run, f"the opening is of run {new.run[:40]}")
+        _require(new.run == self.run, f"the opening belongs to another run: {new.run[:40]}")
         _require(
             new.joint == bool(new.commitment),
-            "an opening has either a seed or a commitment to a share of one",
+            "the opening must have either a seed or a commitment to a share of a seed",
         )
         draws, times = 0, self.times
         if last is not None:
             _require(
                 (new.round, new.attempt) > (last.round, last.attempt),
                 f"round {new.round}, attempt {new.attempt} was opened after round {last.round}, "
-                f"attempt {last.attempt}: a selection is not repeated; if the coordinator was "
+                f"attempt {last.attempt}, but selections must be in order; if the coordinator was "
                 "restored from a backup, start a new run",
             )
             _require(
                 (new.selector, new.joint) == (last.selector, last.joint)
                 and (0 in (new.count, last.count) or new.count == last.count),
-                "selector, count and kind of seed must stay the same in a run",
+                "the selector, the number of clients or the kind of seed changed during the run; "
+                "start a new run for other settings",
             )
             if new.round == last.round:
                 draws = self.draws
@@ -123,21 +124,28 @@ class Chain:
         new = Attendees.parse(text)
         _require(
             self.attendees is None,
-            f"round {opening.round}, attempt {opening.attempt} has attendees already; shares are "
-            "revealed for one list only",
+            f"round {opening.round}, attempt {opening.attempt} already has a list of available "
+            "clients; hosts reveal shares for one list only",
         )
-        _require(new.previous == self.opening_sha256, "the attendees follow another opening")
-        _distinct(new.available, "the available clients")
+        _require(
+            new.previous == self.opening_sha256,
+            "the list of available clients belongs to another opening",
+        )
+        _distinct(new.available, "the list of available clients")
         speakers = [each.client for each in new.speakers]
-        _distinct(speakers, "the speakers")
-        _require(set(speakers) <= set(new.available), "a speaker is not available")
+        _distinct(speakers, "the list of speakers")
+        _require(
+            set(speakers) <= set(new.available),
+            "a speaker is missing in the list of available clients",
+        )
         _require(
             all(bool(each.commitment) == opening.joint for each in new.speakers),
-            "each speaker of a joint seed has a commitment",
+            "exactly the speakers of a joint seed must have a commitment",
         )
         _require(
             self.draws < MOST_DRAWS,
-            f"round {opening.round} would be drawn more than {MOST_DRAWS} times; start a new run",
+            f"round {opening.round} was drawn {MOST_DRAWS} times, which is the maximum; start a "
+            "new run",
         )
         if opening.joint:
             self._check_times(opening, new)
@@ -152,20 +160,26 @@ class Chain:
             return self
         attendees = self._attendees()
         new = Outcome.parse(text)
-        _require(self.outcome is None, "the attempt has another outcome already")
-        _require(new.previous == self.attendees_sha256, "the outcome follows other attendees")
+        _require(self.outcome is None, "the attempt already has another outcome")
+        _require(
+            new.previous == self.attendees_sha256,
+            "the outcome belongs to another list of available clients",
+        )
         _distinct(new.cohort, "the cohort")
-        _require(set(new.cohort) <= set(attendees.available), "the cohort has other clients")
+        _require(
+            set(new.cohort) <= set(attendees.available),
+            "the cohort has clients that are missing in the list of available clients",
+        )
         _require(
             opening.count == 0 or len(new.cohort) <= opening.count,
-            f"the cohort has {len(new.cohort)} clients, and the run selects {opening.count}",
+            f"the cohort has {len(new.cohort)} clients, but the run selects {opening.count}",
         )
         seed = self.seed(new.share, new.shares)
         if opening.joint:
             cohort = self.recomputed(seed)
             _require(
                 cohort == new.cohort,
-                "seed and inputs give another cohort than the coordinator's: "
+                "the seed and the inputs give another cohort than the coordinator's: "
                 f"{_differ(cohort, new.cohort)}",
             )
         settled = Settled(round=opening.round, attempt=opening.attempt, cohort=new.cohort)
@@ -186,27 +200,34 @@ class Chain:
         """
         opening, attendees = self._opening(), self._attendees()
         if opening.seed is not None:
-            _require(not share and not shares, "a given seed has no shares")
+            _require(
+                not share and not shares, "the outcome has shares, although the opening has a seed"
+            )
             return opening.seed
-        _require(bool(share), "the coordinator's share is missing")
+        _require(bool(share), "the coordinator's share of the seed is missing")
         own = commitment_to(share, opening.previous, COORDINATOR)
-        _require(own == opening.commitment, "the coordinator's share is not the committed one")
+        _require(
+            own == opening.commitment,
+            "the coordinator's share of the seed does not match its commitment",
+        )
         speakers = [each.client for each in attendees.speakers]
         _require(
-            shares.keys() <= set(speakers), "a share is of a client that does not speak for a host"
+            shares.keys() <= set(speakers),
+            "a share of the seed is from a client that is not a speaker",
         )
         for each in attendees.speakers:
             found = shares.get(each.client)
             if found is not None:
                 _require(
                     commitment_to(found, self.opening_sha256, each.client) == each.commitment,
-                    f"the share of '{each.client}' is not the committed one",
+                    f"client '{each.client}' revealed a share of the seed that does not match its "
+                    "commitment",
                 )
         least = fewest_shares(len(speakers))
         _require(
             len(shares) >= least,
-            f"{len(shares)} of {len(speakers)} hosts revealed their share of the seed, {least} are "
-            "required",
+            f"{len(shares)} of {len(speakers)} hosts revealed their shares of the seed, but at "
+            f"least {least} are required",
         )
         return joint_seed(self.attendees_sha256, share, [shares.get(name) for name in speakers])
 
@@ -231,10 +252,20 @@ class Chain:
         """Check the number of earlier selections of each client, if all documents of the run are
         known."""
         needed = needs_times(opening.selector)
-        _require(needed == (attendees.times is not None), "numbers of selections are missing")
+        _require(
+            needed == (attendees.times is not None),
+            "the list of available clients must "
+            "have numbers of earlier selections "
+            "for selector round-robin only",
+        )
         if attendees.times is None:
             return
-        _require(len(attendees.times) == len(attendees.available), "numbers of selections miss")
+        _require(
+            len(attendees.times) == len(attendees.available),
+            "the list of available clients "
+            "must have a number of earlier "
+            "selections for each client",
+        )
         counted = tuple(self.times.get(client, 0) for client in attendees.available)
         _require(
             not self.whole or counted == attendees.times,
@@ -263,11 +294,14 @@ def _require(holds: bool, broken: str) -> None:
 
 
 def _distinct(clients: Sequence[str], what: str) -> None:
-    _require(len(set(clients)) == len(clients), f"{what} have a client twice")
+    _require(len(set(clients)) == len(clients), f"{what} has a client twice")
 
 
 def _differ(expected: Sequence[str], found: Sequence[str]) -> str:
     missing, strangers = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if not missing and not strangers:
-        return "in another order"
-    return f"{', '.join(missing[:3]) or 'none'} missing, {', '.join(strangers[:3]) or 'none'} added"
+        return "the cohort has another order"
+    return (
+        f"missing clients: {', '.join(missing[:3]) or 'none'}; additional clients: "
+        f"{', '.join(strangers[:3]) or 'none'}"
+    )

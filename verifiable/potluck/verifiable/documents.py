@@ -73,7 +73,7 @@ class Document(BaseModel):
             fault = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(str(part) for part in fault["loc"])
             raise BrokenSelectionError(
-                f"the coordinator sent a malformed {cls.__name__.lower()} of a selection: "
+                f"the coordinator sent a malformed {cls.__name__.lower()} of a selection: field "
                 f"{place}: {fault['msg']}"
             ) from None
 

@@ -48,5 +48,5 @@ def drawn(
         shuffled = generator.permutation(len(available))
         chosen = shuffled[np.argsort(np.array(times)[shuffled], kind="stable")[:size]]
     else:
-        raise ValueError(f"the choice of selector '{selector}' can't be recomputed")
+        raise ValueError(f"selector '{selector}' can't be recomputed by hosts")
     return tuple(available[position] for position in chosen.tolist())

@@ -23,6 +23,6 @@ def check_run(run_file: RunFile) -> None:
     if run_file.selector_limits.at_most_per:
         raise ConfigurationError(
             "selection.hosts_verify: hosts can't recompute selections under "
-            "selector_limits.at_most_per, because they don't see the tags of other hosts; remove "
-            "one of the two"
+            "selector_limits.at_most_per, because hosts don't receive the tags of other hosts; "
+            "remove one of both settings"
         )

@@ -71,7 +71,9 @@ class StoredLines:
                 sync_folder(folder)
 
     def _unusable(self, error: OSError) -> StorageError:
-        return StorageError(f"{self.path}: {error.strerror}; see its disk", path=self.path)
+        return StorageError(
+            f"can't use {self.path}: {error.strerror}; check its disk", path=self.path
+        )
 
 
 def sync_folder(folder: Path) -> None:

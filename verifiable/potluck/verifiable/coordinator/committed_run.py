@@ -97,7 +97,9 @@ class CommittedRun(SelectionRecord):
             details = {"reasons": list(selection.reasons), **self._placement()}
             await in_thread(lambda: log.end(outcome, **details))
         elif outcome.cohort != cohort:
-            raise ReplayError(f"{key}: another cohort than before the restart was chosen")
+            raise ReplayError(
+                f"{key}: after the restart, the selector chose another cohort than before"
+            )
         document = rpc.SelectionDocument(outcome=outcome.encode())
         sha256 = attempt.chain.outcome_sha256
         answers = await self._send(key, 3, self._speakers(attempt), document)
@@ -108,8 +110,8 @@ class CommittedRun(SelectionRecord):
         attempt = (await self._log()).find(key.round, key.attempt)
         if attempt is None or attempt.chain.outcome is None:
             raise RunError(
-                f"{key}: the log of selections has no outcome; restore the state directory's "
-                "`selections` from a backup, or start a new run"
+                f"{key}: the log of selections has no outcome; restore the folder `selections` of "
+                "the state directory from a backup, or start a new run"
             )
         work.selection.outcome_sha256 = attempt.chain.outcome_sha256
         work.selection.hosts_verify = self._joint
@@ -130,8 +132,8 @@ class CommittedRun(SelectionRecord):
         if found is not None:
             if found.chain.opening is None or found.chain.opening.inputs_sha256 != sha256:
                 raise ReplayError(
-                    f"{key}: the inputs of the selection have changed since the restart; selecting "
-                    "again"
+                    f"{key}: the inputs of the selection have changed since the restart; "
+                    "selecting again"
                 )
             return found
         share = os.urandom(SHARE_BYTES).hex() if self._joint else ""
@@ -183,8 +185,8 @@ class CommittedRun(SelectionRecord):
         least = run.plan.run_file.clients_per_round
         if len(available) < min(least, len(there)) or not available:
             raise ScarceError(
-                f"round {key.round}: hosts of {len(available)} clients answered the opening of the "
-                f"selection, and {least} clients are needed"
+                f"round {key.round}: hosts of {len(available)} clients answered the opening of "
+                f"the selection, but {least} clients are needed"
             )
         times = None
         if self._joint and needs_times(opening.selector):
@@ -210,8 +212,8 @@ class CommittedRun(SelectionRecord):
                 shares[each.client] = share
         if self._joint and len(shares) < fewest_shares(len(attendees.speakers)):
             raise ScarceError(
-                f"round {key.round}: {len(shares)} of {len(attendees.speakers)} hosts revealed "
-                "their share of the seed, which is too few"
+                f"round {key.round}: too few hosts revealed their shares of the seed: "
+                f"{len(shares)} of {len(attendees.speakers)}"
             )
         await in_thread(log.reveal, shares)
         await self._note_signatures(log, attempt.chain.attendees_sha256, answers)
@@ -254,7 +256,7 @@ class CommittedRun(SelectionRecord):
         Raises BrokenSelectionError if the receipt is malformed, IdentityError if it has no valid
         signature of a member."""
         if bool(found.commitment) != self._joint or len(found.commitment) not in (0, _HEX):
-            raise BrokenSelectionError("its commitment to a share of the seed is malformed")
+            raise BrokenSelectionError("the host's commitment to a share of the seed is malformed")
         members = self._run.services.trust.members
         if members is not None:
             signed = receipt(opening, client, found.commitment)
@@ -295,7 +297,9 @@ class CommittedRun(SelectionRecord):
             if answer.WhichOneof("outcome") != "receipt"
         }
         if refusals:
-            said = each_once(refusals, f"refused the {document.WhichOneof('document')}")
+            said = each_once(
+                refusals, f"refused the {document.WhichOneof('document')} of a selection"
+            )
             run.say(f"round {key.round}: {said}", warning=True)
         return {
             client: answers[client].receipt

@@ -132,21 +132,24 @@ class SelectionAudit:
                     attempt=row.key.attempt,
                     committed=True,
                     cohort=len(row.members),
-                    differences=("the round has no committed selection",),
+                    differences=("the log has no committed selection for this round",),
                 )
 
     def _differences(self, attempt: LoggedAttempt, row: RoundRow | None) -> Iterator[str]:
         if not attempt.chain.whole:
-            yield "documents before this one are missing from the chain"
+            yield "the log lacks earlier documents of the run"
         yield from self._wrong_signatures(attempt)
         outcome = attempt.chain.outcome
         if row is not None and outcome is not None:
             trained = [member.client_id for member in row.members]
             if trained != list(outcome.cohort):
-                yield f"the round trained {_few(trained)}, and {_few(outcome.cohort)} was committed"
+                yield (
+                    f"the round trained {_few(trained)}, but the committed cohort is "
+                    f"{_few(outcome.cohort)}"
+                )
             reasons = [member.reason for member in row.members]
             if reasons != list(attempt.reasons):
-                yield "the round's reasons are not those of the selection"
+                yield "the reasons stored with the round are not the reasons of the selection"
         try:
             yield from self._replayed(attempt)
         except PotluckError as error:
@@ -160,7 +163,7 @@ class SelectionAudit:
         if opening is None or attendees is None or outcome is None:
             return
         if inputs_sha256(attempt.description) != opening.inputs_sha256:
-            yield "the inputs are not the committed ones"
+            yield "the inputs of the selection are not the committed inputs"
             return
         seed = attempt.chain.seed(outcome.share, outcome.shares)
         context, state = restored(
@@ -172,16 +175,19 @@ class SelectionAudit:
         ids = context.population.ids
         cohort = [ids[row] for row in found.rows.tolist()]
         if cohort != list(outcome.cohort):
-            yield f"the selector chooses {_few(cohort)}, and {_few(outcome.cohort)} was committed"
+            yield (
+                f"the selector chooses {_few(cohort)}, but the committed cohort is "
+                f"{_few(outcome.cohort)}"
+            )
         elif list(found.reasons) != list(attempt.reasons):
-            yield "the selector gives other reasons"
+            yield "the selector gives other reasons than those in the log"
 
     def _wrong_state(self, round_number: int, state: State) -> Iterator[str]:
         """Yield differences between the selector state that an opening commits to and the state
         after the previous round."""
         before = self._rounds.get(round_number - 1)
         if before is not None and dict(before.selector_scalars) != dict(state.scalars):
-            yield "the selector's state is not the one after the round before"
+            yield "the selector's state is not its state after the previous round"
 
     def _wrong_signatures(self, attempt: LoggedAttempt) -> Iterator[str]:
         members = self._members
@@ -204,7 +210,7 @@ class SelectionAudit:
             try:
                 members.verify(client, text, bytes.fromhex(signature), utc())
             except (IdentityError, ValueError) as error:
-                yield f"the signature of '{client}' is not valid: {error}"
+                yield f"the signature of client '{client}' is not valid: {error}"
 
 
 def _selected(
@@ -240,10 +246,16 @@ def _answered(
             asked = interview.send(answers)
             found = next(stored, None)
             if found is None or found.answers is None:
-                raise ConfigurationError("the store lacks answers that the selector asks for")
+                raise ConfigurationError(
+                    "the store lacks answers to the selector's questions, "
+                    "so the selection can't be repeated"
+                )
             rows = found.question.get("sum" if isinstance(asked, AskSum) else "rows")
             if not np.array_equal(np.array(rows), asked.rows):
-                raise ConfigurationError("the selector asks other clients than it did")
+                raise ConfigurationError(
+                    "the selector asks other clients than during the run, "
+                    "so the selection can't be repeated"
+                )
             if isinstance(asked, Ask):
                 answers = stored_answers(found.answers, key)
             else:

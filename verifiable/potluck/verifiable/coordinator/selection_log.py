@@ -138,7 +138,7 @@ class SelectionLog:
         new = {sha256: content for sha256, content in parts.items() if not self._has(sha256)}
         for sha256, content in new.items():
             packed = zlib.compress(content, 1)
-            write_file(self._parts / sha256, packed, KEY_MODE, remedy="make room there")
+            write_file(self._parts / sha256, packed, KEY_MODE, remedy="free disk space")
         if new:
             sync_folder(self._parts)
 
@@ -149,9 +149,13 @@ class SelectionLog:
         try:
             content = zlib.decompress(path.read_bytes())
         except (OSError, zlib.error) as error:
-            raise StorageError(f"{path} can't be read: {error}", path=path) from error
+            raise StorageError(f"can't read {path}: {error}", path=path) from error
         if part_sha256(content) != sha256:
-            raise StorageError(f"{path} has other content than its name says", path=path)
+            raise StorageError(
+                f"{path} is damaged: the digest of its content is not its name; "
+                "restore it from a backup",
+                path=path,
+            )
         return content
 
     def _has(self, sha256: str) -> bool:

@@ -94,7 +94,7 @@ class CommittedSelections:
             if kind == _OPENING:
                 _require(
                     chain.opening is not None and chain.opening.round == instruction.round,
-                    "the opening is of another round than its instruction",
+                    "the opening and its instruction name different rounds",
                 )
             elif kind == _ATTENDEES:
                 self._check_speakers(chain, instruction.client_id)
@@ -102,7 +102,7 @@ class CommittedSelections:
                 self._check_share(known, chain)
             if known.chain.whole and not chain.whole:
                 log.warning(
-                    "selections of a run were not shown to this host",
+                    "coordinator did not send some selections of a run to this host",
                     run=instruction.run_id,
                     before_round=instruction.round,
                 )
@@ -117,30 +117,33 @@ class CommittedSelections:
         if not work.HasField("selection"):
             _require(
                 chain.opening is None,
-                f"run {instruction.run_id[:40]} commits to its selections, and a training for "
-                f"client '{client}' names none",
+                f"run {instruction.run_id[:40]} commits to its selections, but a training for "
+                f"client '{client}' names no selection",
             )
             return
         settled = chain.settled.get(work.selection.outcome_sha256)
         if settled is None:
             raise BrokenSelectionError(
-                f"refused selection: client '{client}' was instructed to train by a selection that "
-                "this host has not received",
+                f"refused selection: client '{client}' was instructed to train for a selection "
+                "that this host has not received",
                 client=client,
             )
-        _require(settled.round == instruction.round, "the training is for another round")
+        _require(
+            settled.round == instruction.round,
+            "the training and its selection name different rounds",
+        )
         _require(
             client in settled.cohort,
-            f"client '{client}' was instructed to train and is not in the committed cohort",
+            f"client '{client}' was instructed to train, but is not in the committed cohort",
         )
         _require(
             not work.selection.hosts_verify or (chain.opening is not None and chain.opening.joint),
-            "hosts can't recompute the cohort, although the training says so",
+            "the training claims that hosts can recompute the cohort, but hosts can't",
         )
         named = tuple(work.selection.cohort)
         _require(
             named == settled.cohort or not (named or is_masked(work)),
-            "the training names another cohort than the committed one",
+            "the training names another cohort than the committed cohort",
         )
 
     def _receipt(self, chain: Chain, kind: str, client: str) -> rpc.SelectionReceipt:
@@ -168,10 +171,13 @@ class CommittedSelections:
         assert chain.attendees is not None  # noqa: S101  # `attended` has set it
         speakers = {each.client: each for each in chain.attendees.speakers}
         mine = speakers.get(client)
-        _require(mine is not None, f"client '{client}' is not listed among the speakers")
+        _require(mine is not None, f"the list of speakers lacks client '{client}'")
         if chain.opening is not None and chain.opening.joint and mine is not None:
             own = commitment_to(self._share(chain, client), chain.opening_sha256, client)
-            _require(mine.commitment == own, f"the commitment of client '{client}' was changed")
+            _require(
+                mine.commitment == own,
+                f"the list of speakers has a changed commitment of client '{client}'",
+            )
         for each in speakers.values():
             self._check_signature(chain.opening_sha256, each)
 
@@ -193,8 +199,7 @@ class CommittedSelections:
         own = self._share(chain, known.speaker)
         _require(
             chain.outcome.shares.get(known.speaker) == own,
-            f"the seed was made without the share of client '{known.speaker}', which this host "
-            "revealed",
+            f"the seed was made without the share that client '{known.speaker}' revealed",
         )
 
     def _share(self, chain: Chain, client: str) -> str:
@@ -208,7 +213,7 @@ class CommittedSelections:
                 found = path.read_bytes()
             except FileNotFoundError:
                 found = os.urandom(SHARE_BYTES)
-                write_file(path, found, KEY_MODE, remedy="make room there")
+                write_file(path, found, KEY_MODE, remedy="free disk space")
             self._secret = found
         return self._secret
 
@@ -228,7 +233,9 @@ def _with(chain: Chain, kind: str, text: bytes) -> Chain:
         return chain.attended(text)
     if kind == _OUTCOME:
         return chain.ended(text)
-    raise BrokenSelectionError("this host does not know the document of a selection; update it")
+    raise BrokenSelectionError(
+        "this host does not know this type of selection document; update the host's software"
+    )
 
 
 def _require(holds: bool, broken: str) -> None:
