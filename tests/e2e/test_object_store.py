@@ -71,7 +71,7 @@ async def same_models(federation: Federation, run_id: str, straight: list[str]) 
 
 async def until_blamed(federation: Federation, key: str) -> None:
     """Wait until the coordinator logs that the store sends other bytes of an object."""
-    text = f"sends other bytes than were put: {key}"
+    text = f"returned different bytes than were stored, for object {key}"
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             described = await federation.operator.describe_coordinator()

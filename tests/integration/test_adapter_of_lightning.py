@@ -131,12 +131,14 @@ def test_module_of_another_lightning_package_is_refused_with_a_remedy() -> None:
         pass
 
     trainer, loader = LightningTrainer(MEASURES), DataLoader(samples(), batch_size=4)
-    remedy = "model Other is a module of pytorch_lightning, .* write `import lightning` in place"
+    remedy = "model Other is a module of pytorch_lightning, .* use `import lightning` instead of"
     with pytest.raises(TrainingError, match=remedy):
         trained(trainer, Other(), loader, settings_of())
     with pytest.raises(TrainingError, match=remedy):
         measured_by(trainer, Other(), loader)
-    with pytest.raises(TrainingError, match="model Linear is not a LightningModule; derive it"):
+    with pytest.raises(
+        TrainingError, match="model Linear is not a LightningModule; derive the model"
+    ):
         measured_by(trainer, nn.Linear(3, 1), loader)
 
 

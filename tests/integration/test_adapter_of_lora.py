@@ -83,7 +83,9 @@ def test_lora_adds_the_scaled_product_to_the_weight() -> None:
 def test_rank_of_zero_or_above_the_models_rank_is_refused() -> None:
     model = with_lora(network(), rank=RANK, targets=["0"])
     for rank in (0, RANK + 1):
-        with pytest.raises(ValueError, match=f"of rank {RANK} can't be trained as one of rank"):
+        with pytest.raises(
+            ValueError, match=f"of rank {RANK} can't be trained with the larger rank"
+        ):
             keep_rank(model, rank)
 
 

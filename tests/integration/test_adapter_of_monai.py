@@ -194,5 +194,5 @@ def mixed(model: nn.Module, batches: Any, settings: TrainerSettings) -> Any:
 def test_private_engine_that_can_skip_steps_is_refused() -> None:
     trainer = MonaiEngineTrainer(mixed, evaluator, MEASURES, private=True)
     data = Dataset(slices(22), ToTensord(("image", "label")))
-    with pytest.raises(ConfigurationError, match="plain SupervisedTrainer: without amp"):
+    with pytest.raises(ConfigurationError, match="plain SupervisedTrainer: remove amp"):
         check_private_training(trainer, small(), DataLoader(data, batch_size=4))

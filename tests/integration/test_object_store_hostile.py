@@ -172,6 +172,6 @@ async def test_host_without_the_object_store_is_excluded_with_a_remedy(
             clients = {each.client_id: each for each in await federation.operator.list_clients()}
             if clients[ME].left_out:
                 break
-    assert "install the extra s3 there" in clients[ME].left_out[run_id]
+    assert "install the extra s3 and name the store" in clients[ME].left_out[run_id]
     await federation.operator.stop_run(run_id)
     assert not clients[OTHER].left_out

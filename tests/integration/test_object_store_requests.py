@@ -98,7 +98,7 @@ async def test_failed_store_is_not_contacted_again_at_once(settings: FilesSettin
     store = ObjectStore(unreachable, Instruments(MeasuredParty.COORDINATOR))
     with pytest.raises(ObjectStoreError, match="failed"):
         await store.size_of("x")
-    with pytest.raises(ObjectStoreError, match="the next attempt follows soon"):
+    with pytest.raises(ObjectStoreError, match="the coordinator tries again soon"):
         await store.size_of("x")
     assert "127.0.0.1:1" in await store.probe()
 

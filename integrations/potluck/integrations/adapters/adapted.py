@@ -65,13 +65,13 @@ class AdaptedTrainer(Trainer):
                 mean = float(value)
             except (TypeError, ValueError, RuntimeError):  # tensors raise RuntimeError
                 raise TrainingError(
-                    f"{by} returned a {type(value).__name__} as measure '{name}'; return a number, "
-                    "or Measured(sum, count)"
+                    f"{by} returned a {type(value).__name__} for metric '{name}'; return a "
+                    "number, or Measured(sum, count)"
                 ) from None
             if samples < 1:
                 raise TrainingError(
-                    f"{by} returned {mean} as measure '{name}', a mean over an unknown number of "
-                    "samples, since the loader has no length; return Measured(sum, count)"
+                    f"{by} returned {mean} for metric '{name}', but the loader has no length, so "
+                    "the number of samples is unknown; return Measured(sum, count)"
                 )
             summed[name] = Measured(mean * samples, samples)
         return summed
@@ -106,7 +106,8 @@ def called(
     ]
     if missing:
         raise TrainingError(
-            f"`{name_of(function)}` has a parameter '{missing[0]}', which Potluck can't fill; "
-            f"give it a default, or one of these names: {', '.join(sorted(offered))}"
+            f"`{name_of(function)}` has a parameter '{missing[0]}', for which Potluck has no "
+            "value; give the parameter a default, or one of these names: "
+            f"{', '.join(sorted(offered))}"
         )
     return function(*given, **named)

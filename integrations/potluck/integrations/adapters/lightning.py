@@ -87,7 +87,7 @@ class LightningTrainer(AdaptedTrainer):
         if not watching.samples:
             raise TrainingError(
                 f"client '{settings.client}': the training read no batch of its loader; check "
-                "that the loader has samples, and that drop_last does not drop them"
+                "that the loader has samples, and that drop_last does not drop all of them"
             )
         measures: dict[str, Measured] = {}
         if "loss" in self.measures:
@@ -108,7 +108,7 @@ class LightningTrainer(AdaptedTrainer):
         if not isinstance(optimizer, Optimizer):
             raise ConfigurationError(
                 f"`configure_optimizers` returned a {type(optimizer).__name__}; return one "
-                "optimizer in runs with [privacy], since schedulers may depend on losses"
+                "optimizer only, because runs with [privacy] do not support schedulers"
             )
         unused = {"max_epochs", "max_steps", "min_epochs", "min_steps", "gradient_clip_val"}
         options = {name: each for name, each in self._options.items() if name not in unused}
@@ -138,7 +138,7 @@ _NOT_PRIVATE: Final = {
     "accumulate_grad_batches": "a record may be in several of the accumulated batches",
     "callbacks": "a callback may stop or change a training because of a record",
     "max_time": "a record may change the number of steps",
-    "overfit_batches": "it changes how batches are drawn",
+    "overfit_batches": "overfitting to a few batches changes how batches are drawn",
     "plugins": "a plugin may skip steps because of a record",
     "precision": "mixed precision may skip steps because of a record",
     "strategy": "several devices draw batches differently",
@@ -151,7 +151,7 @@ def _check_private(options: Mapping[str, Any]) -> None:
         if name in options:
             raise ConfigurationError(
                 f"LightningTrainer: option {name} is not compatible with private = True: {why}; "
-                "remove one of them",
+                "remove the option or private = True",
                 option=name,
             )
 
@@ -164,11 +164,12 @@ def _check_module(model: Any) -> None:
     if any(each.__module__.startswith("pytorch_lightning") for each in type(model).__mro__):
         raise TrainingError(
             f"the model {name} is a module of pytorch_lightning, which lightning does not train; "
-            "write `import lightning` in place of `import pytorch_lightning`, and derive it from "
-            "lightning.LightningModule"
+            "use `import lightning` instead of `import pytorch_lightning`, and derive the model "
+            "from lightning.LightningModule"
         )
     raise TrainingError(
-        f"the model {name} is not a LightningModule; derive it from lightning.LightningModule"
+        f"the model {name} is not a LightningModule; derive the model from "
+        "lightning.LightningModule"
     )
 
 

@@ -54,8 +54,9 @@ class LoopTrainer(AdaptedTrainer):
         """
         if private and "settings" not in signature_of(train).parameters:
             raise ConfigurationError(
-                f"`{name_of(train)}` is declared private and has no parameter 'settings'; add it, "
-                "and train with the optimizer and the loader of `settings.noisy_steps`"
+                f"`{name_of(train)}` is declared private, but has no parameter 'settings'; add "
+                "the parameter, and train with the optimizer and the loader of "
+                "`settings.noisy_steps`"
             )
         super().__init__(measures, private=private)
         self._train, self._evaluate = train, evaluate
@@ -71,13 +72,13 @@ class LoopTrainer(AdaptedTrainer):
         whose = f"client '{settings.client}': `{name_of(self._train)}`"
         if not loader.batches:
             raise TrainingError(
-                f"{whose} read no batch of its loader, and made no step of an optimizer; check "
-                "that the loader has samples, and that drop_last does not drop them"
+                f"{whose} read no batch of its loader, and made no optimizer step; check that the "
+                "loader has samples, and that drop_last does not drop all of them"
             )
         if not loader.samples:
             raise TrainingError(
-                f"{whose} used its own loader, of a dataset without a length; give the dataset a "
-                "method __len__, or use the loader that Potluck passes"
+                f"{whose} used its own loader, of a dataset without a length; add a method "
+                "__len__ to the dataset, or use the loader that Potluck passes"
             )
         return Contribution(
             samples=loader.samples,
@@ -103,8 +104,8 @@ class LoopTrainer(AdaptedTrainer):
             return self.over_samples(found, samples, by=by)
         several = isinstance(found, tuple | list)
         if several or len(self.measures) != 1:
-            what = f"a {type(found).__name__} of {len(found)}" if several else "a number alone"
+            what = f"a {type(found).__name__} of {len(found)} values" if several else "a number"
             names = ", ".join(f'"{name}": …' for name in self.measures)
-            raise TrainingError(f"{by} returned {what}; return a dict of its metrics: {{{names}}}")
+            raise TrainingError(f"{by} returned {what}; return a dict of all metrics: {{{names}}}")
         by_name: dict[str, Any] = dict.fromkeys(self.measures, found)
         return self.over_samples(by_name, samples, by=by)

@@ -53,8 +53,9 @@ def keep_rank(model: Any, rank: int) -> None:
                     up: Any = layer.lora_B[name]
                     if not 1 <= rank <= len(down.weight):
                         raise ValueError(
-                            f"an adapter of rank {len(down.weight)} can't be trained as one of "
-                            f"rank {rank}; make the model with the largest rank of all clients"
+                            f"an adapter of rank {len(down.weight)} can't be trained with the "
+                            f"larger rank {rank}; create the model with the largest rank of all "
+                            "clients"
                         )
                     down.weight[rank:] = 0
                     up.weight[:, rank:] = 0

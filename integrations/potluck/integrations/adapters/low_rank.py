@@ -26,7 +26,7 @@ def low_rank(
     if not targets:
         raise ConfigurationError(
             f"model low-rank: a {type(model).__name__} has no nn.Linear to adapt; name a model "
-            "with one"
+            "with at least one nn.Linear"
         )
     adapted: nn.Module = with_lora(model, rank=rank, targets=targets, scaling=scaling)
     return adapted

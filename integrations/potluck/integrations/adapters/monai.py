@@ -108,7 +108,7 @@ class MonaiEngineTrainer(AdaptedTrainer):
         if not watching.samples:
             raise TrainingError(
                 f"client '{settings.client}': the training read no batch of its loader; check "
-                "that the loader has samples, and that drop_last does not drop them"
+                "that the loader has samples, and that drop_last does not drop all of them"
             )
         measures: dict[str, Measured] = {}
         if "loss" in self.measures:
@@ -139,8 +139,8 @@ def _run_privately(
         or engine._process_function != (engine._iteration)
     ):
         raise ConfigurationError(
-            "runs with [privacy] need a plain SupervisedTrainer: without amp, which may skip steps "
-            "because of a record, and without an iteration of its own"
+            "runs with [privacy] need a plain SupervisedTrainer: remove amp, which may skip "
+            "steps because of a record, and the custom iteration function"
         )
     with settings.noisy_steps(engine.network, engine.optimizer, data) as (noisy, batches):
         engine.optimizer = noisy

@@ -117,7 +117,7 @@ class ObjectStore:
             except OSError as error:
                 path = self._settings.authority
                 raise ConfigurationError(
-                    f"{path} can't be read: {error.strerror}", path=path
+                    f"can't read the authority file {path}: {error.strerror}", path=path
                 ) from error
         return options
 
@@ -264,14 +264,14 @@ class ObjectStore:
         if self._wrong is None:
             return ""
         return (
-            f"the object store {self.address} sends other bytes than were put: {self._wrong.key}; "
-            "check the store, and the proxies and caches in front of it"
+            f"the object store {self.address} returned different bytes than were stored, for "
+            f"object {self._wrong.key}; check the store, and the proxies and caches in front of it"
         )
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
         if now() < self._again:
-            raise ObjectStoreError(f"{self.trouble}; the next attempt follows soon")
+            raise ObjectStoreError(f"{self.trouble}; the coordinator tries again soon")
         try:
             yield
         except (BaseError, OSError) as error:

@@ -94,7 +94,7 @@ def read_credentials(file: Path | None) -> Credentials:
         where = "the environment" if file is None else str(file)
         raise ConfigurationError(
             f"{where} has no AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for the object store; "
-            "set them, or set `credentials` in [files] to a file that has them"
+            "set both, or set `credentials` in [files] to a file that has both"
         )
     return Credentials(access_key=access_key, secret_key=secret_key, session_token=token)
 
@@ -105,11 +105,13 @@ def _read(file: Path) -> dict[str, str]:
         parser.read_string(file.read_text(encoding="utf-8"))
         return {name.upper(): value for name, value in parser["default"].items()}
     except OSError as error:
-        raise ConfigurationError(f"{file} can't be read: {error.strerror}", path=file) from error
+        raise ConfigurationError(
+            f"can't read the credentials file {file}: {error.strerror}", path=file
+        ) from error
     # don't chain: their texts show secrets
     except (configparser.Error, KeyError, UnicodeDecodeError):
         raise ConfigurationError(
-            f"{file} is not a credentials file; it must have a section [default] with "
+            f"{file} is not a valid credentials file; the file must have a section [default] with "
             "aws_access_key_id and aws_secret_access_key",
             path=file,
         ) from None

@@ -49,8 +49,10 @@ class StoreRequests:
         try:
             context = ssl.create_default_context(cafile=authority)
         except OSError as error:
-            cause = error.strerror or "no certificate in PEM form"
-            raise ConfigurationError(f"{authority} can't be used: {cause}") from error
+            cause = error.strerror or "the file has no certificate in PEM form"
+            raise ConfigurationError(
+                f"can't use the authority file {authority}: {cause}"
+            ) from error
         self._pool = urllib3.PoolManager(
             ssl_context=context,
             timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=_STALL_SECONDS),
@@ -119,13 +121,14 @@ def _start(response: urllib3.BaseHTTPResponse, offset: int, url: str) -> int:
         if response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
             return offset
         raise ObjectStoreError(
-            f"{_host(url)} sent another part of the file than the one from byte {offset}"
+            f"the object store {_host(url)} sent the wrong part of a file; the requested part "
+            f"begins at byte {offset}"
         )
     raise _refused(url, response.status)
 
 
 def _refused(url: str, status: int) -> ObjectStoreError:
-    return ObjectStoreError(f"the object store {_host(url)} answered with status {status}")
+    return ObjectStoreError(f"the object store {_host(url)} refused a request with status {status}")
 
 
 def _pieces(path: Path, moved: Moved) -> Iterator[bytes]:

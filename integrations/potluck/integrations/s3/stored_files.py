@@ -114,12 +114,12 @@ class StoredUpdates:
         """Return the upload URL of an announced update. Raises ProtocolError, ObjectStoreError."""
         if _SHA256.fullmatch(sha256) is None:
             raise ProtocolError(
-                f"a SHA-256 digest is 64 lower-case hexadecimal digits, not {sha256[:80]!r}"
+                f"a SHA-256 digest must be 64 lower-case hexadecimal digits, not {sha256[:80]!r}"
             )
         if header.size > LARGEST_PUT_BYTES:
             raise ObjectStoreError(
                 f"an update of {header.size} bytes is too large for the object store, which "
-                f"accepts {LARGEST_PUT_BYTES} per request",
+                f"accepts at most {LARGEST_PUT_BYTES} bytes per request",
                 size=header.size,
             )
         return self._store.url_to_put(update_key(header), size=header.size, sha256=sha256)
@@ -148,14 +148,15 @@ class StoredUpdates:
         held = await self._store.size_of(key)
         if held is None:
             raise ObjectStoreError(
-                f"update '{header.update_id[:200]}' is not in the object store; upload it again",
+                f"update '{header.update_id[:200]}' is not in the object store; upload the update "
+                "again",
                 update=header.update_id[:200],
             )
         if held != size:
             self.forget(header)
             raise DigestMismatchError(
-                f"the object has {held} bytes, the update was announced with {size}; upload it "
-                "again",
+                f"the object of an update has {held} bytes, but the host announced {size}; upload "
+                "the update again",
                 held=held,
                 size=size,
             )
@@ -166,8 +167,8 @@ class StoredUpdates:
                 piece = await coming
                 if not piece:
                     raise ObjectStoreError(
-                        f"the object of update '{header.update_id[:200]}' ended at {begin} of "
-                        f"{size} bytes; upload it again"
+                        f"the object of update '{header.update_id[:200]}' ended at byte {begin} "
+                        f"of {size}; upload the update again"
                     )
                 begin += len(piece)
                 coming = self._begin(key, begin, size)
@@ -241,9 +242,10 @@ class StoredFiles(FileStore):
         """Raise ConfigurationError if hosts must use the store: this one can't."""
         if not self._direct:
             raise ConfigurationError(
-                f"this federation moves files only through {self.store.address}, which host "
-                f"'{host_name}' does not use; install the extra s3 there and name the store in its "
-                "`object_stores`, or set fallback = true in [files] of the coordinator",
+                f"this federation moves files only through the object store {self.store.address}, "
+                f"which host '{host_name}' does not use; on the host, install the extra s3 and "
+                "name the store in `object_stores`, or set fallback = true in [files] of the "
+                "coordinator",
                 host=host_name,
             )
 
@@ -311,7 +313,7 @@ class StoredFiles(FileStore):
             try:
                 await self.sweep()
             except UnreachableError as error:
-                log.debug("object store not swept", cause=error.message)
+                log.debug("deletion of old objects in the object store failed", cause=error.message)
             await asyncio.sleep(_SWEEP_SECONDS)
 
     async def sweep(self) -> None:

@@ -147,7 +147,7 @@ def _exporter(settings: TracingSettings) -> OTLPSpanExporter:
             authority = settings.authority.read_bytes()
         except OSError as error:
             raise ConfigurationError(
-                f"[tracing]: can't read {settings.authority}: {error.strerror}",
+                f"[tracing]: can't read the authority file {settings.authority}: {error.strerror}",
                 path=settings.authority,
             ) from error
     return OTLPSpanExporter(

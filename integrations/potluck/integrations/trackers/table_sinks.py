@@ -41,7 +41,8 @@ class CsvFiles(Sink):
         self._columns[run.run_id] = columns
         if columns and columns[0] != ROUND:
             raise StorageError(
-                f"{path}: its first column is not '{ROUND}'; move the file away", path=path
+                f"the first column of {path} must be '{ROUND}'; move the file to another folder",
+                path=path,
             )
         return int(rows[-1][ROUND]) if rows else 0
 

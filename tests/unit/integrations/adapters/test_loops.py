@@ -124,12 +124,20 @@ TWO = {**MEASURES, "loss": Measure(label="loss")}
         (
             0.5,
             TWO,
-            'returned a number alone; return a dict of its metrics: {"error": …, "loss": …}',
+            'returned a number; return a dict of all metrics: {"error": …, "loss": …}',
         ),
-        ((0.5, 1), TWO, "returned a tuple of 2; return a dict of its metrics: "),
-        ([0.5], MEASURES, 'returned a list of 1; return a dict of its metrics: {"error": …}'),
-        ({"error": (3.0, 4)}, MEASURES, "returned a tuple as measure 'error'; return a number, or"),
-        (torch.zeros(2), MEASURES, "returned a Tensor as measure 'error'; return a number, or"),
+        (
+            (0.5, 1),
+            TWO,
+            "returned a tuple of 2 values; return a dict of all metrics: ",
+        ),
+        (
+            [0.5],
+            MEASURES,
+            'returned a list of 1 values; return a dict of all metrics: {"error": …}',
+        ),
+        ({"error": (3.0, 4)}, MEASURES, "returned a tuple for metric 'error'; return a number, or"),
+        (torch.zeros(2), MEASURES, "returned a Tensor for metric 'error'; return a number, or"),
     ],
 )
 def test_invalid_metric_is_refused_naming_its_function(
@@ -150,7 +158,7 @@ def test_training_function_that_reads_no_batch_is_refused_by_name() -> None:
 
     loader = DataLoader(samples(), batch_size=4)
     with pytest.raises(
-        TrainingError, match=r"idle` read no batch of its loader, and made no step of"
+        TrainingError, match=r"idle` read no batch of its loader, and made no optimizer step"
     ):
         trained(LoopTrainer(idle, error_of, MEASURES), new_model(), loader, settings_of())
 
@@ -216,7 +224,9 @@ def test_further_function_parameters_are_filled_from_the_settings_by_name() -> N
 
     def unknown(model: nn.Module, loader: Any, epoch: int) -> None: ...
 
-    with pytest.raises(TrainingError, match=r"'epoch', which Potluck can't fill; .* epochs, "):
+    with pytest.raises(
+        TrainingError, match=r"'epoch', for which Potluck has no value; .* epochs, "
+    ):
         trained(LoopTrainer(unknown, evaluate, MEASURES), new_model(), loader, settings_of())
 
 
@@ -240,5 +250,5 @@ def test_private_training_function_takes_the_granted_noisy_steps() -> None:
 
 
 def test_private_training_function_without_a_settings_parameter_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="`error_of` is declared private and has no para"):
+    with pytest.raises(ConfigurationError, match="`error_of` is declared private, but has no para"):
         LoopTrainer(error_of, error_of, MEASURES, private=True)

@@ -87,7 +87,7 @@ def test_sink_table_has_the_columns_of_an_export(suffix: str, tmp_path: Path) ->
 
 def test_unrelated_file_is_not_overwritten_by_a_sink(tmp_path: Path) -> None:
     (tmp_path / "ab12.csv").write_text("name,age\nx,1\n")
-    with pytest.raises(StorageError, match="its first column is not 'round'; move the file away"):
+    with pytest.raises(StorageError, match="must be 'round'; move the file to another folder"):
         CsvFiles(folder=str(tmp_path)).open(TRACKED)
 
 
