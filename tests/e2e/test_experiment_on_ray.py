@@ -105,7 +105,7 @@ async def test_missing_cluster_resources_are_refused_at_the_start(
 ) -> None:
     started = run_on_ray(file, cluster, "lacking", "--quick", "--ray-gpus", "1")
     assert started.wait() == 1
-    assert "a cell needs 1 GPU, the cluster has 0" in said(file, "lacking")
+    assert "a cell of the experiment needs 1 GPU, but the cluster has 0" in said(file, "lacking")
 
 
 async def under_way_after(count: int, run: subprocess.Popen[bytes], file: Path) -> None:

@@ -56,7 +56,7 @@ def test_second_start_of_a_running_experiment_is_refused_and_changes_nothing(
     said = ended.stderr.decode()
     assert (ended.returncode, said.count("\n")) == (1, 1)
     assert said.startswith("potluck: results is in use by another experiment (process ")
-    assert said.endswith("); let it finish or stop it, or name another --output\n")
+    assert said.endswith("or stop it, or name another folder with --output\n")
     assert listed.returncode == 0  # reading is allowed
 
 
@@ -70,7 +70,7 @@ def test_report_or_dry_run_of_an_experiment_creates_no_folder(
     assert ended.returncode == code
     assert not (tmp_path / "nosuch").exists()
     if code:
-        told = b"potluck: no cell is finished in nosuch; run the experiment first\n"
+        told = b"potluck: nosuch has no finished cell; run the experiment first\n"
         assert ended.stderr == told
 
 

@@ -128,8 +128,9 @@ def _check(weights: Arrays, names: Mapping[str, str], model: Arrays, fresh: list
             given = weights[names[name]].shape if name in names else None
             what = "is missing" if given is None else f"has shape {given}"
             raise LayoutError(
-                f"the weights do not fit the model: '{name}' {what}, expected "
-                f"{model[name].shape}; name the model with which they were trained",
+                f"the weights are not compatible with the model: '{name}' {what}, but "
+                f"{model[name].shape} is expected; name the model with which the weights were "
+                "trained",
                 tensor=name,
             )
 

@@ -470,5 +470,7 @@ def test_plot_of_many_arms_colours_only_a_few() -> None:
 
 def test_comparison_over_an_unknown_axis_is_refused() -> None:
     changed = merged(GRID, {"reading": {"compared": "selector"}})
-    with pytest.raises(ConfigurationError, match=r"reading\.compared: there is no axis 'selector'"):
+    with pytest.raises(
+        ConfigurationError, match=r"reading\.compared: axis 'selector' does not exist"
+    ):
         validate(ExperimentFile, changed, source="contest.toml")

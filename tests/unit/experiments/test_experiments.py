@@ -165,9 +165,9 @@ def test_replaced_plugin_name_removes_the_options_of_the_previous_plugin() -> No
         ({"axes": {"clients_per_round": []}}, "axis 'clients_per_round' has no values"),
         ({"axes": {"clients_per_round": [1, 1]}}, "axis 'clients_per_round' has a value twice"),
         ({"seeds": [1, 1]}, "distinct whole numbers"),
-        ({"reading": {"columns": "beta"}}, "there is no axis 'beta'"),
-        ({"reading": {"baseline": {"selection": "kl"}}}, "axis 'selection' has no 'kl'"),
-        ({"preset": "flower"}, "there is no preset 'flower'; there are: clustered-sampling, dc"),
+        ({"reading": {"columns": "beta"}}, "axis 'beta' does not exist"),
+        ({"reading": {"baseline": {"selection": "kl"}}}, "axis 'selection' has no value 'kl'"),
+        ({"preset": "flower"}, "unknown preset 'flower'; presets: clustered-sampling, dc"),
         ({"run": {"task": {"name": "nothing"}}}, "'nothing' is not installed"),
         ({"run": {"rounds": 1}}, r"run\.task\.name is missing"),
         ({"run": merged(GRID["run"], {"clients_per_round": 9})}, "'expected_clients' is only 6"),
@@ -215,7 +215,7 @@ def test_seed_list_accepts_numbers_and_ranges(text: str, seeds: tuple[int, ...])
         ("0,,1", "must be numbers and ranges"),
         ("0:9", "must be numbers and ranges"),
         ("٣", "must be numbers and ranges"),
-        ("9-0", "has the range 9-0, which is descending"),
+        ("9-0", "has the descending range 9-0"),
         ("0-2,1", "has a seed twice"),
         ("0-20261123", "must have at most 10000 seeds"),
         ("0-9998,20000-20001", "must have at most 10000 seeds"),
@@ -528,7 +528,7 @@ def test_damaged_cell_result_is_refused_with_the_remedy(tmp_path: Path) -> None:
     folder = ResultsFolder(tmp_path)
     folder.opened().close()
     (folder.cells / f"{cell.digest}.json").write_text("{")
-    with pytest.raises(StorageError, match="remove it, and the cell will run again"):
+    with pytest.raises(StorageError, match="remove the file, and the cell will run again"):
         folder.find(cell)
 
 

@@ -94,7 +94,7 @@ class CellActor:
         except PotluckError as error:
             return CellReport(outcome="failed", reason=f"{machine}: {error.message}")
         except concurrent.futures.CancelledError:
-            return CellReport(outcome="failed", reason="it was ended")
+            return CellReport(outcome="failed", reason="the run of the cell was stopped")
 
     def _run(self, work: CellWork, folder: Path, machine: str) -> CellReport:
         data = data_directory(self._node, folder / "data", work.data)

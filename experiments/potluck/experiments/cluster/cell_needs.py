@@ -80,12 +80,12 @@ def shortage(need: CellNeed, nodes: Iterable[Resources]) -> str | None:
         present = sum(node.get(name, 0.0) for node in nodes)
         if _units(present, amount) < 1:
             what = _amount(name, amount)
-            return f"needs {what}, the cluster has {_amount(name, present, unit=False)}"
+            return f"needs {what}, but the cluster has {_amount(name, present, unit=False)}"
     parts = need.bundles if need.spread else [need.total]
     for part in parts:
         if not any(_times(part, node) for node in nodes):
             needed = " and ".join(_amount(name, amount) for name, amount in part.items())
-            return f"needs {needed} on one machine, and no machine has that"
+            return f"needs {needed} on one machine, but no machine has that much"
     return None
 
 

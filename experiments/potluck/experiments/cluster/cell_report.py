@@ -72,8 +72,8 @@ def check_software(wanted: Mapping[str, str], found: Mapping[str, str], *, machi
     for name, expected in wanted.items():
         if found.get(name) != expected:
             raise ConfigurationError(
-                f"{machine} has {name} {found.get(name, 'not at all')}, and this machine has "
-                f"{expected}; install the same version there",
+                f"{machine} has version {found.get(name, '(none)')} of {name}, but this machine "
+                f"has version {expected}; install the same version on both machines",
                 machine=machine,
                 name=name,
             )
@@ -89,7 +89,7 @@ def result_of(text: str, cell: Cell) -> tuple[CellResult | None, RunError | None
         report = CellReport.model_validate_json(text)
     except ValidationError as error:
         raise ProtocolError(
-            f"{cell.title}: the machine's answer is not a report on a cell: {error}"
+            f"{cell.title}: the machine's answer is not a valid report on a cell: {error}"
         ) from None
     if report.outcome == "refused":
         raise ConfigurationError(report.reason)
@@ -99,6 +99,6 @@ def result_of(text: str, cell: Cell) -> tuple[CellResult | None, RunError | None
         return None, RunError(report.reason), report
     if report.result.digest != cell.digest:
         raise ProtocolError(
-            f"{cell.title}: received the result of another cell: {report.result.digest}"
+            f"{cell.title}: the machine returned the result of another cell: {report.result.digest}"
         )
     return report.result, None, report

@@ -120,7 +120,7 @@ class HostActor:
         """Wait until the process ends. Return its exit code and the text to report."""
         process = self._process
         if process is None:
-            return 0, "it was not started"
+            return 0, "the host was not started"
         code = self._loop.do(process.ended())
         return code, process.exit_reason().message
 
@@ -190,12 +190,12 @@ class RemoteHost(LocalProcess):
 
     @override
     def exit_reason(self) -> RunError:
-        return self._reason or RunError(f"{self.name} has not ended")
+        return self._reason or RunError(f"the host {self.name} did not end in time")
 
 
 def lost(what: str, error: Exception) -> CellLostError:
     """Return the error to raise for an actor that is lost, perhaps with its machine."""
-    return CellLostError(f"the machine of {what} is gone ({type(error).__name__})")
+    return CellLostError(f"the machine of {what} has left the cluster ({type(error).__name__})")
 
 
 class SpreadFederation(LocalFederation):

@@ -43,7 +43,8 @@ class NodeFolder:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             if root.is_symlink() or root.stat().st_uid != os.getuid():
                 raise StorageError(
-                    f"{root} belongs to another user; remove it, or set TMPDIR on this machine",
+                    f"the folder {root} belongs to another user; remove the folder, or set TMPDIR "
+                    "on this machine",
                     path=root,
                 )
             root.chmod(0o700)
@@ -101,8 +102,8 @@ class NodeFolder:
             if digest.hexdigest() != file.blake3:
                 partial.unlink()
                 raise DigestMismatchError(
-                    f"{file.path} has digest {digest.hexdigest()[:12]}…, announced was "
-                    f"{file.blake3[:12]}…; do not change data files during the run",
+                    f"{file.path} has digest {digest.hexdigest()[:12]}…, but {file.blake3[:12]}… "
+                    "was announced; do not change data files during the run",
                     path=file.path,
                 )
             partial.chmod(0o400)

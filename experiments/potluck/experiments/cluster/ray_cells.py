@@ -97,8 +97,8 @@ class RayCells(CellRunner):
         self._need = self._need_of(hosts)
         if lacking := shortage(self._need, resources()):
             raise ConfigurationError(
-                f"a cell {lacking}; add machines, or reduce the need of a cell with --hosts"
-                f"{' or --ray-gpus' if self._options.gpus else ''}"
+                f"a cell of the experiment {lacking}; add machines to the cluster, or reduce the "
+                f"need of a cell with --hosts{' or --ray-gpus' if self._options.gpus else ''}"
             )
 
     @override
@@ -178,7 +178,7 @@ class RayCells(CellRunner):
             self._free.pop().leave()
         need = self._need_of(hosts)
         if lacking := shortage(need, resources()):
-            raise RunError(f"the cell {lacking} now")
+            raise RunError(f"the cell of the experiment {lacking} now")
         return _reserved(hosts, need)
 
     def _result(self, cell: Cell, text: str) -> CellResult:
@@ -190,9 +190,9 @@ class RayCells(CellRunner):
             workplace.mkdir(exist_ok=True)
             (workplace / Path(name).name).write_text(log)
         if error is None:
-            raise RunError("the cell ended without a result")
+            raise RunError("the run of the cell ended without a result")
         if report.logs:
-            raise RunError(f"{error.message}; its logs are in {workplace}", folder=workplace)
+            raise RunError(f"{error.message}; see the logs in {workplace}", folder=workplace)
         raise error
 
     async def _data_of(self, cell: Cell) -> list[SentFile] | None:

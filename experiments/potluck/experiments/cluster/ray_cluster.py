@@ -28,7 +28,7 @@ AUTO = "auto"
 
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 120.0
-_REMEDY = "start one with `ray start --head`, or name the HOST:PORT of another"
+_REMEDY = "start a cluster with `ray start --head`, or name the HOST:PORT of another cluster"
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def connected(address: str) -> Iterator[None]:
     except (RuntimeError, ValueError, RayError) as error:
         cause = " ".join(str(error).split())
         raise ConfigurationError(
-            f"the Ray cluster {where} can't be used: {cause}", address=address
+            f"can't use the Ray cluster {where}: {cause}", address=address
         ) from None
     try:
         yield
@@ -90,7 +90,7 @@ def _knock(address: str) -> None:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise ConfigurationError(f"--ray takes HOST:PORT, got '{address}'", address=address)
+        raise ConfigurationError(f"--ray needs HOST:PORT, not '{address}'", address=address)
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:

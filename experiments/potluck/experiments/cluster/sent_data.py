@@ -44,9 +44,7 @@ class DataFiles:
     def location(self, file: DataFile) -> Path:
         """Return a file's path on this machine. Raises StorageError if no data directory is set."""
         if self._data is None:
-            raise StorageError(
-                f"{file.path} can't be found: no data directory is set", path=file.path
-            )
+            raise StorageError(f"can't find {file.path}: no data directory is set", path=file.path)
         return self._data / file.path
 
     def _below(self, data: Path, name: str) -> Iterator[Path]:

@@ -175,7 +175,7 @@ def prepare(
     written = convert(name, source, target, side)
     for key, shape in written.shapes.items():
         print_line(f"{key:8} {' × '.join(map(str, shape)):24} sha256 {written.sums[key]}")
-    verdict = "as expected" if written.known else "not known to us, so not compared"
+    verdict = "as expected" if written.known else "unknown data set, so not compared"
     print_line(f"{written.path}: checksums {verdict}")
 
 

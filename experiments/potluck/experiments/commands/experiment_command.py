@@ -135,16 +135,19 @@ def experiment(
         first = next(iter(outcome.failures.values()))
         raise RunError(
             f"{readable_count(len(outcome.failures), 'cell')} failed, the first because "
-            f"{first.message}; the same command tries them again"
+            f"{first.message}; run the same command to try failed cells again"
         )
 
 
 def _show_assumptions(plan: ExperimentFile, console: Console) -> None:
     for each in plan.assumptions():
         console.print(
-            f"assumed, not from the paper: {each.key}: {each.reason}", style="dim", markup=False,
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+            f"assumed value, not from the paper: {each.key}: {each.reason}",
+            style="dim",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _list(cells: list[Cell], folder: ResultsFolder) -> None:

@@ -119,12 +119,11 @@ class RayChoice:
 
     def __init__(self, address: str | None, *, gpus: float, apart: bool) -> None:
         if address is None and (gpus or apart):
-            raise ConfigurationError(
-                "--ray-gpus and --ray-hosts-apart are for a cluster; add --ray"
-            )
+            raise ConfigurationError("--ray-gpus and --ray-hosts-apart need a cluster; add --ray")
         if gpus > 1 and gpus != round(gpus):
             raise ConfigurationError(
-                f"--ray-gpus takes a share of one GPU or a whole number, got {gpus:g}", gpus=gpus
+                f"--ray-gpus must be a fraction of one GPU or a whole number of GPUs, not {gpus:g}",
+                gpus=gpus,
             )
         self.address, self.gpus, self.apart = address, gpus, apart
 

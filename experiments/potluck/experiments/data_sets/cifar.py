@@ -51,11 +51,11 @@ def _cifar_records(folder: Path, names: tuple[str, ...], labels: int) -> NDArray
             pieces.append(_member(archives[0], name))
         elif list(folder.rglob("*.tar.gz")) or list(folder.rglob("data_batch_1")):
             raise ConfigurationError(
-                f"{folder} holds CIFAR's Python version, which is a pickle and could run code; "
-                "download the binary version (cifar-10-binary.tar.gz or cifar-100-binary.tar.gz)"
+                f"{folder} has CIFAR's Python version, a pickle that could run code; download the "
+                "binary version (cifar-10-binary.tar.gz or cifar-100-binary.tar.gz)"
             )
         else:
-            raise missing(folder, f"{name} nor an archive of CIFAR's binary version")
+            raise missing(folder, f"{name} or an archive of CIFAR's binary version")
     data = np.frombuffer(b"".join(pieces), dtype=np.uint8)
     if len(data) == 0 or len(data) % size:
         raise ConfigurationError(

@@ -24,7 +24,9 @@ def covertype(folder: Path) -> Found:
     except (OSError, ValueError, EOFError, zlib.error) as error:
         raise ConfigurationError(f"can't read {path}: {error}", path=path) from None
     if table.shape != (15_120, 55):
-        raise ConfigurationError(f"{path} is {table.shape}, expected at least 15,120 rows of 55")
+        raise ConfigurationError(
+            f"{path} has shape {table.shape}, but at least 15,120 rows of 55 are expected"
+        )
     x, y = table[:, :-1], (table[:, -1] - 1).astype(np.uint8)
     return {
         "x_train": x[:11_340].copy(), "y_train": y[:11_340],

@@ -61,7 +61,7 @@ def isic2019(folder: Path, side: int) -> Found:
     for row in _rows(table, ("image", "target", "fold2")):
         if row["image"] not in places:
             raise ConfigurationError(
-                f"{table} names {row['image']}.jpg, which is not below {folder}; download the "
+                f"{table} names {row['image']}.jpg, which is missing in {folder}; download the "
                 "images again"
             )
         if row["target"] not in map(str, range(_LESIONS)):
@@ -97,7 +97,7 @@ def _rows(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, str]]:
 def _wrong(path: Path, row: Mapping[str, str], expected: str) -> ConfigurationError:
     first = next(iter(row.values()))
     return ConfigurationError(
-        f"{path}: the row of {first} has other values than {expected}; download FLamby's file again"
+        f"{path}: the row of {first} must have {expected}; download FLamby's file again"
     )
 
 
@@ -109,8 +109,8 @@ def _by_fold(
     if set(samples) != set(names):
         odd = sorted(set(samples) ^ set(names))[0]
         raise ConfigurationError(
-            f"{source}: fold2 must have the values {names[0]} … {names[-1]}, and it differs in "
-            f"'{odd}'; download FLamby's file again"
+            f"{source}: fold2 must have the values {names[0]} … {names[-1]}, but also has '{odd}' "
+            "or lacks it; download FLamby's file again"
         )
     found: Found = {"names": np.array(REGIONS)}
     for split in _SPLITS:

@@ -27,13 +27,15 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
             shape = np.frombuffer(file.read(4 * head[3]), dtype=">u4").tolist()
             size = math.prod(shape)
             if len(shape) != head[3] or size > LARGEST:
-                raise ConfigurationError(f"{path}: its shape {shape} is invalid; download it again")
+                raise ConfigurationError(
+                    f"{path} has the invalid shape {shape}; download the file again"
+                )
             values = np.frombuffer(file.read(size + 1), dtype=np.uint8)
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigurationError(f"can't read {path}: {error}", path=path) from None
     if len(values) != size:
         raise ConfigurationError(
-            f"{path} holds {len(values)} bytes, but its shape {shape} needs {size}"
+            f"{path} has {len(values)} bytes, but its shape {shape} needs {size}"
         )
     return values.reshape(shape)
 

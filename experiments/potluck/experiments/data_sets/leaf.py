@@ -30,7 +30,7 @@ def femnist(folder: Path) -> Found:
     strangers = sorted(test.keys() - train.keys())
     if strangers:
         raise ConfigurationError(
-            f"user '{strangers[0]}' has test samples and no training samples in {folder}; run "
+            f"user '{strangers[0]}' has test samples but no training samples in {folder}; run "
             "LEAF's preprocess.sh with -t sample, which splits the samples of each user"
         )
     names = sorted(train)
@@ -57,12 +57,13 @@ def _users(folder: Path, split: str) -> dict[str, Samples]:
         data = content.get("user_data") if isinstance(content, dict) else None
         if not isinstance(data, dict):
             raise ConfigurationError(
-                f"{path} has no object 'user_data'; give the files that LEAF's preprocess.sh writes"
+                f"{path} has no object 'user_data'; use the files that LEAF's preprocess.sh writes"
             )
         for user, samples in data.items():
             if user in users:
                 raise ConfigurationError(
-                    f"{path}: user '{user}' is in another file of {split} too; remove one file"
+                    f"{path}: user '{user}' is also in another file of {split}; remove one of the "
+                    "files"
                 )
             users[user] = _samples(samples, f"{path}: user '{user}'")
     return users
@@ -78,18 +79,18 @@ def _samples(samples: Any, place: str) -> Samples:
         ) from None
     if images.shape != (len(labels), _SIDE * _SIDE) or labels.ndim != 1 or len(labels) == 0:
         raise ConfigurationError(
-            f"{place}: 'x' is {images.shape} and 'y' is {labels.shape}, expected n × 784 and n; "
-            "run preprocess.sh again"
+            f"{place}: 'x' has shape {images.shape} and 'y' has shape {labels.shape}, but n × 784 "
+            "and n are expected; run preprocess.sh again"
         )
     if images.min() < 0 or images.max() > 1:
         raise ConfigurationError(
-            f"{place}: pixels are in [{images.min():g}, {images.max():g}], expected [0, 1]; run "
-            "preprocess.sh again"
+            f"{place}: pixels are in [{images.min():g}, {images.max():g}], but must be in [0, 1]; "
+            "run preprocess.sh again"
         )
     if not 0 <= labels.min() <= labels.max() < _CLASSES:
         raise ConfigurationError(
-            f"{place}: labels are in [{labels.min()}, {labels.max()}], expected [0, 61]; give the "
-            "files of LEAF's femnist"
+            f"{place}: labels are in [{labels.min()}, {labels.max()}], but must be in [0, 61]; "
+            "use the files of LEAF's femnist"
         )
     pixels = np.rint((1.0 - images) * 255.0).astype(np.uint8)
     return pixels.reshape(-1, _SIDE, _SIDE), labels.astype(np.uint8)

@@ -46,7 +46,7 @@ def waterbirds(folder: Path, side: int) -> Found:
         wanted = {"img_filename", "y", "split", "place"}
         if not wanted <= set(reader.fieldnames or ()):
             raise ConfigurationError(
-                f"{table} has the columns {reader.fieldnames}, and must have {sorted(wanted)}"
+                f"{table} has the columns {reader.fieldnames}, but must have {sorted(wanted)}"
             )
         for row in reader:
             if row["split"] in rows:

@@ -42,7 +42,8 @@ def samples_by_role(text: str, *, source: str) -> Found:
     words = _words_by_role(text, source)
     if not words:
         raise ConfigurationError(
-            f"{source}: no role speaks {LEAST} characters or more; use the complete text"
+            f"{source}: no role speaks at least {LEAST} characters, the minimum for a sample; use "
+            "the complete text"
         )
     found: dict[str, list[NDArray[np.uint8]]] = {
         f"{kind}_{split}": [] for split in _SPLITS for kind in "xyc"
@@ -69,7 +70,7 @@ def _words_by_role(text: str, source: str) -> dict[str, str]:
         if unknown:
             raise ConfigurationError(
                 f"{source}, line {number}: the character {min(unknown)!r} is not one of the "
-                f"{len(ALPHABET)} of the plays; remove it"
+                f"{len(ALPHABET)} characters of the plays; remove the character"
             )
         if not line:
             role = None
@@ -78,7 +79,7 @@ def _words_by_role(text: str, source: str) -> dict[str, str]:
             if not line.endswith(":"):
                 raise ConfigurationError(
                     f"{source}, line {number}: '{line[:40]}' is not a name with a colon; begin "
-                    "each block with a line such as 'HAMLET:'"
+                    "each speech with a line such as 'HAMLET:'"
                 )
             role = line[:-1]
         else:

@@ -58,17 +58,17 @@ def prepare(name: str, source: Path, target: Path, side: int) -> Prepared:
     data_set = DATA_SETS.get(name)
     if data_set is None:
         raise ConfigurationError(
-            f"unknown data set '{name}'; known are: {', '.join(DATA_SETS)}", name=name
+            f"unknown data set '{name}'; known data sets: {', '.join(DATA_SETS)}", name=name
         )
     if not source.is_dir():
         raise ConfigurationError(
-            f"{source} is not a folder; it should contain {data_set.form.source}", path=source
+            f"{source} is not a folder; give a folder with {data_set.form.source}", path=source
         )
     read = data_set.read
     if data_set.read_sized is not None:
         read = partial(_sized, data_set.read_sized, side)
     if read is None:
-        raise ConfigurationError(f"data set '{name}' can't be read", name=name)
+        raise ConfigurationError(f"can't read data set '{name}'", name=name)
     try:
         found = {key: np.ascontiguousarray(value) for key, value in read(source).items()}
     except ConfigurationError as error:
@@ -81,8 +81,8 @@ def prepare(name: str, source: Path, target: Path, side: int) -> Prepared:
     wrong = [key for key, expected in data_set.sums.items() if sums[key] != expected]
     if wrong:
         raise ConfigurationError(
-            f"{', '.join(wrong)} from {source} differs from the SHA-256 of {name}; download it "
-            "again"
+            f"{', '.join(wrong)} from {source} does not have the known SHA-256 of {name}; "
+            "download the data set again"
         )
     return Prepared(
         path=_write(target / data_set.form.file_name, found),

@@ -22,7 +22,7 @@ LARGEST: Final = 4 << 30
 
 def missing(folder: Path, wanted: str) -> ConfigurationError:
     """Return the error for a folder without a suitable file."""
-    return ConfigurationError(f"{folder} holds no {wanted}", path=folder)
+    return ConfigurationError(f"{folder} does not contain {wanted}", path=folder)
 
 
 @contextmanager

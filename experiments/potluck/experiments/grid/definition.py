@@ -40,7 +40,7 @@ def seeds_in(text: str) -> tuple[int, ...]:
             raise _refused("must be numbers and ranges, such as 0-9 or 0,3,5-7", text)
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise _refused(f"has the range {first}-{last}, which is descending", text)
+            raise _refused(f"has the descending range {first}-{last}", text)
         if last - first + len(found) >= MOST_SEEDS:
             raise _refused(f"must have at most {MOST_SEEDS} seeds", text)
         found += range(first, last + 1)
@@ -184,23 +184,23 @@ class ExperimentFile(Settings):
         mentions += [("reading.published", each.where) for each in self.reading.published]
         if self.reading.columns is not None and self.reading.columns not in axes:
             raise ValueError(
-                f"reading.columns: there is no axis '{self.reading.columns}'; there are: "
+                f"reading.columns: axis '{self.reading.columns}' does not exist; axes: "
                 f"{', '.join(axes) or 'none'}"
             )
         if self.reading.compared is not None and self.reading.compared not in axes:
             raise ValueError(
-                f"reading.compared: there is no axis '{self.reading.compared}'; there are: "
+                f"reading.compared: axis '{self.reading.compared}' does not exist; axes: "
                 f"{', '.join(axes) or 'none'}"
             )
         for where, labels in mentions:
             for axis, value in labels.items():
                 if axis not in axes:
                     raise ValueError(
-                        f"{where}: there is no axis '{axis}'; there are: {', '.join(axes)}"
+                        f"{where}: axis '{axis}' does not exist; axes: {', '.join(axes)}"
                     )
                 if where == "reading.baseline" and value not in axes[axis]:
                     raise ValueError(
-                        f"{where}: axis '{axis}' has no '{value}'; it has: "
+                        f"{where}: axis '{axis}' has no value '{value}'; values: "
                         f"{', '.join(sorted(axes[axis]))}"
                     )
         return self

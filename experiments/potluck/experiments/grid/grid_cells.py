@@ -135,7 +135,8 @@ def _cell(
     clients = plugins.create(Task, name, options).clients
     if not clients:
         raise ConfigurationError(
-            f"{source}: task {name} does not declare its number of clients (attribute `clients`)"
+            f"{source}: task {name} does not declare its number of clients; add the attribute "
+            "`clients` to the task"
         )
     complete["expected_clients"] = clients
     run_file = tomlkit.dumps(complete)

@@ -128,13 +128,15 @@ class ResultsFolder:
                 each.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(
-                f"can't make {self.folder}: {error.strerror}; name another --output",
+                f"can't create the folder {self.folder}: {error.strerror}; name another folder "
+                "with --output",
                 path=self.folder,
             ) from None
         return FolderLock(
             self.folder,
             holder="experiment",
-            remedy="let it finish or stop it, or name another --output",
+            remedy="wait until the other command ends or stop it, or name another folder with "
+            "--output",
         )
 
     def workplace(self, cell: Cell) -> Path:
@@ -150,8 +152,8 @@ class ResultsFolder:
             return None
         except (OSError, ValidationError) as error:
             raise StorageError(
-                f"{path} can't be read as a cell's result ({type(error).__name__}); remove it, "
-                "and the cell will run again",
+                f"can't read {path} as the result of a cell ({type(error).__name__}); remove the "
+                "file, and the cell will run again",
                 path=path,
             ) from error
         return kept.model_copy(update={"labels": dict(cell.labels)})

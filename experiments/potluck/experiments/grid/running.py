@@ -197,7 +197,7 @@ class _Grid:
         try:
             result = task.result()
         except CellLostError as error:
-            self._board.note(f"lost: {cell.title}: {error.message}")
+            self._board.note(f"cell lost: {cell.title}: {error.message}")
             if not self._schedule.lost(cell):
                 self._give_up(cell, error)
         except RunError as error:
@@ -211,4 +211,4 @@ class _Grid:
 
     def _give_up(self, cell: Cell, error: RunError) -> None:
         self.failures[cell.digest] = error
-        self._board.note(f"failed: {cell.title}: {error.message}")
+        self._board.note(f"cell failed: {cell.title}: {error.message}")

@@ -66,8 +66,8 @@ def preset_named(name: str) -> Preset:
     """Return a preset. Raises ConfigurationError with the known names if it does not exist."""
     if name not in preset_names():
         raise ConfigurationError(
-            f"there is no preset '{name}'{meant(name, preset_names())}; "
-            f"there are: {', '.join(preset_names())}",
+            f"unknown preset '{name}'{meant(name, preset_names())}; presets: "
+            f"{', '.join(preset_names())}",
             name=name,
         )
     text = (_FOLDER / f"{name}{_ENDING}").read_text(encoding="utf-8")
@@ -80,7 +80,9 @@ def preset_run_file(preset: Preset) -> str:
     document.add(tomlkit.comment(preset.paper))
     if preset.disclosure:
         allowed = tomlkit.dumps(preset.disclosure).strip().replace("\n", ", ")
-        document.add(tomlkit.comment(f"Hosts must allow, in [disclosure]: {allowed}"))
+        document.add(
+            tomlkit.comment(f"Hosts must allow these disclosures in [disclosure]: {allowed}")
+        )
     reasons = {each.key: each.reason for each in preset.assumptions}
     for key, value in preset.run.items():
         if not isinstance(value, Mapping):

@@ -230,7 +230,7 @@ def write_report_files(
         if cell.digest in results
     ]
     if not done:
-        raise ConfigurationError(f"no cell is finished in {folder}; run the experiment first")
+        raise ConfigurationError(f"{folder} has no finished cell; run the experiment first")
     summary = summarise(plan, done, len(cells) - len(done), quick=quick)
     write_tables(done, folder)
     text, page = report_text(summary), folder / "report.html"

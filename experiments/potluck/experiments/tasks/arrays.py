@@ -88,9 +88,9 @@ def open_arrays(form: DataFormat, data: Path | None) -> Arrays:
     """
     if data is None:
         raise ConfigurationError(
-            f"task {form.name} reads {form.file_name} from a data directory, and none is set; set "
-            "data_directory in the configuration file (or --data), and put the file there. "
-            f"{_recipe(form)}",
+            f"task {form.name} reads {form.file_name} from a data directory, but no data "
+            "directory is set; set data_directory in the configuration file (or --data), and put "
+            f"the file into this directory. {_recipe(form)}",
             task=form.name,
         )
     path = data / form.file_name
@@ -107,8 +107,8 @@ def open_arrays(form: DataFormat, data: Path | None) -> Arrays:
 
 def _recipe(form: DataFormat) -> str:
     return (
-        f"It holds the arrays {', '.join(form.required)}; make it with "
-        f"`potluck data prepare {form.name} --from FOLDER`, where FOLDER holds {form.source}"
+        f"The file has the arrays {', '.join(form.required)}; create the file with `potluck data "
+        f"prepare {form.name} --from FOLDER`, where FOLDER contains {form.source}"
     )
 
 
@@ -125,8 +125,8 @@ def checked(form: DataFormat, arrays: Mapping[str, NDArray[Any]], *, source: str
     missing = [name for name in names if name not in arrays]
     if missing:
         raise ConfigurationError(
-            f"{source} lacks {', '.join(missing)}; it holds {', '.join(arrays) or 'nothing'}. "
-            f"{_recipe(form)}",
+            f"{source} lacks the arrays {', '.join(missing)}, and has "
+            f"{', '.join(arrays) or 'no arrays'}. {_recipe(form)}",
             path=source,
         )
     clients = _client_names(arrays["names"], source) if form.natural else ()
@@ -150,7 +150,8 @@ def checked(form: DataFormat, arrays: Mapping[str, NDArray[Any]], *, source: str
 def _client_names(values: NDArray[Any], source: str) -> tuple[str, ...]:
     if values.ndim != 1 or values.dtype.kind != "U" or len(values) == 0:
         raise ConfigurationError(
-            f"{source}: names is {values.dtype} {values.shape}, expected texts, one per client"
+            f"{source}: the array names is {values.dtype} {values.shape}, but one text per client "
+            "is expected"
         )
     return tuple(values.tolist())
 
@@ -163,7 +164,7 @@ def _expect(form: DataFormat, samples: NDArray[Any], what: str) -> None:
             " × ".join(map(str, form.shape)) if form.shape is not None else "height × width × 3"
         )
         raise ConfigurationError(
-            f"{what} is {samples.dtype} {samples.shape}, expected {form.dtype} {expected}; "
+            f"{what} is {samples.dtype} {samples.shape}, but {form.dtype} {expected} is expected; "
             f"{_recipe(form)}"
         )
 
@@ -175,11 +176,11 @@ def _is_image(shape: tuple[int, ...]) -> bool:
 def _labels(values: NDArray[Any], samples: int, limit: int, what: str) -> NDArray[np.int64]:
     if values.shape != (samples,) or values.dtype.kind not in "ui":
         raise ConfigurationError(
-            f"{what} is {values.dtype} {values.shape}, expected whole numbers, ({samples},)"
+            f"{what} is {values.dtype} {values.shape}, but whole numbers ({samples},) are expected"
         )
     if not 0 <= int(values.min()) <= int(values.max()) < limit:
         raise ConfigurationError(
-            f"{what} is in [{values.min()}, {values.max()}], expected [0, {limit - 1}]"
+            f"{what} is in [{values.min()}, {values.max()}], but must be in [0, {limit - 1}]"
         )
     return values.astype(np.int64)
 
@@ -222,9 +223,9 @@ def _array(
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran, dtype = read(file)
     if dtype.hasobject:
-        raise ValueError(f"{member.filename} holds Python objects")
+        raise ValueError(f"{member.filename} contains Python objects")
     if file.tell() + dtype.itemsize * math.prod(shape) != end:
-        raise ValueError(f"{member.filename} holds more or fewer bytes than {shape} of {dtype}")
+        raise ValueError(f"{member.filename} has more or fewer bytes than {shape} of {dtype} needs")
     mapped: NDArray[Any] = np.memmap(
         path, dtype, mode="c", offset=file.tell(), shape=shape, order="F" if fortran else "C"
     )

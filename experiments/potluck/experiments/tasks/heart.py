@@ -120,8 +120,8 @@ def _hospital(client: ClientId) -> int:
         return part_number(client, len(HOSPITALS), task="heart")
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"task heart has data for {', '.join(HOSPITALS)} and for client-0 … client-3, not for "
-            f"'{client}'; rename the client",
+            f"task heart has no data for client '{client}'; name the client "
+            f"{', '.join(HOSPITALS)} or client-0 … client-3",
             task="heart",
             client=client,
         ) from error

@@ -48,7 +48,7 @@ def few_labels(
     classes = np.unique(labels)
     if not 1 <= per_client <= len(classes):
         raise ConfigurationError(
-            f"a client can't hold {per_client} of {len(classes)} classes; choose 1 to "
+            f"a client can't have {per_client} of {len(classes)} classes; choose 1 to "
             f"{len(classes)} labels",
             labels=per_client,
         )
@@ -98,9 +98,9 @@ def mostly_one_class(
         wanted = int(main * size + 0.5)
         if len(pools[label]) < wanted:
             raise ConfigurationError(
-                f"class {label} has too few samples for the clients that hold mostly this class: "
-                f"{wanted} more are needed, {len(pools[label])} are left; use more clients, or a "
-                "smaller share of skewed ones"
+                f"class {label} has too few samples for the clients that have mostly this class: "
+                f"{wanted} more samples are needed, {len(pools[label])} are left; use more "
+                "clients, or a smaller share of skewed clients"
             )
         mains[client] = label
         parts[client] = [pools[label].pop() for _ in range(wanted)]

@@ -99,8 +99,8 @@ class NaturalTask(Task):
         if self.clients > len(arrays.names):
             raise ConfigurationError(
                 f"task {self.name} has {self.clients} clients, but its file has samples of "
-                f"{len(arrays.names)}; set the task's option 'clients' to {len(arrays.names)} or "
-                "fewer",
+                f"{len(arrays.names)} clients; set the task's option 'clients' to "
+                f"{len(arrays.names)} or fewer",
                 task=self.name,
             )
         return arrays

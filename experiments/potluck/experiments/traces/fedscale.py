@@ -28,11 +28,11 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> NoReturn:
         """Refuse any class or function."""
-        raise pickle.UnpicklingError(f"it contains {module}.{name}")
+        raise pickle.UnpicklingError(f"the file contains the object {module}.{name}")
 
     def persistent_load(self, _: Any) -> NoReturn:
         """Refuse references to objects outside the file."""
-        raise pickle.UnpicklingError("it refers to objects outside the file")
+        raise pickle.UnpicklingError("the file refers to objects outside the file")
 
 
 def read_devices(path: Path) -> Mapping[Any, Any]:
@@ -56,8 +56,8 @@ def read_devices(path: Path) -> Mapping[Any, Any]:
         ) from None
     if not isinstance(found, dict) or not found:
         raise ConfigurationError(
-            f"{path} holds {type(found).__name__}, not a dict with an entry per client; download "
-            "FedScale's file again",
+            f"{path} contains a {type(found).__name__}, not a dict with an entry per client; "
+            "download FedScale's file again",
             path=path,
         )
     return found
@@ -104,8 +104,8 @@ def _stretches(entry: Any, finish: float, place: str) -> list[tuple[float, float
     begins, ends = (_list(entry, name, place) for name in ("active", "inactive"))
     if len(begins) != len(ends):
         raise ConfigurationError(
-            f"{place} has {len(begins)} times in 'active' and {len(ends)} in 'inactive'; each "
-            "stretch needs both: remove the entry from the file"
+            f"{place} has {len(begins)} times in 'active' and {len(ends)} in 'inactive', but must "
+            "have as many of both; remove the entry from the file"
         )
     merged: list[tuple[float, float]] = []
     for begin, end in sorted(zip(begins, ends, strict=True)):
@@ -132,8 +132,8 @@ def _number(entry: Any, name: str, place: str) -> float:
     value = entry.get(name) if isinstance(entry, dict) else None
     if not _is_number(value) or value <= 0:
         raise ConfigurationError(
-            f"{place} has {value!r} as '{name}', expected a number above 0; remove the entry from "
-            "the file"
+            f"{place} has {value!r} as '{name}', but must have a number above 0; remove the entry "
+            "from the file"
         )
     return float(value)
 

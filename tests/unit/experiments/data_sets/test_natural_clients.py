@@ -75,7 +75,7 @@ def test_a_sample_is_the_text_before_its_label(lines: int, at: int) -> None:
             "A:\nwords\n\nno name\nwords\n",
             r"t, line 4: 'no name' is not a name with a colon; begin",
         ),
-        ("A:\nwords\n", rf"t: no role speaks {LEAST} characters or more; use the complete text"),
+        ("A:\nwords\n", rf"t: no role speaks at least {LEAST} characters, the minimum"),
     ],
 )
 def test_another_text_is_refused_with_its_line(text: str, error: str) -> None:
@@ -85,7 +85,7 @@ def test_another_text_is_refused_with_its_line(text: str, error: str) -> None:
 
 def test_another_play_than_the_pinned_text_is_not_prepared(tmp_path: Path) -> None:
     (tmp_path / "shakespeare.txt").write_text(small_play({"A": 40}))
-    with pytest.raises(ConfigurationError, match="differs from the SHA-256 of shakespeare"):
+    with pytest.raises(ConfigurationError, match="does not have the known SHA-256 of shakespeare"):
         prepare("shakespeare", tmp_path, tmp_path / "data", 224)
 
 
@@ -105,7 +105,9 @@ def test_a_role_predicts_characters(tmp_path: Path, network: Any) -> None:
     loss = torch.nn.functional.cross_entropy(model(inputs), mine.train.labels[:5])
     loss.backward()  # type: ignore[no-untyped-call]
     assert all(p.grad is not None for p in model.parameters())
-    with pytest.raises(ConfigurationError, match=r"147 clients, .* samples of 3; set the task's"):
+    with pytest.raises(
+        ConfigurationError, match=r"147 clients, .* samples of 3 clients; set the task's"
+    ):
         Shakespeare().client_data(ClientId("client-0"), data)
 
 
@@ -154,9 +156,9 @@ def test_leafs_users_become_clients_by_writer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("odd", "error"),
     [
-        ({"y": [62]}, r"user 'a': labels are in \[62, 62\], expected \[0, 61\]"),
-        ({"x": [[2.0] * 784]}, r"user 'a': pixels are in \[2, 2\], expected \[0, 1\]; run"),
-        ({"x": [[0.0] * 9]}, r"'x' is \(1, 9\) and 'y' is \(1,\), expected n × 784 and n"),
+        ({"y": [62]}, r"user 'a': labels are in \[62, 62\], but must be in \[0, 61\]"),
+        ({"x": [[2.0] * 784]}, r"user 'a': pixels are in \[2, 2\], but must be in \[0, 1\]; run"),
+        ({"x": [[0.0] * 9]}, r"'x' has shape \(1, 9\) and 'y' has shape \(1,\), but n × 784 and n"),
         ({"x": None}, r"user 'a'.*run preprocess.sh again"),
     ],
 )
@@ -171,7 +173,7 @@ def test_leafs_split_by_user_is_refused(tmp_path: Path) -> None:
     leaf_file(tmp_path / "train" / "x.json", {"a": [1]})
     leaf_file(tmp_path / "test" / "x.json", {"b": [1]})
     with pytest.raises(
-        ConfigurationError, match=r"user 'b' has test samples and no training.*-t s"
+        ConfigurationError, match=r"user 'b' has test samples but no training.*-t s"
     ):
         femnist(tmp_path)
 
@@ -202,7 +204,7 @@ def test_flambys_patients_are_read_by_region(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"fold2 must have the values .* 'test_5'"):
         tcga_brca(tmp_path)
     write_table(tmp_path / "brca.csv", ["pid", *features, "E", "T"], [[*patients[0][:-2], 2, 1]])
-    with pytest.raises(ConfigurationError, match="the row of P0 has other values than 39 features"):
+    with pytest.raises(ConfigurationError, match="the row of P0 must have 39 features"):
         tcga_brca(tmp_path)
 
 
@@ -222,7 +224,7 @@ def test_flambys_photographs_are_read_by_centre(tmp_path: Path) -> None:
     assert held.held_out.labels.tolist() == [7]
     assert task.model().eval()(held.train.inputs).shape == (1, 8)
     write_table(tmp_path / "train_test_split", header, [["ISIC_99", 0, 0, "train", "train_0"]])
-    with pytest.raises(ConfigurationError, match=r"names ISIC_99.jpg, which is not below"):
+    with pytest.raises(ConfigurationError, match=r"names ISIC_99.jpg, which is missing in"):
         isic2019(tmp_path, 8)
 
 

@@ -50,7 +50,7 @@ def test_few_labels_split_gives_every_client_the_number_of_labels(
 
 
 def test_more_labels_per_client_than_classes_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="can't hold 6 of 5 classes"):
+    with pytest.raises(ConfigurationError, match="can't have 6 of 5 classes"):
         few_labels(balanced(5, 10), 4, 6, np.random.default_rng(0))
 
 

@@ -156,8 +156,11 @@ def test_missing_data_file_is_refused_with_the_remedy(tmp_path: Path) -> None:
             {"x_train": np.zeros((600, 28), dtype=np.uint8)},
             r"x_train is uint8 \(600, 28\)",
         ),
-        ({"x_test": np.zeros((80, 28, 28))}, r"x_test is float64 .*expected uint8 n × 28 × 28"),
-        ({"y_train": np.full(600, 10)}, r"y_train is in \[10, 10\], expected \[0, 9\]"),
+        (
+            {"x_test": np.zeros((80, 28, 28))},
+            r"x_test is float64 .*but uint8 n × 28 × 28 is expected",
+        ),
+        ({"y_train": np.full(600, 10)}, r"y_train is in \[10, 10\], but must be in \[0, 9\]"),
         ({"y_train": np.zeros(599, dtype=np.int64)}, r"y_train is int64 \(599,\)"),
     ],
 )
@@ -171,7 +174,7 @@ def test_stored_arrays_incompatible_with_the_task_are_refused(
 
 def test_npz_file_with_python_objects_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "mnist.npz", x_train=np.array([object()], dtype=object))
-    with pytest.raises(ConfigurationError, match="holds Python objects"):
+    with pytest.raises(ConfigurationError, match="contains Python objects"):
         mapped_arrays(tmp_path / "mnist.npz")
 
 

@@ -112,7 +112,7 @@ def test_converted_client_is_available_as_in_its_fedscale_entry(
     [
         ({**NIGHT, "active": [1]}, "1 times in 'active' and 2 in 'inactive'.*remove the entry"),
         ({**NIGHT, "active": "no"}, "no list of numbers 'active'"),
-        ({**NIGHT, "finish_time": 0}, "has 0 as 'finish_time', expected a number above 0"),
+        ({**NIGHT, "finish_time": 0}, "has 0 as 'finish_time', but must have a number above 0"),
         ([1, 2], "has None as 'finish_time'"),
     ],
 )
@@ -127,7 +127,7 @@ def test_fedscale_pickle_that_could_execute_code_is_refused(tmp_path: Path) -> N
     with pytest.raises(ConfigurationError, match=r"not a pickle of plain dicts.*pathlib"):
         read_devices(path)
     path.write_bytes(pickle.dumps([1]))
-    with pytest.raises(ConfigurationError, match="holds list, not a dict"):
+    with pytest.raises(ConfigurationError, match="contains a list, not a dict"):
         read_devices(path)
     path.write_bytes(b"nothing")
     with pytest.raises(ConfigurationError, match="download FedScale's file again"):

@@ -124,7 +124,7 @@ def test_weights_under_the_names_of_the_model_are_loaded_unchanged() -> None:
 
 
 def test_weights_of_another_model_are_refused_naming_the_tensor() -> None:
-    with pytest.raises(LayoutError, match=r"'stem\.0\.weight' is missing, expected \(64, 3"):
+    with pytest.raises(LayoutError, match=r"'stem\.0\.weight' is missing, but \(64, 3"):
         fitted(torchvision_mobilenet(), state_arrays(resnet18_gn()))
 
 
