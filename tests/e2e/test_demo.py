@@ -144,5 +144,5 @@ async def test_demo_names_a_host_that_cannot_start_and_its_log(tmp_path: Path) -
         set_values(files.hosts[1], {"device": "cuda:99"})
         with pytest.raises(RunError, match=r"^host-.* ended with exit code .*cuda:99") as told:
             await asyncio.wait_for(run_demo(files, Console(quiet=True)), PATIENCE_SECONDS)
-    assert f"its log is {tmp_path}" in told.value.message
+    assert f"see the log {tmp_path}" in told.value.message
     assert await processes_of(tmp_path) == []

@@ -236,7 +236,7 @@ def test_deploy_creates_changes_and_removes_a_federation_on_two_machines(lab: La
     # plan changes nothing
     planned = lab.potluck("plan")
     assert "issue a certificate for coordinator" in planned
-    assert f"gpu-2: put image {IMAGES[1]}: it is not there" in planned
+    assert f"gpu-2: put image {IMAGES[1]}: the machine lacks this image" in planned
     assert planned.count("create potluck-deploy-test-") == 6
     assert lab.containers() == {}
     assert not (lab.folder / "pki").exists()
@@ -320,8 +320,11 @@ def check_changes(lab: Lab) -> None:
     done = lab.potluck("up").splitlines()
     assert done == [
         "gpu-1: nothing to do",
-        "gpu-2: refresh certificates potluck-deploy-test-host-2-a: its certificates differ",
-        "gpu-2: replace potluck-deploy-test-host-2-b: the inventory asks for other options",
+        (
+            "gpu-2: refresh certificates potluck-deploy-test-host-2-a: "
+            "the container's certificates differ from the inventory"
+        ),
+        "gpu-2: replace potluck-deploy-test-host-2-b: the inventory has other options",
     ]
     after = lab.containers()
     changed = {name for name, each in before.items() if after[name].id != each.id}
@@ -340,9 +343,12 @@ def check_broken_images(lab: Lab) -> None:
     script = "#!/bin/sh\necho 'no such option: --frobnicate'\nexit 3\n"
     make_broken_image(lab.first, image, script)
     said = lab.potluck("up", fails=True)
-    assert f"host host-1-a does not connect with image {image}: its program ended with" in said
+    assert (
+        f"host host-1-a did not connect with image {image}: the container's program ended with"
+        in said
+    )
     assert "exit code 3; its log ends: no such option: --frobnicate" in said
-    assert "the container before it is back" in said
+    assert "the previous container was restored" in said
     assert "1 of 2 machines failed: gpu-1" in said, said
     check_same(lab, before)
 
@@ -356,7 +362,10 @@ def check_broken_images(lab: Lab) -> None:
     make_broken_image(lab.first, image, "#!/bin/sh\necho 'thinking'\nexec sleep 1000\n")
     lab.set(connect_seconds=5)
     said = lab.potluck("up", fails=True)
-    assert "it did not within 5 s; its log ends: thinking; the container before it is back" in said
+    assert (
+        "no connection after 5 s; its log ends with: thinking; the previous container was restored"
+        in said
+    )
     check_same(lab, before)
 
     lab.set(connect_seconds=180)
@@ -364,7 +373,7 @@ def check_broken_images(lab: Lab) -> None:
     lab.change(0, cpus=None)
     assert lab.potluck("up").splitlines() == [
         "gpu-1: nothing to do",
-        f"gpu-2: put image {image}: another one is there",
+        f"gpu-2: put image {image}: the machine has another image with this name",
     ]
     check_same(lab, before)
 
@@ -391,9 +400,9 @@ def check_broken_settings(lab: Lab) -> None:
     settings = {"reconnect_maximum_seconds": 0.5}
     lab.change(0, settings={**settings, "no_such_setting": True})
     said = lab.potluck("up", fails=True)
-    assert "host host-2-a does not connect with image" in said
+    assert "host host-2-a did not connect with image" in said
     assert "no_such_setting" in said
-    assert "its files from before are back" in said
+    assert "the container's previous files were restored" in said
     check_same(lab, before)
     lab.change(0, settings=settings)
     assert lab.potluck("up").splitlines() == ["gpu-1: nothing to do", "gpu-2: nothing to do"]

@@ -40,7 +40,7 @@ async def test_private_training_example_learns_and_charges_each_round(tmp_path: 
     assert "6 of 6 rounds committed" in said
     assert shown("accuracy", said)[-1] > 50
     asked = await example.done(spent)
-    assert "6 trainings asked, 6 charged, 6 updates sent, 0 refused" in asked
+    assert "6 trainings requested, 6 charged, 6 updates sent, 0 trainings refused" in asked
 
 
 async def test_four_hospitals_example_prints_the_documented_comparison(tmp_path: Path) -> None:

@@ -366,7 +366,7 @@ async def test_connection_errors_are_shown_and_disappear_when_fixed(
         await expect(tab.page.get_by_role("link", name="tea")).to_be_visible()
         await ending.aclose()
         await expect(tab.page.locator("#connection-trouble")).to_contain_text(
-            "Start potluck page again"
+            "Start `potluck page` again"
         )
 
 
@@ -449,11 +449,11 @@ async def test_empty_and_failed_views_show_a_remedy(
         page = tab.page
         main = page.get_by_role("main")
         await tab.go("/elsewhere")
-        await expect(main.get_by_role("heading", name="There is no such view")).to_be_visible()
+        await expect(main.get_by_role("heading", name="This page does not exist")).to_be_visible()
         await main.get_by_role("link", name="All runs").click()
         await expect(main.get_by_role("link", name="tea")).to_be_visible()
         await tab.go("/compare?run=a")
-        await expect(main).to_contain_text("choose from 2 to 6 runs to compare")
+        await expect(main).to_contain_text("select from 2 to 6 runs to compare")
         await main.get_by_role("link", name="Choose runs").click()
         service.runs = []
         await expect(main.get_by_role("heading", name="No runs yet")).to_be_visible()
@@ -472,7 +472,7 @@ async def test_server_fault_and_too_many_windows_show_a_banner_until_resolved(
         raise ZeroDivisionError("no members")
 
     async with opened_tab(browser, server.address) as tab:
-        page, followed = tab.page, "The page's server failed"
+        page, followed = tab.page, "The web UI's server failed"
         with monkeypatch.context() as patched:
             patched.setattr(run_watch, "shown_live", wrong)
             patched.setattr(run_watch, "FAULT_SECONDS", 1.0)
@@ -493,7 +493,7 @@ async def test_server_fault_and_too_many_windows_show_a_banner_until_resolved(
         with monkeypatch.context() as patched:
             patched.setattr(page_guard.OpenStreams, "counted", lambda *_: nullcontext(False))
             await tab.go("/")
-            await expect(banner).to_contain_text("until other windows of it are closed")
+            await expect(banner).to_contain_text("until you close other windows")
         await expect(page.get_by_role("link", name="tea")).to_be_visible()
         await expect(banner).to_have_count(0)
 

@@ -343,10 +343,10 @@ def test_connected_federation_uses_an_operator_certificate(
         class Mine:
             """A selector class that is not installed on the coordinator."""
 
-        with pytest.raises(ConfigurationError, match="install it there as a package"):
+        with pytest.raises(ConfigurationError, match="install the class as a package"):
             connected.run(task=TASK, selector=Mine)  # type: ignore[arg-type]  # on purpose
     assert len(seen.rounds) == 3
-    with pytest.raises(RunError, match=r"is closed; call this before `close\(\)`"):
+    with pytest.raises(RunError, match=r"is closed; make this call before `close\(\)`"):
         _ = seen.profiles
 
 

@@ -198,7 +198,10 @@ def attempt_of(federation: SumFederation, run_id: str) -> int:
     ("disclosure", "why"),
     [
         ({"sum_hosts": 8}, "policy: sums over 5 hosts are asked for, 8 are required"),
-        ({"sum_colluding_hosts": 3}, "policy: 2 hosts are assumed to collude, this client"),
+        (
+            {"sum_colluding_hosts": 3},
+            "policy: the session assumes that 2 hosts collude, but this client",
+        ),
     ],
 )
 async def test_clients_refuse_masked_rounds_weaker_than_their_policy(
@@ -285,7 +288,7 @@ async def test_unsigned_or_malformed_masked_uploads_are_refused_and_the_round_co
     [committed] = await federation.coordinator.store.call(lambda store: store.rounds(row.run_id))
     troubles = {m.client_id: m.trouble or "" for m in committed.members if m.trouble}
     assert sorted(troubles) == ["client-3", "client-4"]
-    assert "does not vouch for its update: signature" in troubles["client-3"]
+    assert "did not confirm its update with a valid signature: signature" in troubles["client-3"]
     assert "masked update refused" in troubles["client-4"]
 
 

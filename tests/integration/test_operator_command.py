@@ -162,7 +162,7 @@ async def test_run_file_is_checked_before_connecting(tmp_path: Path) -> None:
         [line] = ended.stderr.decode().splitlines()
         found.append(line)
     assert found[0].startswith("potluck: run.toml: 'rounds': must be")
-    assert "can't reach a coordinator" in found[1]
+    assert "can't find a coordinator" in found[1]
 
 
 async def test_json_option_lists_runs_and_clients_as_json(
@@ -220,9 +220,12 @@ async def test_runs_command_shortens_reasons_except_for_a_named_run(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("rep", "potluck: rep: pictures are PNG files; name it rep.png\n"),
-        ("rep.pdf", "potluck: rep.pdf: pictures are PNG files; name it rep.png\n"),
-        ("no/rep.png", "potluck: can't write no/rep.png: name a file in a folder that exists\n"),
+        ("rep", "potluck: rep: pictures are PNG files; name the file rep.png\n"),
+        ("rep.pdf", "potluck: rep.pdf: pictures are PNG files; name the file rep.png\n"),
+        (
+            "no/rep.png",
+            "potluck: can't write the file no/rep.png; name a file in a folder that exists\n",
+        ),
     ],
 )
 async def test_picture_with_an_invalid_file_name_is_not_written(
@@ -297,7 +300,7 @@ async def test_delete_command_requires_the_yes_option(
     service.watches = [[status(FINISHED, committed=2)], [status(FINISHED, committed=2)]]
     asked = await potluck(config, tmp_path, "delete", "3f9a")
     assert (asked.code, service.deleted) == (1, [])
-    assert "add --yes to delete it" in asked.err
+    assert "add --yes to delete the run" in asked.err
     deleted = await potluck(config, tmp_path, "delete", "3f9a", "--yes")
     assert deleted.out.startswith("deleted run 3f9ac0de (tea) is finished")
     assert (deleted.code, service.deleted) == (0, [RUN_ID])
@@ -353,7 +356,7 @@ async def test_unreachable_coordinator_is_an_error_with_a_remedy(
     ended = await potluck(config, tmp_path, "runs")
     assert ended.code == 1
     assert ended.err.startswith("potluck: can't reach the coordinator at 127.0.0.1:1: ")
-    assert "check that potluck-server runs there" in ended.err
+    assert "check that potluck-server runs at this address" in ended.err
 
 
 async def test_watch_reconnects_to_a_restarted_coordinator(
@@ -424,7 +427,10 @@ async def test_model_download_without_progress_fails_and_the_next_one_resumes(
     service.model_breaks = [3000] * 6  # only the first attempt makes progress
     ended = await potluck(config, tmp_path, "model", RUN_ID, "-o", "m", "--exact")
     assert ended.code == 1
-    assert f"3000 bytes are in {tmp_path}, and the same command resumes there" in ended.err
+    assert (
+        f"3000 bytes of the file are in {tmp_path}, and the same command resumes the download"
+        in ended.err
+    )
     await potluck(config, tmp_path, "model", RUN_ID, "-o", "m", "--exact")
     assert (tmp_path / "m").read_bytes() == service.model
     assert service.offsets == [0, *[3000] * 6]
@@ -466,7 +472,9 @@ async def test_model_file_holds_its_run_and_round(
     ended = await potluck(config, tmp_path, "model", "3f9a", "-o", "exact", "--exact")
     assert (tmp_path / "exact").read_bytes() == service.model
     assert ended.out.startswith(f"exact: round 12 of run {RUN_ID} (tea), ")
-    assert ended.out.rstrip().endswith("; not in it is what clients keep: b.*, c")
+    assert ended.out.rstrip().endswith(
+        "; the file does not contain the tensors that clients keep: b.*, c"
+    )
     assert files_in(tmp_path) == ["exact", "m.safetensors"]
 
 
@@ -491,7 +499,7 @@ async def test_model_is_written_in_shards(
     with safetensors.safe_open(tmp_path / "m" / "model-00002-of-00002.safetensors", "np") as file:
         assert file.metadata()["potluck.round"] == "12"
     refused = await potluck(config, tmp_path, "model", "3f9a", "--shards", "much", "-o", "n")
-    assert "'much' is not a size; give one such as 5GB" in refused.err
+    assert "'much' is not a size; write a size such as 5GB" in refused.err
 
 
 async def test_partial_download_of_another_model_is_not_resumed(

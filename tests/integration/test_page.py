@@ -100,7 +100,7 @@ async def test_requests_without_the_token_are_refused(config: OperatorConfig) ->
         assert (await page.get("/static/main.js")).status == 200
         again = await page.request("GET", f"/?token={token}", cookie="")
         assert again.status == 403
-        assert "open the address that `potluck page` has printed last" in again.body
+        assert "open the newest address that `potluck page` printed" in again.body
 
 
 async def test_token_is_refused_for_another_user_of_the_machine(
@@ -111,7 +111,7 @@ async def test_token_is_refused_for_another_user_of_the_machine(
             patched.setattr(page_guard, "other_user", lambda *ends: 1001)
             refused = await page.get(f"/?token={page.access.token}")
         assert refused.status == 403
-        assert "this connection comes from user 1001 of this machine" in refused.body
+        assert "user is 1001; open the web UI" in refused.body
         await page.opened()  # the token is still valid
         assert (await page.get("/")).status == 200
 
@@ -329,7 +329,7 @@ async def test_compare_lists_the_rounds_and_differences_of_runs(
     assert [len(run["rounds"]) for run in found["runs"]] == [2, 2]
     assert found["differences"] == []
     alone = await page.get("/api/compare?run=a")
-    assert (alone.status, alone.json["error"]) == (400, "choose from 2 to 6 runs to compare")
+    assert (alone.status, alone.json["error"]) == (400, "select from 2 to 6 runs to compare")
 
 
 # Trouble ------------------------------------------------------------------------------------------

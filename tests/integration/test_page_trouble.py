@@ -161,7 +161,7 @@ async def test_fault_in_the_overview_is_reported_to_every_stream_and_retried(
             monkeypatch.setattr(overview_watch, "shown_status", wrong)
             connection = (await anext(stream))[1]["connection"]
             assert (connection["reached"], connection["trouble"]) == (False, "fault")
-            assert "the page's server failed (KeyError: 'rounds')" in connection["text"]
+            assert "the web UI's server failed (KeyError: 'rounds')" in connection["text"]
             await failed.wait()
             monkeypatch.setattr(overview_watch, "shown_status", right)
             overview = (await anext(stream))[1]
@@ -189,7 +189,7 @@ async def test_fault_in_watching_a_run_is_reported_and_the_watch_restarts(
         async with page.events(f"/api/events?run={RUN_ID}") as stream:
             gone = await _next(stream, "gone")
             assert gone["trouble"] == "fault"
-            assert "the page's server failed (ZeroDivisionError: no members)" in gone["error"]
+            assert "the web UI's server failed (ZeroDivisionError: no members)" in gone["error"]
             refused = await page.get(f"/api/runs/{RUN_ID}")  # the run is not followed again at once
             assert (refused.status, refused.json["trouble"]) == (500, "fault")
             assert service.watched == 1

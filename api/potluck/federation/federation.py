@@ -272,7 +272,7 @@ class Federation:
             with contextlib.suppress(NotFoundError):
                 status = self._call(client.find_run(run))
                 return self._made(status.run_id, client, following)
-        raise NotFoundError(f"no run '{run}' found; `runs` lists all runs")
+        raise NotFoundError(f"there is no run '{run}'; `runs` lists all runs")
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -349,7 +349,7 @@ class Federation:
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
         if self._closed:
             work.close()
-            raise RunError("the federation is closed; make another")
+            raise RunError("the federation is closed; create another federation")
         return self._background.call(work)
 
     def _plugin(self, group: str, value: object) -> Any:
@@ -359,7 +359,7 @@ class Federation:
         if self._parties is None and self._session.has(group, str(table.get("name"))):
             raise ConfigurationError(
                 f"{table['name']} is a class of this process, which a remote coordinator does not "
-                "have; install it there as a package, or use Federation.local"
+                "have; install the class as a package on the coordinator, or use Federation.local"
             )
         return table
 
@@ -406,7 +406,7 @@ class Federation:
         _, run = checked_text(values)
         options = dict(run.task.options)
         made = self._session.make(Task, run.task.name, options)
-        remedy = "name the folder that has them: Federation.local(data=...)"
+        remedy = "name the folder that has these files: Federation.local(data=...)"
         check_data(made, run.task.name, self._data, remedy=remedy)
         if self._clients is not None:
             if made.clients and "clients" not in options and made.clients != self._clients:
@@ -417,7 +417,7 @@ class Federation:
 
     def _coordinators(self) -> list[tuple[OperatorClient, _Following]]:
         if self._closed:
-            raise RunError("the federation is closed; make another")
+            raise RunError("the federation is closed; create another federation")
         if self._parties is None:
             assert self._client is not None  # noqa: S101  # one of the two is there
             return [(self._client, partial(_follow, self._client))]
@@ -456,12 +456,18 @@ def _check_local(
     """Raise ConfigurationError for arguments of `local` with which the processes would fail."""
     for name, value in (("hosts", hosts), ("clients", 1 if clients is None else clients)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigurationError(f"{name} is {value!r}; it must be a whole number from 1")
+            raise ConfigurationError(
+                f"argument {name} is {value!r}, but must be a whole number from 1"
+            )
     check_device_names(device)
     if data is not None and not data.is_dir():
-        raise ConfigurationError(f"data is {str(data)!r}, which is not a folder", path=data)
+        raise ConfigurationError(
+            f"argument data is {str(data)!r}, which is not a folder", path=data
+        )
     if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
-        raise ConfigurationError(f"folder is {str(folder)!r}, which is a file", path=folder)
+        raise ConfigurationError(
+            f"argument folder is {str(folder)!r}, which is a file", path=folder
+        )
 
 
 async def _follow(client: OperatorClient, run_id: str, follower: RunFollower) -> RunView:

@@ -75,8 +75,8 @@ def evaluated_model(
     name = tomllib.loads(run_file)["task"]["name"]
     if model.task.trainer() is not None:
         raise ConfigurationError(
-            f"task '{name}' measures its model with its own trainer; the metrics are in the run's "
-            "rounds (`potluck export`)"
+            f"task '{name}' measures models with its own trainer; `potluck export` has the "
+            "metrics of the run's rounds"
         )
     examples = model.task.evaluation_data(data)
     if examples is None:
@@ -91,7 +91,7 @@ def report_of(network: nn.Module, examples: Examples, classes: int) -> ModelRepo
     """
     labels = examples.labels.cpu().numpy()
     if not len(labels):
-        raise TrainingError("there are no samples to evaluate the model on")
+        raise TrainingError("the model can't be evaluated, because there are no samples")
     probabilities = _probabilities(network, examples, classes)
     predicted = probabilities.argmax(axis=1)
     every = list(range(classes))
@@ -133,8 +133,8 @@ def _probabilities(network: nn.Module, examples: Examples, classes: int) -> NDAr
             logits = network(examples.inputs_at(torch.arange(start, end)))
             if logits.shape != (end - start, classes):
                 raise TrainingError(
-                    f"the model answers with shape {tuple(logits.shape)}, expected "
-                    f"{(end - start, classes)}"
+                    f"the model's output has shape {tuple(logits.shape)}, but "
+                    f"{(end - start, classes)} is expected"
                 )
             found.append(logits.double().softmax(dim=1).numpy())
     return np.concatenate(found)

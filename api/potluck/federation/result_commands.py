@@ -157,7 +157,7 @@ async def _status(client: OperatorClient, run_id: str | None) -> RunStatus:
         return await client.find_run(run_id)
     newest = await client.newest_run()
     if newest is None:
-        raise NotFoundError("there is no run yet; start one with `potluck run FILE`")
+        raise NotFoundError("no run has been started yet; start one with `potluck run FILE`")
     return newest
 
 

@@ -178,7 +178,7 @@ class Run:
 
         view = self._follower.view
         if not view.committed:
-            raise RunError(f"run {self.id} has no round to draw yet; wait() for it")
+            raise RunError(f"run {self.id} has no round to plot yet; call wait() first")
         chosen = {client for each in self.history for client in each.cohort}
         return run_figure(summarise(view, clients=max(len(chosen), 1)))
 
@@ -268,9 +268,9 @@ class Run:
         if not 1 <= found <= status.committed_rounds or (best and round):
             which = "best model" if best else f"model of round {round}" if round else "model"
             how = (
-                "its run file names the measure, as stop.measure or retention.keep_best"
+                "the run needs stop.measure or retention.keep_best in its run file"
                 if best
-                else "name a round that is committed"
+                else "name a committed round"
             )
             raise RunError(f"run {self.id} has no {which} yet; {how}")
         measure = status.best.measure if best else None
@@ -278,9 +278,11 @@ class Run:
 
     def _download(self, path: Path, number: int, *, best: bool, describe: bool) -> DownloadedModel:
         if number < 0:
-            raise NotFoundError(f"there is no round {number}; rounds are numbered from 1")
+            raise NotFoundError(f"round {number} does not exist; rounds are numbered from 1")
         if number == 0 and not self.status.committed_rounds:
-            raise RunError(f"run {self.id} has no model yet; wait() for its first round")
+            raise RunError(
+                f"run {self.id} has no model yet; call wait() until the first round is committed"
+            )
         return self._call(
             download_model(
                 self._client, self.id, path, round_number=number, best=best, describe=describe
@@ -322,8 +324,8 @@ class Run:
         if self._closed:
             work.close()
             raise RunError(
-                f"the federation of run {self.id} is closed; call this before `close()`; rounds "
-                "that were received stay available"
+                f"the federation of run {self.id} is closed; make this call before `close()`; "
+                "received rounds stay available"
             )
         return self._background.call(work)
 

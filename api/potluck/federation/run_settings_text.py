@@ -66,4 +66,4 @@ def _read(run_file: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{source} is not TOML: {toml_fault(error)}") from None
+        raise ConfigurationError(f"{source} is not valid TOML: {toml_fault(error)}") from None

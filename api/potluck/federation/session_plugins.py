@@ -58,7 +58,7 @@ class SessionPlugins:
         if not isinstance(value, type | Plugin) or getattr(value, "__module__", "") == "builtins":
             raise PluginError(
                 f"{value!r} can't be used as {KINDS[group]}; give a name, a table with its name "
-                "and options, a class or an object of one"
+                "and options, a class, or an object of a class"
             )
         cls = value if isinstance(value, type) else type(value)
         options = {} if isinstance(value, type) else _options_of(value)
@@ -79,8 +79,8 @@ class SessionPlugins:
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
         if any(point.name == name for point in entry_points(group=group)):
             raise PluginError(
-                f"{cls.__name__}: a package offers another {group.rpartition('.')[2]} plug-in "
-                f"called '{name}'; give the class another name",
+                f"the name '{name}' of class {cls.__name__} is taken by a "
+                f"{group.rpartition('.')[2]} plug-in of an installed package; rename the class",
                 name=name,
             )
         self._classes[group, name] = cls
@@ -94,7 +94,8 @@ class SessionPlugins:
         made = cls(**checked(cls, options, of=name))
         if not isinstance(made, kind):
             raise PluginError(
-                f"{name} is not derived from {kind.__name__}; derive {cls.__name__} from it"
+                f"{name} is not derived from {kind.__name__}; derive class {cls.__name__} from "
+                f"{kind.__name__}"
             )
         return made
 
@@ -120,8 +121,8 @@ class SessionPlugins:
         except (TypeError, AttributeError, ValueError) as error:
             names = ", ".join(sorted(cls.__name__ for cls in self._classes.values()))
             raise PluginError(
-                f"{names} can't be sent to the federation's processes: {error}; let them refer "
-                "only to modules, functions, classes and plain values"
+                f"the classes {names} can't be sent to the federation's processes: {error}; the "
+                "classes may use only modules, functions, classes and plain values"
             ) from error
         points = "\n".join(
             f"[{group}]\n{name} = {_MODULE}:{_attribute(group, name)}"
@@ -162,7 +163,7 @@ def _options_of(plugin: object) -> dict[str, object]:
                 break
         else:
             raise PluginError(
-                f"{type(plugin).__name__} has no attribute '{name}' with its option's value; pass "
+                f"{type(plugin).__name__} has no attribute '{name}' with the option's value; pass "
                 'a table {"name": PLUG-IN, OPTION: VALUE} instead of the object',
                 name=name,
             )

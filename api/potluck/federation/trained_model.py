@@ -78,7 +78,7 @@ def load_model(path: str | Path, *, data: str | Path | None = None) -> Any:
         raise LayoutError(f"{path} is not a safetensors file: {error}", path=path) from None
     if "potluck.task" not in metadata:
         raise LayoutError(
-            f"{path} does not name the task of its model; download it with `potluck model` "
+            f"{path} does not name the task of its model; download the model with `potluck model` "
             "without --exact",
             path=path,
         )

@@ -38,10 +38,10 @@ class PageFaultError(PotluckError):
     @classmethod
     def of(cls, error: Exception) -> Self:
         """Return the fault for an unexpected error; log the error's traceback to the terminal."""
-        log.error("the page's server failed", exc_info=error)
+        log.error("the web UI's server failed", exc_info=error)
         return cls(
-            f"the page's server failed ({type(error).__name__}: {error}); the terminal in which "
-            "potluck page runs says where"
+            f"the web UI's server failed ({type(error).__name__}: {error}); see the terminal in "
+            "which `potluck page` runs"
         )
 
 
@@ -93,7 +93,9 @@ class CoordinatorLink:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise self.blamed(UnreachableError("the connection was renewed; try again")) from None
+            raise self.blamed(
+                UnreachableError("the connection to the coordinator was renewed; try again")
+            ) from None
         self.reached()
         return answer
 

@@ -47,7 +47,7 @@ def _host(name: str, clients: Sequence[operator_pb2.ClientStatus]) -> HostShown:
 
 def _note(client: operator_pb2.ClientStatus) -> str:
     notes = [f"in quarantine: {client.quarantine_reason}"] if client.quarantined else []
-    notes += [f"left out of run {run}: {why}" for run, why in sorted(client.left_out.items())]
+    notes += [f"excluded from run {run}: {why}" for run, why in sorted(client.left_out.items())]
     return "; ".join(notes)
 
 

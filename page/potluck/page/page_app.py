@@ -170,8 +170,8 @@ class PageServer:
         await watch.shown()
         if number not in watch.view.committed:
             raise NotFoundError(
-                f"round {number} of run {watch.run_id} is not committed, or older than the newest "
-                f"{MOST_ROUNDS}"
+                f"round {number} of run {watch.run_id} is not committed, or not one of the newest "
+                f"{MOST_ROUNDS} rounds"
             )
         return shown_details(watch.view.committed[number])
 
@@ -199,7 +199,7 @@ class PageServer:
     async def _compare(self, request: Request) -> BaseModel:
         names = list(dict.fromkeys(request.query_params.getlist("run")))
         if not 2 <= len(names) <= MOST_RUNS:
-            raise ConfigurationError(f"choose from 2 to {MOST_RUNS} runs to compare")
+            raise ConfigurationError(f"select from 2 to {MOST_RUNS} runs to compare")
         runs = [await self._watches.of(name).shown() for name in names]
         return compared(runs, [await self._run_file(name) for name in names])
 
@@ -248,7 +248,7 @@ async def _sent(request: Request) -> DraftSent:
         return DraftSent.model_validate_json(await request.body())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]["msg"]
-        raise ConfigurationError(f"the request can't be read: {first}") from None
+        raise ConfigurationError(f"the request is not valid: {first}") from None
 
 
 def _answered(

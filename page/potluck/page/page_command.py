@@ -71,8 +71,8 @@ def _listening(port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise ConfigurationError(
-            f"can't serve at port {port} of this machine: {error.strerror}; name another with "
-            "--port",
+            f"can't serve on port {port} of this machine: {error.strerror}; name another port "
+            "with --port",
             port=port,
         ) from None
     listening.listen(128)  # a browser that connects before the server accepts must wait
@@ -86,7 +86,7 @@ async def serve_page(config: OperatorConfig, listening: socket.socket, *, browse
     def announce(what: str) -> None:
         typer.echo(f"{what}: {address}/?token={access.token}")
 
-    access = PageAccess(on_redeemed=lambda: announce("opened; for another browser"))
+    access = PageAccess(on_redeemed=lambda: announce("opened; address for another browser"))
     announce(f"the federation of {config.coordinator} in your browser")
     opened = f"{address}/?token={access.token}"
     pages = PageServer(config, access)

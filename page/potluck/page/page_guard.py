@@ -63,7 +63,11 @@ class PageGuard:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if not is_loopback(host):
-            return _closed(scope, f"{host[:80]!r} is not a name of this machine")
+            return _closed(
+                scope,
+                f"the address {host[:80]!r} is not a name of this machine; open "
+                "the address that `potluck page` printed",
+            )
         if scope["path"] == "/" and scope["method"] == "GET":
             opening = self._opening(scope)
             if opening is not None:
@@ -72,22 +76,27 @@ class PageGuard:
         if session is None:
             return _closed(
                 scope,
-                "open the address that `potluck page` has printed last; each is good for one "
-                "browser, and a new one is printed when it was used",
+                "this browser has no access; open the newest address that `potluck page` "
+                "printed. Each address works in one browser; `potluck page` prints a new address "
+                "after each use",
             )
         scope[SESSION] = session
         if scope["method"] in _SAFE:
             return None
         if not is_own(headers.get("origin", ""), host):
-            return _closed(scope, "a change must come from the page itself")
+            return _closed(
+                scope, "the request to change data does not come from the web UI; use the web UI"
+            )
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            return _closed(scope, "a change must be JSON")
+            return _closed(scope, "the request to change data must be JSON")
         length = headers.get("content-length", "")
         # Transfer-Encoding would take precedence over the length, and a body may then have any
         # size.
         sized = length.isdecimal() and "transfer-encoding" not in headers
         if not sized or int(length) > MOST_BODY_BYTES:
-            return _closed(scope, f"at most {MOST_BODY_BYTES} bytes are taken")
+            return _closed(
+                scope, f"the request is too large; at most {MOST_BODY_BYTES} bytes are allowed"
+            )
         return None
 
     def _opening(self, scope: Scope) -> Response | None:
@@ -103,8 +112,8 @@ class PageGuard:
         if stranger is not None:
             return _closed(
                 scope,
-                f"this connection comes from user {stranger} of this machine; open the page as "
-                "the user who runs `potluck page`",
+                f"the browser's user is {stranger}; open the web UI as the user who runs `potluck "
+                "page`",
             )
         # The next request comes from this server's document: the browser sends the strict cookie.
         set_cookie = {"Set-Cookie": self._access.set_cookie(self._access.redeem())}

@@ -60,7 +60,7 @@ def test_run_arguments_as_settings_objects_equal_plain_tables() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"hosts": 0}, "hosts is 0; it must be a whole number from 1"),
+        ({"hosts": 0}, "hosts is 0, but must be a whole number from 1"),
         ({"hosts": "2"}, "hosts is '2'"),
         ({"clients": -1}, "clients is -1"),
         ({"device": "gpu"}, "device is 'gpu'; it must be 'cpu', 'auto'"),
@@ -107,7 +107,7 @@ def test_invalid_run_arguments_are_refused_in_one_line() -> None:
         checked_text(run_table(None, {"task": {"name": "digits"}, "rounds": 0}))
     with pytest.raises(ConfigurationError, match="can't read the run file"):
         run_table("no-such-file.toml", {})
-    with pytest.raises(ConfigurationError, match="not TOML"):
+    with pytest.raises(ConfigurationError, match="not valid TOML"):
         run_table("a =\nb", {})
 
 

@@ -56,7 +56,7 @@ async def card_of_run(
     assert status is not None  # noqa: S101  # the view's first event has it
     if round_number and round_number not in view.committed:
         raise NotFoundError(
-            f"run {status.run_id} has no round {round_number} yet", run=status.run_id
+            f"run {status.run_id} has not committed round {round_number} yet", run=status.run_id
         )
     run_file = await client.fetch_run_file(status.run_id)
     disclosures = await client.audit_disclosures(status.run_id)

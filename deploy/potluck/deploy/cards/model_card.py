@@ -60,14 +60,16 @@ def _model(card: CardFacts) -> list[str]:
     ]
     if card.kept_by_clients:
         kept = ", ".join(map(_code, card.kept_by_clients))
-        rows.append(("not in the file", _Markup(f"tensors that each client keeps: {kept}")))
+        rows.append(
+            ("not in the file", _Markup(f"tensors that each client keeps on its host: {kept}"))
+        )
     return [f"# Model of run {_text(card.name)}", "", *_table(("", ""), rows)]
 
 
 def _measures(card: CardFacts) -> list[str]:
     missing = [name for name, each in card.coverage.items() if name not in card.measures]
     if not card.measures and not missing:
-        return ["## Measures", "", "This model was not measured."]
+        return ["## Measures", "", "The run did not measure this model."]
     rows = [
         (
             name,
@@ -124,9 +126,9 @@ def _clients(card: CardFacts) -> list[str]:
         "## Whose data",
         "",
         f"{readable_count(len(clients), 'client')} on {readable_count(hosts, 'host')} took part.",
-        "Updates used: in how many of the rounds that chose a client its update is in the model.",
-        "Rounds: the first and the last of these. Samples and data epochs (how often data were",
-        "replaced) are the host's word alone.",
+        "Updates used: rounds that used the client's update, of the rounds that selected it.",
+        "Rounds: the first and the last round that used an update. The hosts report samples and",
+        "data epochs (how often data were replaced); nothing verifies these numbers.",
         *(_PUBLIC if card.coordinator_trains else ()),
         "",
         *_table(heads, rows),
@@ -185,8 +187,8 @@ def _privacy(card: CardFacts) -> list[str]:
         released = sum(bool(each["released"]) for each in privacy.sums)
         lines += [
             "",
-            f"Its clients took part in {readable_count(released, 'secure sum')}.",
-            f"What one of them put in is hidden from {privacy.sums_hold_against}.",
+            f"The run's clients took part in {readable_count(released, 'secure sum')}.",
+            f"The sums hide the input of each client from {privacy.sums_hold_against}.",
         ]
     return lines
 
@@ -203,8 +205,8 @@ def _spent_on_updates(noise: CardNoise | None) -> list[str]:
     lines = [f"{loss}, at δ = {noise.delta:g} per {noise.unit}. Hosts also count other runs."]
     if noise.refused:
         lines.append(
-            f"Excluded: {readable_count(noise.refused, 'client')}. The owner's limit, or the run's "
-            "number of trainings, is used up."
+            f"Excluded: {readable_count(noise.refused, 'client')}. The data owner's limit, or the "
+            "run's number of trainings, is used up."
         )
     return lines
 
@@ -225,10 +227,10 @@ def _loss(epsilon: float | None) -> str:
 
 def _spent(epsilon: float) -> str:
     if not epsilon:
-        return "By the time of this card no client had made a noisy disclosure (ε = 0)."
+        return "At the time of this card, no client had made a noisy disclosure (ε = 0)."
     return (
-        f"By the time of this card no client had spent more than ε = {epsilon:g} on noisy "
-        "disclosures; each counts once, however many runs use it."
+        f"At the time of this card, no client had spent more than ε = {epsilon:g} on noisy "
+        "disclosures. Each disclosure counts once, even if several runs use it."
     )
 
 

@@ -52,7 +52,7 @@ async def list_clients(client: OperatorClient, as_json: AsJson = False) -> None:
                 print_line(line)
         print_line(attendance_line(found))
     else:
-        print_line("no client has attended yet; start hosts with `potluck-client --config FILE`")
+        print_line("no host has connected yet; start hosts with `potluck-client --config FILE`")
 
 
 async def quarantine(
@@ -73,7 +73,7 @@ async def quarantine(
         potluck clients quarantine client-3 --reason "label counts contradict its updates"
     """
     await client.set_quarantine(client_id, reason)
-    print_line(f"{client_id} is in quarantine: {reason}")
+    print_line(f"client {client_id} is in quarantine: {reason}")
 
 
 async def readmit(client: OperatorClient, client_id: ClientName) -> None:
@@ -82,7 +82,7 @@ async def readmit(client: OperatorClient, client_id: ClientName) -> None:
     potluck clients readmit client-3
     """
     await client.set_quarantine(client_id, None)
-    print_line(f"{client_id} may be selected again")
+    print_line(f"client {client_id} may be selected again")
 
 
 app = typer.Typer(

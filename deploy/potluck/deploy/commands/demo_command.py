@@ -209,12 +209,12 @@ def _run(
         files = write_demo_files(place, first, port, more_runs=texts[1:])
         prometheus = serve_metrics(files, metrics_ports)
         console.print(
-            f"everything of this demo is in {files.folder}",
+            f"all files of this demo are in {files.folder}",
             highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
         console.print(
-            f"to graph its metrics while it runs, if you have Prometheus: "
-            f"prometheus --config.file={prometheus}",
+            "to plot metrics during the run, if Prometheus is installed: prometheus "
+            f"--config.file={prometheus}",
             style="dim", highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
         runs = [

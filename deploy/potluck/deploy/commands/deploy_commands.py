@@ -99,7 +99,7 @@ def up(machines: Machines = None, file: File = _DEFAULT) -> None:
     done = roll_out(deployment, chosen, terminal(stderr=True))
     _show_steps(done.results, output)
     for machine, step in done.left:
-        output.print(Text(f"{machine}: not done: {step}"), soft_wrap=True)
+        output.print(Text(f"{machine}: step not done: {step}"), soft_wrap=True)
     raise_failures(done.results, terminal(stderr=True))
 
 
@@ -212,7 +212,7 @@ _STYLES = {"running": "green", "restarting": "yellow"}
 
 def _status_table(found: list[ContainerStatus]) -> Table:
     table = Table(
-        "machine", "party", "state", "since", "restarts", "to do, or last words", box=None
+        "machine", "party", "state", "since", "restarts", "to do, or last log line", box=None
     )
     for each in found:
         state = each.state if each.state != "exited" else f"exited ({each.exit_code})"

@@ -52,7 +52,7 @@ async def audit(client: OperatorClient, run_id: RunId, as_json: AsJson = False) 
         console.print(sums_table(sums))
         console.print(f"Sums hide single clients from {holds_against(independent=independent)}.")
     else:
-        console.print("The run's clients are in no secure sum.")
+        console.print("No secure sum includes clients of this run.")
     console.print(clients_table(sums, profiles))
 
 

@@ -130,8 +130,10 @@ async def _asked(config: OperatorConfig) -> list[Finding]:
             seconds = time.monotonic() - begun
             clients = await client.list_clients()
     except TimeoutError:
-        found = f"{config.coordinator} did not answer within {_ANSWER_SECONDS:.0f} s"
-        remedy = "see that the address is right and no firewall drops packets to its port"
+        found = (
+            f"the coordinator {config.coordinator} did not answer within {_ANSWER_SECONDS:.0f} s"
+        )
+        remedy = "check the address, and that no firewall drops packets to its port"
         return [Finding("coordinator", Verdict.ERROR, found, remedy)]
     except PotluckError as error:
         found, _, remedy = error.message.partition("; ")

@@ -85,16 +85,19 @@ def _verdict(audit: operator_pb2.LabelAudit) -> str:
 
 def _why(audit: operator_pb2.LabelAudit) -> str:
     if not audit.suspicions:
-        return "" if audit.rounds else "no claim, or no update seen"
+        return "" if audit.rounds else "no label counts, or no update of this client"
     first, others = audit.suspicions[0], len(audit.suspicions) - 1
     seen = (
-        f"holds at least {first.bound}: the bias rose in {first.rises} of {audit.rounds} rounds"
+        f"estimate is at least {first.bound}: the bias rose in {first.rises} of {audit.rounds} "
+        "rounds"
         if first.hidden
-        else f"holds at most {first.bound}: the bias never rose in {audit.rounds} rounds"
+        else f"estimate is at most {first.bound}: the bias never rose in {audit.rounds} rounds"
     )
     more = f"; {others} more classes" if others > 1 else "; 1 more class" if others else ""
     claimed = f"{first.claimed:g}"
-    return f"class {first.label}: claims {claimed}, {seen} (p = {first.probability:.1g}){more}"
+    return (
+        f"class {first.label}: claimed count {claimed}, {seen} (p = {first.probability:.1g}){more}"
+    )
 
 
 COMMANDS = {"audit-labels": operator_command(audit_labels)}

@@ -75,17 +75,25 @@ def member(
     console, keys = terminal(), enrolled.keys
     console.print(Text(f"{len(keys)} members on host {host}", style="bold green"))
     _print_epoch(console, folder, enrolled.epoch)
-    print_line(console, f"Give the host its keys from {keys[0].parent}. In its configuration:")
+    print_line(
+        console, f"Copy the keys in {keys[0].parent} to the host. Add to the host's configuration:"
+    )
     print_line(console, '  member_key = "FOLDER WITH CLIENT.key FILES"')
-    print_line(console, "To sum securely it needs root.pub too, from you:")
+    print_line(console, "For secure sums, the host also needs the file root.pub, from you:")
     print_line(console, '  federation_root = "root.pub"')
-    print_line(console, "members.json comes from the coordinator. From you as well, the")
-    print_line(console, "coordinator can hold no newer one back:")
+    print_line(
+        console,
+        "The coordinator sends members.json to the host. If you also copy the file to the host,",
+    )
+    print_line(console, "the coordinator can't withhold a newer version:")
     print_line(console, '  members = "members.json"')
-    print_line(console, "The coordinator needs root.pub and members.json. In its configuration:")
+    print_line(
+        console,
+        "The coordinator needs root.pub and members.json. Add to the coordinator's configuration:",
+    )
     print_line(console, f"  federation_root = {json.dumps(str(folder / 'root.pub'))}")
     print_line(console, f"  members = {json.dumps(str(folder / 'members.json'))}")
-    print_line(console, "One that serves already takes it from:")
+    print_line(console, "If the coordinator is already running, send it members.json with:")
     print_line(console, f"  potluck pki publish {folder}", style="cyan")
 
 
@@ -141,7 +149,7 @@ def renew_members(
         typer.echo(f"No record ends within {ENDS_SOON.days} days; nothing to renew.")
         return
     console = terminal()
-    console.print(Text(f"{len(renewed)} records renewed", style="bold green"))
+    console.print(Text(f"renewed {len(renewed)} member records", style="bold green"))
     _print_epoch(console, folder, document.epoch)
     print_next(console, f"potluck pki publish {folder}")
 
@@ -172,13 +180,17 @@ def rotate(
         files = federation_root.make_next_keys(folder, clients)
         for path in files:
             print_line(console, f"{path}  (secret; mode 0600)")
-        print_line(console, "Give them to their hosts, into the folder `next` in that of")
-        print_line(console, "`member_key`; no host needs a restart. Then:")
+        print_line(
+            console,
+            "Copy each key to the host of its client, into the folder `next` "
+            "inside the host's folder",
+        )
+        print_line(console, "`member_key`; no host needs a restart. Then run:")
         names = " ".join(clients)
         print_line(console, f"  potluck pki rotate {folder} {names} --switch", style="cyan")
         return
     enrolled = federation_root.use_next_keys(folder, clients, days=days)
-    console.print(Text(f"{len(enrolled.keys)} members have other keys", style="bold green"))
+    console.print(Text(f"{len(enrolled.keys)} members have new keys", style="bold green"))
     _print_epoch(console, folder, enrolled.epoch)
     print_next(console, f"potluck pki publish {folder}")
 
@@ -200,8 +212,12 @@ def revoke_member(folder: Folder, clients: Members) -> None:
         if each.epoch == document.epoch:
             print_line(console, f"revoked  {each.client}  key {each.public_key[:16]}…")
     _print_epoch(console, folder, document.epoch)
-    print_line(console, "Hosts that a coordinator you don't trust may leave in the dark get")
-    print_line(console, "members.json from you, too.")
+    print_line(
+        console,
+        "If you don't trust the coordinator to send members.json to every host, "
+        "copy the file to the",
+    )
+    print_line(console, "hosts, too.")
     print_next(console, f"potluck pki publish {folder}")
 
 
@@ -217,18 +233,19 @@ async def publish(client: OperatorClient, folder: Folder) -> None:
         document = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(
-            f"{path} can't be read ({error.strerror}); make it with `potluck pki root`"
+            f"can't read {path} ({error.strerror}); create the file with `potluck pki root`"
         ) from error
     ours = read_membership(path).epoch
     answer = await client.install_membership(document)
     if answer.epoch > ours:
         raise ConfigurationError(
-            f"{client.address} has membership epoch {answer.epoch} already, {path} is of epoch "
-            f"{ours}; find the newer file: a party that has seen an epoch rejects older ones"
+            f"the coordinator {client.address} already has membership epoch {answer.epoch}, but "
+            f"{path} has epoch {ours}; find the newer file: a party that has seen an epoch "
+            "rejects older epochs"
         )
     since = "from now on" if answer.taken else "as before"
     found = f"membership epoch {answer.epoch} with {answer.members} members"
-    typer.echo(f"{client.address} has {found}, {since}")
+    typer.echo(f"the coordinator {client.address} has {found}, {since}")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -243,4 +260,4 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _print_epoch(console: Console, folder: Path, epoch: int) -> None:
-    print_line(console, f"{folder / 'members.json'} is of membership epoch {epoch}")
+    print_line(console, f"{folder / 'members.json'} now has membership epoch {epoch}")

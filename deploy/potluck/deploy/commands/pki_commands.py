@@ -118,8 +118,8 @@ def renew(
     for name in chosen:
         path, old = register.renew(folder, name, days=days, new_key=new_key)
         typer.echo(f"{path}  renewed")
-        typer.echo(f"  {old.summary.serial}, which it replaces, counts until ", nl=False)
-        typer.echo(f"{old.summary.not_after:%Y-%m-%d}; to end it once the new one is in use:")
+        typer.echo(f"  replaces certificate {old.summary.serial}, which is valid until ", nl=False)
+        typer.echo(f"{old.summary.not_after:%Y-%m-%d}; to revoke the old certificate later:")
         typer.echo(f"  potluck pki revoke {folder} {name} --superseded")
 
 
@@ -200,7 +200,7 @@ def revoke(
     for one in revoked:
         typer.echo(f"revoked  {one.summary.serial}  {one.identity.role} {one.identity.name}")
     if not revoked:
-        typer.echo("Nothing to revoke that was not revoked before.")
+        typer.echo("No certificate was revoked: all were revoked before.")
     typer.echo(f"Tell the coordinator:\n  potluck pki push {folder}")
 
 
@@ -214,11 +214,14 @@ async def push(client: OperatorClient, folder: Folder) -> None:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(
-            f"{path} can't be read ({error.strerror}); `potluck pki init` and `potluck pki "
-            "revoke` write it"
+            f"can't read {path} ({error.strerror}); create the file with `potluck pki init` or "
+            "`potluck pki revoke`"
         ) from error
     revoked, new = await client.install_revocations(data)
-    typer.echo(f"{client.address} refuses {revoked} certificates, {new} of them from now on")
+    typer.echo(
+        f"the coordinator {client.address} refuses {revoked} certificates, {new} of them "
+        "from now on"
+    )
 
 
 # `potluck pki` ------------------------------------------------------------------------------------
@@ -325,7 +328,7 @@ def issue(
     """
     if name is None and role is not Role.COORDINATOR:
         raise ConfigurationError(
-            f"a {role} needs a name; write `potluck pki issue {folder} {role} NAME`"
+            f"a {role} needs a name; run `potluck pki issue {folder} {role} NAME`"
         )
     files = pki.issue(
         folder,
@@ -403,7 +406,10 @@ def _print_party_next(console: Console, role: Role, files: pki.IssuedFiles) -> N
         Role.RELAY: "potluck-relay check --config FILE",
         Role.OPERATOR: "potluck clients",
     }[role]
-    print_line(console, f"Give the {role} both files and {files.authority}. Its [tls] table:")
+    print_line(
+        console,
+        f"Copy both files and {files.authority} to the {role}. The [tls] table of the {role}:",
+    )
     print_line(console, f"  certificate = {json.dumps(str(files.certificate))}")
     print_line(console, f"  key = {json.dumps(str(files.key))}")
     print_line(console, f"  authority = {json.dumps(str(files.authority))}")

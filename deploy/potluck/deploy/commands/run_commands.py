@@ -235,8 +235,8 @@ async def delete(
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigurationError(
-                f"{status_line(status)}; add --yes to delete it: without a terminal, the command "
-                "can't ask"
+                f"{status_line(status)}; add --yes to delete the run, since the command can't ask "
+                "without a terminal"
             )
         typer.confirm(f"delete {status_line(status)}?", abort=True)
     status = await client.delete_run(status.run_id)
@@ -357,7 +357,11 @@ async def model(
             whose += f", its best {origin.best.measure} ({origin.best.value:.6g}{over})"
         size = readable_bytes(downloaded.size)
         kept = kept_patterns(origin)
-        lacks = f"; not in it is what clients keep: {', '.join(kept)}" if kept else ""
+        lacks = (
+            f"; the file does not contain the tensors that clients keep: {', '.join(kept)}"
+            if kept
+            else ""
+        )
         print_line(f"{output}: {whose}, {size}, BLAKE3 digest {downloaded.blake3}{lacks}")
         for path in cards:
             print_line(path)
@@ -371,7 +375,7 @@ def print_line(line: str) -> None:
 async def _newest_run(client: OperatorClient) -> str:
     newest = await client.newest_run()
     if newest is None:
-        raise NotFoundError("there is no run yet; start one with `potluck run FILE`")
+        raise NotFoundError("no run has been started yet; start one with `potluck run FILE`")
     return newest.run_id
 
 
@@ -402,13 +406,13 @@ def _check_file(
     """Check the run file before the coordinator's address is needed. Raises ConfigurationError."""
     if file is not None and again is not None:
         raise ConfigurationError(
-            f"both the run file {file} and --again {again} are given; give one of them, and change "
+            f"both the run file {file} and --again {again} are given; give only one, and change "
             "values with -o"
         )
     if file is None and again is None:
         raise ConfigurationError(
-            "name a run file, or an earlier run with --again; `potluck config > run.toml` makes "
-            "a file"
+            "no run file given; name a run file, or an earlier run with --again. `potluck config "
+            "> run.toml` creates a run file"
         )
     if file is not None:
         text, source = read_run_file(file)
@@ -435,8 +439,8 @@ def read_run_file(file: Path) -> tuple[str, str]:
         data = _all_of(sys.stdin) if str(file) == "-" else file.read_bytes()
     except OSError as error:
         raise ConfigurationError(
-            f"can't read the run file {file}: {error.strerror}; "
-            "`potluck config > run.toml` makes one",
+            f"can't read the run file {file}: {error.strerror}; create one with `potluck config > "
+            "run.toml`",
             path=file,
         ) from None
     return decode(data, source=source), source

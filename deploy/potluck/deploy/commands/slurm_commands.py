@@ -66,7 +66,7 @@ def up(machines: Machines = None, file: File = _DEFAULT) -> None:
 def status(machines: Machines = None, file: File = _DEFAULT) -> None:
     """Show the states of the jobs."""
     inventory = load_inventory(file)
-    table = Table("machine", "job", "state", "where, or why not", "log", box=None)
+    table = Table("machine", "job", "state", "nodes, or reason", "log", box=None)
     for machine in inventory.machines_named(machines or (), slurm=True):
         entry = SlurmMachine(machine, inventory)
         job = entry.look()

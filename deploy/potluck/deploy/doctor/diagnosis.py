@@ -79,7 +79,7 @@ def software() -> list[Finding]:
         return [Finding("software", Verdict.ERROR, found, f"install Python {wanted} or newer")]
     troubles = sorted(filter(None, map(_why_unmet, requires("potluck") or ())))
     if troubles:
-        remedy = "install Potluck again, into an environment of its own"
+        remedy = "reinstall Potluck, in a separate environment"
         return [Finding("software", Verdict.ERROR, f"{found}; {', '.join(troubles)}", remedy)]
     return [Finding("software", Verdict.OK, found)]
 
@@ -93,7 +93,7 @@ def _why_unmet(text: str) -> str:
     except PackageNotFoundError:
         return f"{requirement.name} is missing"
     met = requirement.specifier.contains(here, prereleases=True)
-    return "" if met else f"{requirement.name} is {here}, needed is {requirement.specifier}"
+    return "" if met else f"{requirement.name} is {here}, but Potluck needs {requirement.specifier}"
 
 
 def certificates(tls: TlsFiles, now: datetime) -> Finding:
@@ -103,13 +103,16 @@ def certificates(tls: TlsFiles, now: datetime) -> Finding:
     except PotluckError as error:
         found, _, remedy = error.message.partition("; ")
         return Finding("certificate", Verdict.ERROR, found, remedy)
-    who = f"{material.identity.role} '{material.identity.name}' of {material.identity.federation}"
-    found = f"{who}, until {material.expires:%Y-%m-%d}"
+    who = (
+        f"{material.identity.role} '{material.identity.name}' of federation "
+        f"{material.identity.federation}"
+    )
+    found = f"{who}, valid until {material.expires:%Y-%m-%d}"
     if tls.key.stat().st_mode & 0o027:  # as in the systemd units, the service's group may read it
         return Finding(
             "certificate",
             Verdict.WARNING,
-            f"{found}; others may read {tls.key}",
+            f"{found}; other users may read the key {tls.key}",
             f"chmod 600 {tls.key}",
         )
     return _expiry("certificate", found, material.expires, now)
@@ -135,7 +138,9 @@ def _unless_revoked(good: Finding, config: CoordinatorConfig) -> Finding:
 
 def _expiry(about: str, found: str, expires: datetime, now: datetime) -> Finding:
     if expires - now < EXPIRES_SOON:
-        return Finding(about, Verdict.WARNING, found, "renew it: `potluck pki renew`")
+        return Finding(
+            about, Verdict.WARNING, found, "renew the certificate with `potluck pki renew`"
+        )
     return Finding(about, Verdict.OK, found)
 
 
@@ -143,10 +148,12 @@ def disk(about: str, free: int, size: int) -> Finding:
     """Return the finding on the free space of the disk of a state directory."""
     found = f"{readable_bytes(free)} of {readable_bytes(size)} free"
     if size and free < min(FULL_BYTES, FULL_SHARE * size):
-        remedy = "make room, then `potluck resume` what has failed for want of it"
+        remedy = (
+            "free disk space, then `potluck resume` the runs that failed because the disk was full"
+        )
         return Finding(about, Verdict.ERROR, f"full: {found}", remedy)
     if size and free / size < LEAST_FREE_SHARE:
-        remedy = "make room: `retention` of run files decides how many models stay"
+        remedy = "free disk space; `retention` of run files limits the number of stored models"
         return Finding(about, Verdict.WARNING, found, remedy)
     return Finding(about, Verdict.OK, found)
 
@@ -159,7 +166,7 @@ def state_directory(folder: Path) -> Finding:
         _write_a_little(nearest)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return Finding("disk", Verdict.ERROR, f"{nearest}: {error.strerror}", "make room there")
+            return Finding("disk", Verdict.ERROR, f"{nearest}: {error.strerror}", "free disk space")
         remedy = "set state_directory to a folder this user may write to"
         return Finding("disk", Verdict.ERROR, f"{nearest}: {error.strerror}", remedy)
     found = disk("disk", usage.free, usage.total)
@@ -183,9 +190,9 @@ def port(about: str, host: str, number: int, setting: str) -> Finding:
     except OSError as error:
         found = f"{address} can't be listened on: {error.strerror}"
         if error.errno == errno.EACCES:
-            remedy = f"run it with CAP_NET_BIND_SERVICE, or choose another `{setting}`"
+            remedy = f"run the program with CAP_NET_BIND_SERVICE, or choose another `{setting}`"
             return Finding(about, Verdict.WARNING, found, remedy)
-        remedy = f"if it is not our own process that does, choose another `{setting}`"
+        remedy = f"if another program than Potluck uses the address, choose another `{setting}`"
         return Finding(about, Verdict.WARNING, found, remedy)
 
 
@@ -200,8 +207,10 @@ def device(wanted: str) -> Finding:
     if found == "cpu":
         if wanted == "cpu":
             return Finding("device", Verdict.OK, "cpu, as configured")
-        remedy = "on a machine with a GPU install its driver and a torch with CUDA"
-        return Finding("device", Verdict.WARNING, "no GPU that torch can use; cpu it is", remedy)
+        remedy = "on a machine with a GPU, install the GPU's driver and a torch with CUDA"
+        return Finding(
+            "device", Verdict.WARNING, "torch finds no GPU, so the host trains on the CPU", remedy
+        )
     import torch
 
     return Finding("device", Verdict.OK, f"{found}: {torch.cuda.get_device_name(found)}")
@@ -295,7 +304,7 @@ def _object_store(described: operator_pb2.DescribeCoordinatorResponse) -> Findin
     if not trouble:
         return Finding("object store", Verdict.OK, f"{described.object_store} answers")
     remedy = (
-        "start it, or see what stands before it, and its bucket, credentials and address in "
+        "start the object store, or check its proxies, bucket, credentials and address in "
         "[files] of the coordinator"
     )
     return Finding("object store", Verdict.ERROR, trouble, remedy)
@@ -307,7 +316,7 @@ def _waiting_runs(
     for status in described.runs:
         if lacks_clients(status):
             found = f"{status.name} ({status.run_id}): {waiting_text(status.waiting, now)}"
-            remedy = "start those hosts, or see why they can't attend: `potluck clients`"
+            remedy = "start these hosts, or run `potluck clients` to see why they can't connect"
             yield Finding("run", Verdict.WARNING, found, remedy)
 
 
@@ -318,19 +327,31 @@ def _versions(described: operator_pb2.DescribeCoordinatorResponse) -> Finding:
     if differing:
         parts = ", ".join(f"{part} {there or 'none'}" for part, (there, _) in differing.items())
         here = ", ".join(f"{part} {here or 'none'}" for part, (_, here) in differing.items())
-        found = f"Potluck {described.software_version} with {parts}; here {here}"
-        remedy = "install the same release on coordinator, hosts and here"
+        found = (
+            f"the coordinator has Potluck {described.software_version} with {parts}; this "
+            f"machine has {here}"
+        )
+        remedy = "install the same release on the coordinator, the hosts and this machine"
         return Finding("its version", Verdict.ERROR, found, remedy)
     if described.software_version != software_version():
-        found = f"{found}; here {software_version()}"
-        return Finding("its version", Verdict.WARNING, found, "install the same build here")
+        found = f"the coordinator has {found}; this machine has {software_version()}"
+        return Finding(
+            "its version", Verdict.WARNING, found, "install the same build on this machine"
+        )
     return Finding("its version", Verdict.OK, found)
 
 
 def _clock(theirs: datetime, ours: datetime, seconds: float) -> Finding:
     skew = (theirs - ours).total_seconds()
     if abs(skew) <= MOST_SKEW_SECONDS + seconds:
-        return Finding("clock", Verdict.OK, "agrees with the coordinator's")
+        return Finding(
+            "clock", Verdict.OK, "this machine's clock agrees with the coordinator's clock"
+        )
     ahead = "ahead of" if skew < 0 else "behind"
-    found = f"this machine's is {readable_seconds(abs(skew))} {ahead} the coordinator's"
-    return Finding("clock", Verdict.ERROR, found, "set both by NTP: certificates depend on them")
+    found = f"this machine's clock is {readable_seconds(abs(skew))} {ahead} the coordinator's clock"
+    return Finding(
+        "clock",
+        Verdict.ERROR,
+        found,
+        "synchronise both clocks by NTP: certificates depend on correct clocks",
+    )

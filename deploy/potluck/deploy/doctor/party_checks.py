@@ -41,18 +41,24 @@ def admission(config: ClientConfig) -> Finding:
     try:
         asyncio.run(_ask(config))
     except RoundClosedError:
-        return Finding("coordinator", Verdict.OK, f"{config.coordinator} lets this host in")
+        return Finding(
+            "coordinator", Verdict.OK, f"the coordinator {config.coordinator} admits this host"
+        )
     except TimeoutError:
-        found = f"{config.coordinator} did not answer within {ANSWER_SECONDS:.0f} s"
-        remedy = "see that the address is right and no firewall drops packets to its port"
+        found = f"the coordinator {config.coordinator} did not answer within {ANSWER_SECONDS:.0f} s"
+        remedy = "check the address, and that no firewall drops packets to its port"
         return Finding("coordinator", Verdict.ERROR, found, remedy)
     except UnreachableError as error:
         found, _, remedy = error.message.partition("; ")
-        return Finding("coordinator", Verdict.WARNING, found, remedy or "see that it runs")
+        return Finding(
+            "coordinator", Verdict.WARNING, found, remedy or "check that the coordinator runs"
+        )
     except PotluckError as error:
         found, _, remedy = error.message.partition("; ")
         return Finding("coordinator", Verdict.ERROR, found, remedy or "see the coordinator's log")
-    return Finding("coordinator", Verdict.OK, f"{config.coordinator} lets this host in")
+    return Finding(
+        "coordinator", Verdict.OK, f"the coordinator {config.coordinator} admits this host"
+    )
 
 
 async def _ask(config: ClientConfig) -> None:
@@ -97,8 +103,11 @@ def host_membership(config: ClientConfig, now: datetime) -> Iterable[Finding]:
     kept = config.state_directory / KEPT
     files = [kept] if config.members is None else [config.members, kept]
     if config.members is None and not kept.exists():
-        found = "none has come yet"
-        remedy = "attend a coordinator that has one, or set `members` to the operator's file"
+        found = "this host has not received a membership yet"
+        remedy = (
+            "connect to a coordinator that has a membership, or set `members` to the "
+            "operator's file"
+        )
         yield Finding(_MEMBERSHIP, Verdict.WARNING, found, remedy)
         return
     clients = config.client_ids()
@@ -173,7 +182,10 @@ def private_trainings(config: ClientConfig) -> Iterable[Finding]:
     }
     limit = policy.training_limit
     near = [client for client, loss in spent.items() if loss >= NEAR_LIMIT * limit]
-    found = f"{len(spent)} ledgers; largest ε {max(spent.values(), default=0.0):.4g} of {limit:g}"
+    found = (
+        f"{len(spent)} clients with a privacy ledger; largest ε "
+        f"{max(spent.values(), default=0.0):.4g} of {limit:g}"
+    )
     if not near:
         yield Finding(_NOISE, Verdict.OK, found)
         return
@@ -181,8 +193,8 @@ def private_trainings(config: ClientConfig) -> Iterable[Finding]:
     yield Finding(
         _NOISE,
         Verdict.WARNING,
-        f"{found}; near the limit: {', '.join(near[:_NAMED])}{more}",
-        "the host will refuse further trainings of these clients; only the owner can raise "
+        f"{found}; clients near the limit: {', '.join(near[:_NAMED])}{more}",
+        "the host will refuse further trainings of these clients; the data owner can raise "
         "disclosure.training_epsilon",
     )
 
@@ -194,10 +206,10 @@ def _unanswered(policy: DisclosurePolicy) -> Iterable[Finding]:
         yield Finding(
             _NOISE,
             Verdict.WARNING,
-            f"disclosure.questions allows {', '.join(found)}, which has no form with noise, and "
-            'updates = "private" refuses answers without noise',
-            "remove it from disclosure.questions; `potluck select --privacy record` lists the "
-            "selectors that work with noise",
+            f"disclosure.questions allows {', '.join(found)}, which can't be answered with noise, "
+            'and updates = "private" refuses answers without noise',
+            "remove these questions from disclosure.questions; `potluck select --privacy record` "
+            "lists the selectors that work with noise",
         )
 
 

@@ -29,14 +29,17 @@ def check_demo(options: DemoOptions) -> None:
     check_device(options.device)
     if options.data is not None and not options.data.is_dir():
         raise ConfigurationError(
-            f"{options.data} is not a folder; name an existing one with --data", path=options.data
+            f"{options.data} is not a folder; name an existing folder with --data",
+            path=options.data,
         )
     run_file = parse_run_file(text, source="the demo's run file")
     _check_hosts(run_file, options.hosts)
     task = run_file.task
     if task.name not in _BUNDLED:
         made = create(Task, task.name, task.options)
-        check_data(made, task.name, options.data, remedy="name the folder that has it with --data")
+        check_data(
+            made, task.name, options.data, remedy="name the folder that has these files with --data"
+        )
 
 
 def _check_hosts(run_file: RunFile, hosts: int) -> None:
@@ -44,7 +47,7 @@ def _check_hosts(run_file: RunFile, hosts: int) -> None:
     needed = run_file.masking.fewest_hosts
     if run_file.secure_aggregation and hosts < needed:
         raise ConfigurationError(
-            f"secure_aggregation needs clients on {needed} hosts, and the demo has {hosts}; add "
+            f"secure_aggregation needs clients on {needed} hosts, but the demo has {hosts}; add "
             f"--hosts {needed}",
             hosts=hosts,
             needed=needed,
@@ -78,7 +81,7 @@ def check_data(task: Task, name: str, data: Path | None, *, remedy: str) -> None
     """
     if data is None and task.needs_data:
         raise ConfigurationError(
-            f"task {name} reads its clients' data from files, and no folder with data is given; "
+            f"task {name} reads its clients' data from files, but no folder with data is given; "
             f"{remedy}"
         )
     files = task.data_files() or ()
@@ -87,5 +90,5 @@ def check_data(task: Task, name: str, data: Path | None, *, remedy: str) -> None
         return
     with contextlib.suppress(OSError, TypeError, ValueError):  # not every task checks its files
         task.evaluation_data(data)  # its error usually states how to make the files
-    where = "no folder with data is given" if data is None else f"{data} does not have it"
-    raise ConfigurationError(f"task {name} reads {', '.join(missing)}, and {where}; {remedy}")
+    where = "no folder with data is given" if data is None else f"the folder {data} lacks files"
+    raise ConfigurationError(f"task {name} reads {', '.join(missing)}, but {where}; {remedy}")

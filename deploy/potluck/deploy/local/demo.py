@@ -147,9 +147,9 @@ def _progress(run: DemoRun, seen: _RecordingDisplay) -> str:
     """Return a run's state and its number of committed rounds as text."""
     status = seen.view.status
     if status is None:
-        return f"{run.name} had not begun"
+        return f"run {run.name} had not begun"
     rounds = f"{len(seen.view.committed)} of {status.rounds} rounds committed"
-    return f"{run.name} {run_state_name(status.state)}, {rounds}"
+    return f"run {run.name} {run_state_name(status.state)}, {rounds}"
 
 
 def _unfinished(view: RunView, files: DemoFiles) -> RunError:

@@ -159,8 +159,8 @@ def demo_run_file(options: DemoOptions) -> str:
     run_file = parse_run_file(text, source="the demo's run file")
     if run_file.clients_per_round > options.clients:
         raise ConfigurationError(
-            f"{run_file.clients_per_round} clients a round can't be chosen from {options.clients}; "
-            "lower --clients-per-round or raise --clients",
+            f"{run_file.clients_per_round} clients a round can't be chosen from "
+            f"{options.clients}; lower --clients-per-round or raise --clients",
             clients_per_round=run_file.clients_per_round,
             clients=options.clients,
         )
@@ -194,7 +194,8 @@ def new_folder(parent: Path, now: datetime) -> Path:
                 return folder
     except OSError as error:
         raise StorageError(
-            f"can't make a folder in {parent}: {error.strerror}; name another with --folder",
+            f"can't create a folder in {parent}: {error.strerror}; name another folder with "
+            "--folder",
             path=parent,
         ) from error
     raise AssertionError("unreachable: the loop has no end")
@@ -209,9 +210,11 @@ def hold(folder: Path) -> FolderLock:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
-            f"can't make {folder}: {error.strerror}; name another --folder", path=folder
+            f"can't create the folder {folder}: {error.strerror}; name another folder with "
+            "--folder",
+            path=folder,
         ) from error
-    return FolderLock(folder, holder="demo", remedy="name another --folder")
+    return FolderLock(folder, holder="demo", remedy="name another folder with --folder")
 
 
 def write_demo_files(
@@ -287,7 +290,8 @@ def write_federation_files(folder: Path, run_file: str, machines: Machines, port
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.name != folder_lock.NAME for path in folder.iterdir()):
             raise ConfigurationError(
-                f"{folder} is not empty; name another folder with --folder, or remove this one",
+                f"the folder {folder} is not empty; remove the folder, or name another folder "
+                "with --folder",
                 folder=folder,
             )
         pki.create_authority(authority, "demo")
@@ -308,7 +312,8 @@ def write_federation_files(folder: Path, run_file: str, machines: Machines, port
         (folder / "run.toml").write_text(run_file)
     except OSError as error:
         raise StorageError(
-            f"can't write {error.filename or folder}: {error.strerror}; name another --folder"
+            f"can't write {error.filename or folder}: {error.strerror}; name another folder with "
+            "--folder"
         ) from error
     tls = TlsFiles(certificate=issued.certificate, key=issued.key, authority=issued.authority)
     return DemoFiles(
@@ -430,6 +435,8 @@ def program(name: str) -> str:
     path = Path(sys.executable).with_name(name)
     if not os.access(path, os.X_OK):
         raise ConfigurationError(
-            f"{name} is not installed beside {sys.executable}; install potluck there", path=path
+            f"the program {name} is not installed next to {sys.executable}; install potluck in "
+            "this environment",
+            path=path,
         )
     return str(path)

@@ -112,8 +112,8 @@ async def stop_all(processes: Sequence[LocalProcess]) -> None:
 def exit_reason(name: str, code: int | None, log: Path) -> RunError:
     """Return the error for the end of a process, with the last lines of its log."""
     lines = _last_lines(log)
-    said = f"; it last said: {' | '.join(lines)}" if lines else "; it said nothing"
-    return RunError(f"{name} ended with exit code {code}{said}; its log is {log}", log=log)
+    said = f"; its last output: {' | '.join(lines)}" if lines else ", without output"
+    return RunError(f"process {name} ended with exit code {code}{said}; see the log {log}", log=log)
 
 
 def _last_lines(log: Path) -> list[str]:

@@ -47,7 +47,7 @@ def await_connected(container: Container, one: DesiredContainer, seconds: float)
         state = container.attrs["State"]
         if not state.get("Running") or state.get("Restarting"):
             code = int(state.get("ExitCode", 0))
-            why = f"its program ended with exit code {code}"
+            why = f"the container's program ended with exit code {code}"
             raise NotConnectedError(why, code, _last_lines(container))
         if state["StartedAt"] != started:
             started, seen = state["StartedAt"], time.monotonic()
@@ -58,7 +58,7 @@ def await_connected(container: Container, one: DesiredContainer, seconds: float)
         if connected:
             return
         if time.monotonic() > deadline:
-            why = f"it did not within {seconds:.0f} s"
+            why = f"no connection after {seconds:.0f} s"
             raise NotConnectedError(why, None, _last_lines(container))
         time.sleep(_LOOK_SECONDS)
 

@@ -70,15 +70,23 @@ def plan(
     for image in dict.fromkeys(one.image for one in desired):
         wanted, found = images.get(image), observed.images.get(image)
         if found is None:
-            steps.append(Step(kind=StepKind.PUT_IMAGE, subject=image, why="it is not there"))
+            steps.append(
+                Step(kind=StepKind.PUT_IMAGE, subject=image, why="the machine lacks this image")
+            )
         elif wanted is not None and wanted != found:
-            steps.append(Step(kind=StepKind.PUT_IMAGE, subject=image, why="another one is there"))
+            steps.append(
+                Step(
+                    kind=StepKind.PUT_IMAGE,
+                    subject=image,
+                    why="the machine has another image with this name",
+                )
+            )
     for one in desired:
         step = _step_for(one, observed, images.get(one.image) or observed.images.get(one.image))
         steps += [] if step is None else [step]
     names = {name for one in desired for name in (one.name, one.before)}
     steps += [
-        Step(kind=StepKind.REMOVE, subject=name, why="the inventory no longer names it")
+        Step(kind=StepKind.REMOVE, subject=name, why="the inventory no longer names this container")
         for name in sorted(observed.containers)
         if name not in names
     ]
@@ -115,15 +123,17 @@ def _step_for(one: DesiredContainer, observed: Observed, image: str | None) -> S
     if one.before in observed.containers:
         return step(StepKind.REPLACE, "an earlier replacement was not finished")
     if found is None:
-        return step(StepKind.CREATE, "it is not there")
+        return step(StepKind.CREATE, "the machine lacks this container")
     if found.digest != one.digest:
-        return step(StepKind.REPLACE, "the inventory asks for other options")
+        return step(StepKind.REPLACE, "the inventory has other options")
     if image is None or found.image != image:
-        return step(StepKind.REPLACE, "it runs another image")
+        return step(StepKind.REPLACE, "the container runs another image")
     if found.configuration_digest != one.configuration_digest:
-        return step(StepKind.RECONFIGURE, "its configuration differs")
+        return step(
+            StepKind.RECONFIGURE, "the container's configuration differs from the inventory"
+        )
     if found.tls_digest != one.tls_digest:
-        return step(StepKind.REFRESH, "its certificates differ")
+        return step(StepKind.REFRESH, "the container's certificates differ from the inventory")
     if not found.running:
-        return step(StepKind.START, f"it is {found.state}")
+        return step(StepKind.START, f"the container is {found.state}")
     return None

@@ -196,8 +196,8 @@ def _source(inventory: Inventory) -> Iterator[docker.DockerClient | None]:
         client = open_engine(settings.engine)
     except (DockerException, OSError) as error:
         raise ConfigurationError(
-            f"images are to be streamed from the engine at {settings.engine}, but none answers "
-            f"there ({' '.join(str(error).split())[:200]}); start it, or set image.source = "
+            f"the engine at {settings.engine}, from which images are streamed, does not answer "
+            f"({' '.join(str(error).split())[:200]}); start the engine, or set image.source = "
             '"registry"'
         ) from error
     try:

@@ -100,8 +100,8 @@ def unreachable(machine: MachineSettings, error: Exception) -> UnreachableError:
         where = f"{machine.socket} on {where}"
     cause = " ".join(str(error).split())[:300]
     return UnreachableError(
-        f"no Docker engine answers at {where} ({cause}); see that it runs there and that the user "
-        "may use it",
+        f"no Docker engine answers at {where} ({cause}); check that the engine runs, and that the "
+        "user may use it",
         machine=machine.name,
     )
 
@@ -112,7 +112,8 @@ def ssh_command(machine: MachineSettings, *options: str) -> list[str]:
     program = shutil.which("ssh")
     if program is None:
         raise ConfigurationError(
-            "the ssh program is missing here; install OpenSSH's client (Debian: openssh-client)"
+            "the program ssh is missing on this machine; install OpenSSH's client (Debian: "
+            "openssh-client)"
         )
     user = ("-l", url.username) if url.username else ()
     port = ("-p", str(url.port)) if url.port else ()
@@ -154,9 +155,9 @@ def _await_socket(machine: MachineSettings, process: subprocess.Popen[bytes], pa
     while not path.exists():
         if process.poll() is not None:
             raise UnreachableError(
-                f"can't reach {machine.engine} over ssh: {_says(process)}; try "
-                f"`{shlex.join(['ssh', *ssh_command(machine)[1:], 'true'])}`, with its key in your "
-                "agent",
+                f"can't reach {machine.engine} over ssh: {_says(process)}; add the machine's key "
+                "to your ssh agent, then try "
+                f"`{shlex.join(['ssh', *ssh_command(machine)[1:], 'true'])}`",
                 machine=machine.name,
             )
         if time.monotonic() > deadline:

@@ -50,7 +50,9 @@ def _engine(engine: str) -> str:
 def _sbatch_options(options: tuple[str, ...]) -> tuple[str, ...]:
     for option in options:
         if not option.startswith("-"):
-            raise ValueError(f"{option[:60]!r} is not an option; write it like --partition=gpu")
+            raise ValueError(
+                f"{option[:60]!r} is not an option of sbatch; write an option like --partition=gpu"
+            )
     return options
 
 
@@ -155,17 +157,17 @@ class MachineSettings(Settings):
     def _needs_tls(self) -> Self:
         if self.engine.startswith("tcp://") and self.tls is None:
             raise ValueError(
-                "a tcp:// engine needs its `tls` table: without TLS anyone who reaches the port "
-                "owns the machine"
+                "a tcp:// engine needs its table `tls`: without TLS, anyone who reaches the port "
+                "controls the machine"
             )
         if (self.engine == "slurm") != (self.slurm is not None):
             raise ValueError(
-                '`engine = "slurm"` needs a `slurm` table, and the table needs that engine'
+                '`engine = "slurm"` and a table `slurm` need each other; add the missing one'
             )
         if self.slurm is not None and self.relays:
             raise ValueError(
-                "a relay can't be in a Slurm job: it must outlive time limits; give it a machine "
-                "with an engine, or run it under systemd"
+                "a relay can't be a Slurm job, because it must run longer than time limits; give "
+                "the relay a machine with an engine, or run it under systemd"
             )
         return self
 
@@ -209,7 +211,7 @@ class Inventory(Settings):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if not self.machines:
-            raise ValueError("there are no [[machines]]")
+            raise ValueError("the inventory has no [[machines]]")
         _refuse_repeated("machine", (machine.name for machine in self.machines))
         names = [host.name for _, host in self.hosts()] + [each.name for _, each in self.relays()]
         _refuse_repeated("host or relay", names)
@@ -230,8 +232,9 @@ class Inventory(Settings):
                 )
             if machine.engine == "slurm":
                 raise ValueError(
-                    "the coordinator can't be a Slurm job: it must outlive time limits; give it a "
-                    "machine with an engine, or run it under systemd"
+                    "the coordinator can't be a Slurm job, because it must run longer than time "
+                    "limits; give the coordinator a machine with an engine, or run it under "
+                    "systemd"
                 )
         return self
 
@@ -241,11 +244,13 @@ class Inventory(Settings):
         for name, relay in behind.items():
             if relay not in relays:
                 raise ValueError(
-                    f"host {name!r} is behind relay {relay!r}, which is not one of the relays "
+                    f"host {name!r} has relay {relay!r}, which is not one of the relays "
                     f"{', '.join(sorted(relays)) or '(none)'}"
                 )
         for name in sorted(relays.difference(behind.values())):
-            raise ValueError(f"relay {name!r} has no hosts; set `relay` of the hosts that dial it")
+            raise ValueError(
+                f"relay {name!r} has no hosts; set `relay` of the hosts that connect to this relay"
+            )
 
     def member_keys_of(self, host: HostSettings) -> Path | None:
         """Return the local folder with the member keys of a host's clients."""

@@ -45,8 +45,8 @@ def local_image(client: docker.DockerClient, name: str) -> dict[str, Any]:
     found = find_image(client, name)
     if found is None:
         raise ConfigurationError(
-            f"image {name} is not on the engine here, so it can't be streamed from it; build or "
-            'pull it first, or set image.source = "registry"',
+            f"this machine's engine lacks the image {name}, which should be streamed to other "
+            'machines; build or pull the image, or set image.source = "registry"',
             image=name,
         )
     return found
@@ -88,8 +88,8 @@ def check_room(free: int | None, needed: int, where: str) -> None:
     """Raise StorageError unless there is space for an image and one gigabyte more."""
     if free is not None and free < needed + _SPARE_BYTES:
         raise StorageError(
-            f"{where} has {free >> 20} MiB free; the image takes {needed >> 20} MiB, and a "
-            "gigabyte must stay free: make room there (`docker image prune`)"
+            f"machine {where} has {free >> 20} MiB free, but the image needs {needed >> 20} MiB "
+            "and one more gigabyte; free disk space (`docker image prune`)"
         )
 
 

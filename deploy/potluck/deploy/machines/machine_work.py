@@ -92,7 +92,8 @@ def _entry(name: str, mode: int, user: int, group: int, kind: bytes) -> tarfile.
 def _put(container: Container, path: str, archive: bytes) -> None:
     if not container.put_archive(path, archive):
         raise UnreachableError(
-            f"the Docker engine refused files for {container.name}; see the engine's log"
+            f"the Docker engine refused the files of container {container.name}; see the engine's "
+            "log"
         )
 
 
@@ -120,17 +121,17 @@ class MachineWork:
         information: dict[str, Any] = self.client.info()
         if information.get("OSType") != "linux":
             raise ConfigurationError(
-                f"the engine of {self.machine.name} runs {information.get('OSType')} containers; "
-                "Potluck's are for Linux"
+                f"the engine of machine {self.machine.name} runs {information.get('OSType')} "
+                "containers, but Potluck needs Linux containers"
             )
         wants_gpus = any("device_requests" in one.options for one in desired)
         runtimes = information.get("Runtimes") or {}
         if wants_gpus and "nvidia" not in runtimes and not information.get("CDISpecDirs"):
             raise ConfigurationError(
-                f"hosts on {self.machine.name} need GPUs, but its engine has no NVIDIA runtime "
-                f"(it has {', '.join(sorted(runtimes)) or 'none'}): install "
-                "nvidia-container-toolkit there, run `nvidia-ctk runtime configure`, and restart "
-                "the engine"
+                f"hosts on machine {self.machine.name} need GPUs, but the machine's engine has no "
+                f"NVIDIA runtime (only {', '.join(sorted(runtimes)) or 'none'}); install "
+                "nvidia-container-toolkit on the machine, run `nvidia-ctk runtime configure`, "
+                "and restart the engine"
             )
 
     def containers(self) -> list[Container]:
@@ -143,8 +144,8 @@ class MachineWork:
         for one in desired:
             if one.name not in ours and self._find(one.name) is not None:
                 raise ConfigurationError(
-                    f"{self.machine.name} has a container {one.name} that this federation did not "
-                    "make; remove or rename it"
+                    f"machine {self.machine.name} has a container {one.name} that does not belong "
+                    "to this federation; remove or rename the container"
                 )
         images: dict[str, str] = {}
         for name in {one.image for one in desired}:
@@ -200,7 +201,7 @@ class MachineWork:
         if one is None:
             self.remove(step.subject, keep_state=True)
         elif step.kind is StepKind.CREATE:
-            self._create(one, seconds, "nothing runs in its place")
+            self._create(one, seconds, "no container was left in its place")
         elif step.kind is StepKind.REPLACE:
             self._replace(one, seconds)
         else:
@@ -211,7 +212,7 @@ class MachineWork:
         files, labels = saved_files(old), self._labels(one.marker)
         try:
             self._set_aside(old, one)
-            self._create(one, seconds, "the container before it is back")
+            self._create(one, seconds, "the previous container was restored")
         except BaseException:
             restore_files(old, files)
             self._mark(one, labels)
@@ -236,7 +237,7 @@ class MachineWork:
         container = self.client.containers.get(one.name)
         runs = container.status == "running"
         if kind is StepKind.START:
-            with self._watched(one, "it is stopped again"):
+            with self._watched(one, "the container was stopped again"):
                 try:
                     container.start()
                     await_connected(container, one, seconds)
@@ -245,7 +246,7 @@ class MachineWork:
                     raise
             return
         files, labels = saved_files(container), self._labels(one.marker)
-        with self._watched(one, "its files from before are back"):
+        with self._watched(one, "the container's previous files were restored"):
             try:
                 self._write_files(container, one)
                 if kind is StepKind.REFRESH and runs:
@@ -289,12 +290,12 @@ class MachineWork:
             said = f"{subject} can't start with image {one.image}: {why}"
         except NotConnectedError as error:
             exit_code = error.exit_code
-            said = f"{subject} does not connect with image {one.image}: {error.why}"
-            said += f"; its log ends: {error.log or '(it is empty)'}"
+            said = f"{subject} did not connect with image {one.image}: {error.why}"
+            said += f"; its log ends with: {error.log or '(the log is empty)'}"
         else:
             return
         raise RunError(
-            f"{said}; {otherwise}: fix the image or the inventory, then run `potluck deploy up`",
+            f"{said}; {otherwise}. Fix the image or the inventory, then run `potluck deploy up`",
             machine=self.machine.name,
             party=one.party,
             image=one.image,
@@ -324,8 +325,8 @@ class MachineWork:
         found = self._labels(name)
         if found.get(FEDERATION_LABEL) != self.federation:
             raise ConfigurationError(
-                f"{self.machine.name} has a volume {name} that this federation did not make; "
-                "remove it"
+                f"machine {self.machine.name} has a volume {name} that does not belong to this "
+                "federation; remove the volume"
             )
 
     def _put_image(self, name: str) -> None:
@@ -336,7 +337,10 @@ class MachineWork:
             machine_images.check_room(self._free_bytes(), size, self.machine.name)
             machine_images.stream_image(self.source, self.client, name, self.say)
         if machine_images.find_image(self.client, name) is None:
-            raise RunError(f"image {name} is not on {self.machine.name} although it was sent there")
+            raise RunError(
+                f"image {name} is missing on machine {self.machine.name}, although the "
+                "image was sent"
+            )
         marker = machine_images.marker_name(self.federation, name)
         labels = {FEDERATION_LABEL: self.federation, machine_images.MARKER_LABEL: name}
         self._make_volume(marker, labels)

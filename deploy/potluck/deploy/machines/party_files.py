@@ -93,14 +93,15 @@ def read_files(party: Party, inventory: Inventory) -> PartyFiles:
     )
     if files.certificate.exists() and not files.key.exists():
         raise ConfigurationError(
-            f"the private key {files.key} is not on this machine: host {party.name} made it and "
-            "keeps it. Start that host by hand or with systemd, and remove it from the inventory"
+            f"the private key {files.key} is not on this machine, because host {party.name} "
+            "created it and keeps it. Start this host by hand or with systemd, and remove the "
+            "host from the inventory"
         )
     material = files.load(party.role)
     if material.identity.federation != inventory.federation:
         raise ConfigurationError(
-            f"{files.certificate} is of federation {material.identity.federation}, the inventory "
-            f"is of {inventory.federation}"
+            f"{files.certificate} belongs to federation {material.identity.federation}, but the "
+            f"inventory to federation {inventory.federation}"
         )
     _check_coverage(party, files)
     tls = {
@@ -127,9 +128,9 @@ def _check_coverage(party: Party, files: TlsFiles) -> None:
         flags += "".join(f" --clients {text}" for text in party.clients)
     if lacking:
         raise ConfigurationError(
-            f"{files.certificate} does not name {lacking[0]}; issue it again with "
-            f"`potluck pki issue {files.certificate.parent} {party.role} {party.name}{flags} "
-            "--force`"
+            f"the certificate {files.certificate} does not name {lacking[0]}; issue a new "
+            f"certificate with `potluck pki issue {files.certificate.parent} {party.role} "
+            f"{party.name}{flags} --force`"
         )
 
 
@@ -139,15 +140,15 @@ def _members(party: Party, inventory: Inventory, folder: Path) -> bytes:
     document = read_membership(path)
     if document.federation != inventory.federation:
         raise ConfigurationError(
-            f"{path} is of federation {document.federation}, the inventory is of "
+            f"{path} belongs to federation {document.federation}, but the inventory to federation "
             f"{inventory.federation}"
         )
     host_of = {each.client: each.host for each in document.members}
     for client in expand_clients(party.clients):
         if host_of.get(client) != party.name:
             raise ConfigurationError(
-                f"{path} has no record of client {client} on host {party.name}; make it with "
-                f"`potluck pki member {folder} {client} --host {party.name}`"
+                f"{path} has no record of client {client} on host {party.name}; create the record "
+                f"with `potluck pki member {folder} {client} --host {party.name}`"
             )
     return _read(path)
 
@@ -164,4 +165,4 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"{path} can't be read ({error.strerror})") from error
+        raise ConfigurationError(f"can't read {path} ({error.strerror})") from error

@@ -42,7 +42,7 @@ def _address(address: str) -> str:
 def _gpus(gpus: tuple[str, ...]) -> tuple[str, ...]:
     for gpu in gpus:
         if re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9-]{1,64}", gpu) is None:
-            raise ValueError(f"{gpu[:40]!r} is neither a GPU's index nor its UUID")
+            raise ValueError(f"{gpu[:40]!r} is not the index or the UUID of a GPU")
     return gpus
 
 

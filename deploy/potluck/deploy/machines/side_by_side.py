@@ -77,8 +77,8 @@ def raise_failures(results: Mapping[str, object], console: Console) -> None:
     for name, error in failed.items():
         console.print(Text(f"{name}: {error.message}", style="red"), soft_wrap=True)
     raise RunError(
-        f"{len(failed)} of {len(results)} machines failed: {', '.join(failed)}; the others did "
-        "not. Fix the cause and run the command again: it does not repeat finished work",
+        f"{len(failed)} of {len(results)} machines failed: {', '.join(failed)}. Fix the cause and "
+        "run the command again; finished work is not repeated",
         machines=", ".join(failed),
     )
 
@@ -118,7 +118,9 @@ def attempt(
         return error
     except APIError as error:
         why = " ".join(str(error.explanation or error).split())
-        return RunError(f"the engine of {machine.name} refused: {why}", machine=machine.name)
+        return RunError(
+            f"the engine of machine {machine.name} refused a request: {why}", machine=machine.name
+        )
     except (
         DockerException,
         requests.RequestException,

@@ -64,16 +64,17 @@ def run_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
         )
     except FileNotFoundError:
         raise ConfigurationError(
-            f"{command[0]} is not installed here; run this on a machine that submits to the cluster"
+            f"the program {command[0]} is not installed; run this command on a machine that "
+            "submits jobs to the cluster"
         ) from None
     except subprocess.TimeoutExpired:
         raise RunError(
-            f"{command[0]} did not answer within {_COMMAND_SECONDS} s; see that slurmctld runs "
-            "(`scontrol ping`)"
+            f"the program {command[0]} did not answer within {_COMMAND_SECONDS} s; check that "
+            "slurmctld runs (`scontrol ping`)"
         ) from None
     if done.returncode:
         said = " ".join(done.stderr.split())[:400]
-        raise RunError(f"{command[0]} refused: {said}")
+        raise RunError(f"the program {command[0]} failed: {said}")
     return done.stdout.strip()
 
 
@@ -110,7 +111,7 @@ class SlurmMachine:
             )
         job = Job(machine=self._machine.name, job_id=said.split(";")[0], digest=digest)
         if not job.job_id.isdigit():
-            raise RunError(f"sbatch answered {said[:80]!r} instead of a job's id")
+            raise RunError(f"sbatch printed {said[:80]!r} instead of a job id")
         record = {"job_id": job.job_id, "digest": digest}
         self._put(self.folder / JOB, json.dumps(record).encode())
         if old:  # after the submission: if Slurm refuses it, the old job continues
@@ -147,15 +148,15 @@ class SlurmMachine:
                 )
                 if connected:
                     return "connected"
-                why = f"its hosts did not connect within {seconds:.0f} s"
+                why = f"the job's hosts did not connect within {seconds:.0f} s"
             else:
-                why = f"it ended ({state.lower()})"
-            if not why.startswith("its hosts") or time.monotonic() > deadline:
+                why = f"the job ended ({state.lower()})"
+            if not why.startswith("the job's hosts") or time.monotonic() > deadline:
                 lines = " | ".join(log.splitlines()[-_LAST_LINES:])
                 raise RunError(
-                    f"job {job.job_id} of {self._machine.name} failed: {why}; its log "
-                    f"{self.folder / LOG} ends: {lines or '(it is empty)'}; later machines were "
-                    "not changed: fix the cause, then run `potluck deploy slurm up`",
+                    f"job {job.job_id} of machine {self._machine.name} failed: {why}; the log "
+                    f"{self.folder / LOG} ends with: {lines or '(the log is empty)'}. Later "
+                    "machines are unchanged: fix the cause, then run `potluck deploy slurm up`",
                     machine=self._machine.name,
                     job=job.job_id,
                 )
@@ -181,7 +182,7 @@ class SlurmMachine:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StorageError(f"{path} can't be read ({error.strerror})") from error
+            raise StorageError(f"can't read {path} ({error.strerror})") from error
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
                 f"{path} is damaged; find the job with `squeue --me`, and delete the file"
@@ -206,7 +207,7 @@ class SlurmMachine:
 
     def _state(self, job_id: str) -> tuple[str, str]:
         if not job_id.isdigit():
-            raise ConfigurationError(f"{self.folder / JOB} holds no job id")
+            raise ConfigurationError(f"{self.folder / JOB} contains no job id")
         try:
             said = self._run(["squeue", "--noheader", "--jobs", job_id, "--format", "%T|%R"], {})
         except RunError as error:

@@ -158,7 +158,7 @@ async def download_model(
     _check_target(path)
     if best and round_number:
         raise ConfigurationError(
-            f"round {round_number} and the best model are both requested; request one of them"
+            f"round {round_number} and the best model are both requested; request only one"
         )
     fruitless, before = 0, _bytes_here(path)
     while True:
@@ -182,7 +182,8 @@ def _stopped(error: PotluckError, path: Path, here: int) -> PotluckError:
     """Return the error of a download that gives up, with the number of bytes already received."""
     folder = path.absolute().parent
     return type(error)(
-        f"{error.message}; {here} bytes are in {folder}, and the same command resumes there",
+        f"{error.message}; {here} bytes of the file are in {folder}, and the same command resumes "
+        "the download",
         **error.metadata,
     )
 
@@ -195,7 +196,7 @@ def _bytes_here(path: Path) -> int:
 def _check_target(path: Path) -> None:
     if not path.absolute().parent.is_dir() or path.is_dir():
         raise ConfigurationError(
-            f"can't write {path}: name a file in a folder that exists", path=path
+            f"can't write the file {path}; name a file in a folder that exists", path=path
         )
 
 
@@ -218,12 +219,14 @@ async def _receive(
     async with aclosing(answers):
         first = await anext(answers, None)
         if first is None or first.frame.WhichOneof("part") != "header":
-            raise ProtocolError("the coordinator sent a model that does not begin with its header")
+            raise ProtocolError(
+                "the coordinator's answer does not begin with the header of a model"
+            )
         header, origin = first.frame.header, first.origin
         if best and not origin.HasField("best"):
             raise ProtocolError(
-                "the coordinator's release is too old for best models; upgrade it, or request a "
-                "round"
+                "the coordinator's release does not support best models; upgrade the "
+                "coordinator, or request a round"
             )
         target = _hidden(path, check_digest(header.blake3))
         receiver = FileReceiver(
@@ -242,7 +245,8 @@ async def _receive(
                     progress(receiver.received, header.size)
             else:
                 raise TruncatedError(
-                    f"{receiver.received} of {header.size} bytes of the model arrived"
+                    f"the download ended early: {receiver.received} of {header.size} bytes of the "
+                    "model arrived"
                 )
         finally:
             receiver.close()
@@ -265,7 +269,8 @@ def _take(receiver: FileReceiver, frame: transfer_pb2.ModelFrame) -> bool:
             return True
         case other:
             raise ProtocolError(
-                f"the coordinator sent {other or 'nothing'} in the middle of a file"
+                f"the coordinator sent {other or 'nothing'} in the middle of a file, where bytes "
+                "of the file were expected"
             )
 
 
@@ -302,7 +307,7 @@ def shard_bytes(text: str) -> int:
     size = 0 if found is None else int(float(found[1]) * _UNITS[found[2]])
     if size < 1:
         raise ConfigurationError(
-            f"'{text}' is not a size; give one such as 5GB or 500MB", size=text
+            f"{text!r} is not a size; write a size such as 5GB or 500MB", size=text
         )
     return size
 
@@ -316,7 +321,7 @@ def whole_file(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
-            f"can't make the folder {folder}: {error.strerror}; name another", path=folder
+            f"can't create the folder {folder}: {error.strerror}; name another folder", path=folder
         ) from error
     return folder / _WHOLE
 

@@ -70,7 +70,7 @@ def read_profile_file(path: Path) -> Population:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"{path} can't be read: {error.strerror}", path=path) from error
+        raise ConfigurationError(f"can't read {path}: {error.strerror}", path=path) from error
     try:
         file = _ADAPTER.validate_json(content)
     except ValidationError as error:
@@ -116,8 +116,8 @@ def _columns(
             length = len(values[row] or ())
             if length != shape[0]:
                 raise ConfigurationError(
-                    f"{path}: {name} of client '{clients[row]['id']}' has {length} entries "
-                    f"for {classes} classes; give one per class",
+                    f"{path}: field {name} of client '{clients[row]['id']}' has {length} entries "
+                    f"for {classes} classes; give one entry per class",
                     path=path,
                 )
         if not holders:
@@ -230,7 +230,7 @@ def _asks(selecting: Interview, name: str) -> str:
         )
     finally:
         selecting.close()
-    what = f"'{question.kind}'" if isinstance(question, Ask) else "for a sum"
+    what = f"'{question.kind}'" if isinstance(question, Ask) else "for a secure sum"
     return (
         f"selector {name} asks {len(question.rows)} clients {what} before it chooses, and "
         "profiles don't answer that: start a run with it, or choose one that selects by profile"
@@ -261,10 +261,10 @@ def parse_options(assignments: Sequence[str]) -> dict[str, Any]:
         key, sign, text = (part.strip() for part in assignment.partition("="))
         if not sign or not key.isidentifier():
             raise ConfigurationError(
-                f"-o {assignment!r} is not KEY=VALUE; write it like -o added=5"
+                f"-o {assignment!r} is not KEY=VALUE; write, for example, -o added=5"
             )
         if key in options:
-            raise ConfigurationError(f"-o {key} is given twice; give it once", option=key)
+            raise ConfigurationError(f"-o {key} is given more than once; give it once", option=key)
         options[key] = _value(text)
     return options
 

@@ -227,8 +227,8 @@ class OperatorClient:
                 yield _plain(answer) if answer.HasField("origin") else answer
         except TimeoutError:
             raise UnreachableError(
-                f"the coordinator at {self._address} sent nothing for {STALL_SECONDS:.0f} s; "
-                "try again, the download resumes where it stopped"
+                f"the coordinator at {self._address} sent nothing for {STALL_SECONDS:.0f} s; run "
+                "the command again, and the download resumes where it stopped"
             ) from None
         except grpc.aio.AioRpcError as error:
             raise self._translate(error) from None
@@ -244,7 +244,7 @@ class OperatorClient:
         except TimeoutError:
             raise UnreachableError(
                 f"the coordinator at {self._address} did not send all {what} within "
-                f"{STALL_SECONDS:.0f} s; see its log"
+                f"{STALL_SECONDS:.0f} s; see the coordinator's log"
             ) from None
         except grpc.aio.AioRpcError as error:
             raise self._translate(error) from None
@@ -269,13 +269,14 @@ class OperatorClient:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             text = (
                 f"can't reach the coordinator at {self._address}: {detail}; check that "
-                "potluck-server runs there, or name another with --coordinator HOST:PORT"
+                "potluck-server runs at this address, or name another coordinator with "
+                "--coordinator HOST:PORT"
             )
             return UnreachableError(text, address=self._address)
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             text = (
-                f"the coordinator at {self._address} did not answer within {seconds:.0f} s; "
-                "see its log"
+                f"the coordinator at {self._address} did not answer within {seconds:.0f} s; see "
+                "the coordinator's log"
             )
             return UnreachableError(text, address=self._address)
         text = f"the coordinator at {self._address} failed: {detail} ({error.code().name})"

@@ -117,9 +117,9 @@ def _without_file(values: dict[str, Any], looked_for: Sequence[Path]) -> Operato
         else:
             where = f"not in {places[0]}" if places else "not set"
         raise ConfigurationError(
-            f"can't reach a coordinator: its address and the operator's certificate are "
-            f"{where}; write one (`potluck config operator > {FILE_NAME}`, then edit it), name "
-            f"one with --config, or give {flags}; without a federation, try `potluck demo`"
+            "can't find a coordinator: the coordinator's address and the operator's certificate "
+            f"are {where}; write a file (`potluck config operator > {FILE_NAME}`, then edit it), "
+            f"name a file with --config, or give {flags}; without a federation, try `potluck demo`"
         )
     values["tls"] = {name: values.pop(name) for name in _TLS_FIELDS}
     return validate(OperatorConfig, values, source="the command line and the environment")

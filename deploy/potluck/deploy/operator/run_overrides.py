@@ -32,7 +32,7 @@ def override(text: str, assignments: Sequence[str], *, source: str) -> str:
         parts = [part.strip() for part in with_current_keys(f"{key}=", OLD_KEYS)[:-1].split(".")]
         if not sign or not all(parts):
             raise ConfigurationError(
-                f"-o {assignment!r} is not KEY=VALUE; write it like -o training.epochs=3"
+                f"-o {assignment!r} is not KEY=VALUE; write, for example, -o training.epochs=3"
             )
         _set(document, parts, _value(value.strip()), assignment)
     return tomlkit.dumps(document)
@@ -48,7 +48,8 @@ def _set(table: MutableMapping[str, Any], parts: list[str], value: Any, assignme
         if not isinstance(inner, MutableMapping):
             known = ".".join(parts[:depth])
             raise ConfigurationError(
-                f"-o {assignment!r}: '{known}' is a value, not a table; write -o {known}=VALUE"
+                f"-o {assignment!r}: setting '{known}' is a value, not a table; write -o "
+                f"{known}=VALUE"
             )
         table = inner
     table[parts[-1]] = value

@@ -159,20 +159,22 @@ def load_authority(folder: Path) -> Authority:
     check_authority(folder)
     certificate = read_certificate(files.certificate)
     if not is_authority(certificate):
-        raise ConfigurationError(f"{files.certificate} is not an authority's certificate")
+        raise ConfigurationError(f"{files.certificate} is not the certificate of an authority")
     try:
         key = load_pem_private_key(files.key.read_bytes(), password=None)
     except OSError as error:
         raise ConfigurationError(
-            f"the authority's key {files.key} can't be read ({error.strerror}); issue certificates "
-            "where the authority was made",
+            f"can't read the authority's key {files.key} ({error.strerror}); issue certificates "
+            "on the machine with this key",
             path=files.key,
         ) from error
     except (UnsupportedAlgorithm, TypeError, ValueError) as error:
         raise ConfigurationError(f"{files.key} is not a private key in PEM form") from error
     matches = key.public_key() == certificate.public_key()
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not matches:
-        raise ConfigurationError(f"{files.key} is not the key of {files.certificate}")
+        raise ConfigurationError(
+            f"the key {files.key} does not belong to the certificate {files.certificate}"
+        )
     federation = federation_of(files.certificate, certificate)
     return Authority(folder=folder, certificate=certificate, key=key, federation=federation)
 
@@ -181,8 +183,8 @@ def check_authority(folder: Path) -> None:
     """Raise ConfigurationError unless there is an authority in a folder."""
     if not _files(folder, AUTHORITY).certificate.exists():
         raise ConfigurationError(
-            f"there is no authority in {folder}; make one with "
-            f"`potluck pki init {folder} --federation NAME`",
+            f"{folder} has no authority; create one with `potluck pki init {folder} --federation "
+            "NAME`",
             folder=folder,
         )
 
@@ -205,8 +207,8 @@ def certify(
     end = min(end, authority.certificate.not_valid_after_utc)
     if begin + BACKDATED >= end:
         raise ConfigurationError(
-            f"the authority in {authority.folder} expired on {end:%Y-%m-%d}; make a new one with "
-            "`potluck pki init`",
+            f"the authority in {authority.folder} expired on {end:%Y-%m-%d}; create a new one "
+            "with `potluck pki init`",
             folder=authority.folder,
         )
     builder = _leaf_builder(authority, identity, public_key, hosts, (begin, end))
@@ -255,14 +257,19 @@ def check_request(identity: Identity, hosts: Sequence[str]) -> None:
     """Raise ConfigurationError if no certificate can be issued for this identity and its hosts."""
     role, name = identity.role, identity.name
     if f"{name}.pem" in (f"{AUTHORITY}.pem", REVOKED):
-        raise ConfigurationError(f"the name {name!r} is the authority's own; choose another")
+        raise ConfigurationError(
+            f"the name {name!r} is reserved for the authority; choose another name"
+        )
     if role in DIALLED and not hosts:
         raise ConfigurationError(
-            f"a {role}'s certificate needs the names hosts will dial; add --host, for example "
-            "--host localhost --host 127.0.0.1"
+            f"the certificate of a {role} needs the addresses that hosts connect to; add --host, "
+            "for example --host localhost --host 127.0.0.1"
         )
     if role not in DIALLED and hosts:
-        raise ConfigurationError(f"a {role} is never dialled; leave out --host {hosts[0]}")
+        raise ConfigurationError(
+            f"no party connects to a {role}, so its certificate has no "
+            f"addresses; remove --host {hosts[0]}"
+        )
     if role in SPEAKING and not identity.claims:
         raise ConfigurationError(
             f"{role} {name!r} has no clients; add --clients, for example --clients client-0:5"
@@ -270,8 +277,8 @@ def check_request(identity: Identity, hosts: Sequence[str]) -> None:
     size = len(identity.uri())
     if size > MAXIMUM_URI_BYTES:
         raise ConfigurationError(
-            f"the client names of {role} {name!r} take {size} bytes, but a certificate holds at "
-            f"most {MAXIMUM_URI_BYTES}; number the clients and claim a range such as client-0:1999",
+            f"the client names of {role} {name!r} need {size} bytes, but a certificate holds at "
+            f"most {MAXIMUM_URI_BYTES}; number the clients, and give a range such as client-0:1999",
             bytes=size,
             maximum=MAXIMUM_URI_BYTES,
         )
@@ -282,8 +289,8 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     if len(host) > 253 or re.fullmatch(rf"{_HOST_LABEL}(\.{_HOST_LABEL})*", host) is None:
         raise ConfigurationError(
-            f"{host[:120]!r} is neither a host name nor an IP address; write it without scheme, "
-            "port and brackets",
+            f"{host[:120]!r} is neither a host name nor an IP address; write the address without "
+            "scheme, port and brackets",
             host=host[:120],
         )
     return x509.DNSName(host)
@@ -291,7 +298,9 @@ def _general_name(host: str) -> x509.GeneralName:
 
 def _period(days: int, now: datetime | None) -> tuple[datetime, datetime]:
     if not 1 <= days <= 36_500:
-        raise ConfigurationError(f"{days} days of validity are not between 1 and 36500", days=days)
+        raise ConfigurationError(
+            f"the validity must be from 1 to 36500 days, not {days}", days=days
+        )
     now = (now or datetime.now(UTC)).replace(microsecond=0)
     return now - BACKDATED, now + timedelta(days=days)
 
@@ -340,7 +349,9 @@ def _refuse_existing(files: IssuedFiles, *, force: bool) -> None:
     for path in (files.certificate, files.key):
         if path.exists() and not force:
             raise ConfigurationError(
-                f"{path} exists; add --force to replace it, or choose another name", path=path
+                f"the file {path} already exists; add --force to replace the file, or choose "
+                "another name",
+                path=path,
             )
 
 

@@ -151,8 +151,9 @@ def renew(
     old = find(folder, name)[-1]
     if old.revoked is not None:
         raise ConfigurationError(
-            f"the newest certificate of {old.identity.name} was revoked on {old.revoked:%Y-%m-%d}; "
-            "issue a new one with `potluck pki issue … --force` to readmit the party"
+            f"the newest certificate of {old.identity.name} was revoked on "
+            f"{old.revoked:%Y-%m-%d}; issue a new certificate with `potluck pki issue … --force` "
+            f"to readmit {old.identity.name}"
         )
     target = folder / f"{old.identity.name}.pem"
     made = ec.generate_private_key(ec.SECP256R1()) if new_key else None
@@ -178,21 +179,22 @@ def grant(
     federation = load_authority(folder).federation
     if asked.federation != federation:
         raise ConfigurationError(
-            f"{request} asks for federation {asked.federation}; the authority in {folder} is that "
-            f"of {federation}"
+            f"the request {request} is for federation {asked.federation}, but the authority in "
+            f"{folder} is of federation {federation}"
         )
     if asked.role is not role:
         raise ConfigurationError(
-            f"{request} asks for the role {asked.role}, not {role}; if that is intended, add "
-            f"--role {asked.role}"
+            f"the request {request} is for the role {asked.role}, not {role}; to sign a request "
+            f"for this role, add --role {asked.role}"
         )
     claims = parse_claims(clients) if clients else _granted_before(folder, asked)
     more = ", ".join(map(str, exceeding(asked.claims, claims)))
     if more:
         granted = ", ".join(map(str, claims)) or "no client"
         raise ConfigurationError(
-            f"{request} asks to speak for {more[:400]}, and is granted {granted[:400]}; name at "
-            "least all requested clients with --clients, or make a request for fewer"
+            f"the request {request} is for the clients {more[:400]}, but the certificate would "
+            f"have {granted[:400]}; name all requested clients with --clients, or make a request "
+            "for fewer clients"
         )
     identity = Identity(federation=federation, role=role, name=asked.name, claims=claims)
     return Grant(identity=identity, public_key=found.public_key)
@@ -225,7 +227,9 @@ def sign(
     check_request(identity, hosts)
     target = folder / f"{identity.name}.pem"
     if target.exists() and not force:
-        raise ConfigurationError(f"{target} exists; add --force to replace it", path=target)
+        raise ConfigurationError(
+            f"the file {target} already exists; add --force to replace the file", path=target
+        )
     certificate = certify(authority, identity, granted.public_key, hosts=hosts, days=days, now=now)
     write_file(target, certificate.public_bytes(Encoding.PEM), PUBLIC_MODE)
     return target
@@ -274,5 +278,7 @@ def expires_in(folder: Path, now: datetime) -> dict[str, timedelta]:
 def _key_of(path: Path) -> ec.EllipticCurvePublicKey:
     key = read_certificate(path).public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ConfigurationError(f"{path} is not a P-256 certificate, the only kind grpcio accepts")
+        raise ConfigurationError(
+            f"{path} is not a P-256 certificate, the only kind that grpcio accepts"
+        )
     return key

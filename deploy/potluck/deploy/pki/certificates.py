@@ -62,7 +62,7 @@ def read_certificate(path: Path) -> x509.Certificate:
         return parse_certificates(path.read_bytes())[0]
     except OSError as error:
         raise ConfigurationError(
-            f"certificate {path} can't be read ({error.strerror})", path=path
+            f"can't read the certificate {path} ({error.strerror})", path=path
         ) from error
     except ValueError as error:
         raise ConfigurationError(f"{path} is not a certificate in PEM form", path=path) from error
@@ -81,7 +81,9 @@ def federation_of(path: Path, certificate: x509.Certificate) -> str:
     found = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
     name = str(found[0].value) if len(found) == 1 else ""
     if not is_name(name):
-        raise IdentityError(f"{path} is not the authority of a Potluck federation", path=path)
+        raise IdentityError(
+            f"{path} is not the authority certificate of a Potluck federation", path=path
+        )
     return name
 
 

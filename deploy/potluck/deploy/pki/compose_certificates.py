@@ -73,7 +73,7 @@ def _make_password(path: Path) -> None:
 def main() -> None:
     """Make missing certificates in /pki and print the parties that received one."""
     for party in make_certificates(Path("/pki")):
-        print(f"made the certificate of {party}", flush=True)  # noqa: T201  # its only output
+        print(f"created the certificate of {party}", flush=True)  # noqa: T201  # its only output
 
 
 if __name__ == "__main__":

@@ -60,7 +60,8 @@ def create_root(folder: Path, federation: str, *, force: bool = False) -> list[P
     secret, public, members = _paths(folder)
     if secret.exists() and not force:
         raise ConfigurationError(
-            f"{secret} exists already; use --force to replace it, and make all members again"
+            f"the file {secret} already exists; add --force to replace the root, then add all "
+            "members again"
         )
     key = Ed25519PrivateKey.generate()
     pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -86,7 +87,7 @@ def add_members(
     """
     if not is_name(host):
         raise ConfigurationError(
-            f"{host[:80]!r} is not a host's name; use the name in the host's certificate"
+            f"{host[:80]!r} is not a valid host name; use the name in the host's certificate"
         )
     _check_days(days)
     names = expand_clients(clients)
@@ -162,8 +163,8 @@ def use_next_keys(
     for client in names:
         if not _next_path(folder, client).exists():
             raise ConfigurationError(
-                f"client {client} has no next key; make it with `potluck pki rotate {folder} "
-                f"{client}`, and give it to host {known[client].host} first"
+                f"client {client} has no next key; create one with `potluck pki rotate {folder} "
+                f"{client}`, and copy it to host {known[client].host} first"
             )
 
     def record(client: str, document: MembershipDocument) -> MemberRecord:
@@ -226,8 +227,8 @@ def _write(path: Path, root: Ed25519PrivateKey, document: MembershipDocument) ->
     text = SignedMembership.make(root, document).to_bytes()
     if len(text) > MAXIMUM_BYTES:
         raise ConfigurationError(
-            f"{path} would have {len(text)} bytes, {MAXIMUM_BYTES} are the most that hosts "
-            "accept; revoke members that left"
+            f"{path} would have {len(text)} bytes, but hosts accept at most {MAXIMUM_BYTES}; "
+            "revoke members that have left"
         )
     write_file(path, text, PUBLIC_MODE)
 
@@ -265,8 +266,8 @@ def _check_days(days: int) -> None:
     most = (LONGEST_RECORD - BACKDATED).days
     if not 1 <= days <= most:
         raise ConfigurationError(
-            f"a member record can't last {days} days; choose 1 to {most}, and renew it in time "
-            "with `potluck pki renew-members`"
+            f"a member record can't be valid for {days} days; choose 1 to {most} days, and renew "
+            "records in time with `potluck pki renew-members`"
         )
 
 
@@ -275,8 +276,8 @@ def _require_members(document: MembershipDocument, clients: Sequence[str], folde
     for client in clients:
         if client not in members:
             raise ConfigurationError(
-                f"client {client} is not a member; make it one with `potluck pki member {folder} "
-                f"{client} --host NAME`"
+                f"client {client} is not a member; add the client with `potluck pki member "
+                f"{folder} {client} --host NAME`"
             )
 
 
@@ -285,8 +286,8 @@ def _refuse_revoked(
 ) -> None:
     if any((client, public_key) == (each.client, each.public_key) for each in document.revoked):
         raise ConfigurationError(
-            f"the key in {_key_path(folder, client)} was revoked; remove the file and run the "
-            "command again, which makes a new key"
+            f"the key in {_key_path(folder, client)} was revoked; delete the file and run the "
+            "command again, which creates a new key"
         )
 
 

@@ -77,8 +77,11 @@ def profile_values(each: operator_pb2.AuditedProfile) -> dict[str, Any]:
 def holds_against(*, independent: bool) -> str:
     """Return the text that names from whom a secure sum hides the clients' values."""
     if independent:
-        return "a coordinator that lies, as long as no more hosts than assumed collude with it"
+        return (
+            "a coordinator that lies, if at most the assumed number of hosts collude with the "
+            "coordinator"
+        )
     return (
-        "an honest-but-curious coordinator only: one party keeps both roots, or has not said "
-        "otherwise with independent_root"
+        "an honest-but-curious coordinator only, because one party has both roots, or did not "
+        "set independent_root"
     )

@@ -130,7 +130,7 @@ def _client_rows(
         if client.relay:
             state.append(f" through {client.relay}")
         if client.left_out:
-            whys = [f"left out of run {run}: {why}" for run, why in client.left_out.items()]
+            whys = [f"excluded from run {run}: {why}" for run, why in client.left_out.items()]
             state = Text("; ".join(whys), style="yellow")
         if client.quarantined:
             state = Text(f"in quarantine: {client.quarantine_reason}", style="red")

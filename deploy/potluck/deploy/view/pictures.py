@@ -17,11 +17,11 @@ def check_picture(path: Path) -> None:
     """Raise ConfigurationError if no plot can be written to `path`. Call it before work is done."""
     if path.suffix.lower() != SUFFIX:
         raise ConfigurationError(
-            f"{path}: pictures are PNG files; name it {path.with_suffix(SUFFIX)}", path=path
+            f"{path}: pictures are PNG files; name the file {path.with_suffix(SUFFIX)}", path=path
         )
     if not path.absolute().parent.is_dir() or path.is_dir():
         raise ConfigurationError(
-            f"can't write {path}: name a file in a folder that exists", path=path
+            f"can't write the file {path}; name a file in a folder that exists", path=path
         )
 
 

@@ -122,9 +122,9 @@ def comparison_figure(comparison: RunComparison) -> Picture:
         x=0.012, ha="left", fontsize=13, fontweight="bold", color=_INK,
     )  # fmt: skip
     figure.supxlabel(
-        f"same data, same seed, {first.count} of {readable_count(first.clients, 'client')} a round;"
-        f" dashed: the target of {readable_measure(comparison.target, measure.unit)}, "
-        "dotted: the first round there",
+        f"same data, same seed, {first.count} of {readable_count(first.clients, 'client')} a "
+        f"round; dashed line: the target of {readable_measure(comparison.target, measure.unit)}, "
+        "dotted line: the first round that reached the target",
         x=0.012, ha="left", fontsize=9, color=_GREY,
     )  # fmt: skip
     return figure

@@ -145,7 +145,7 @@ def summarise(view: RunView, *, clients: int) -> RunSummary:
     Raises RunError if no event of the run was received.
     """
     if view.status is None:
-        raise RunError("no event of the run was received; check that the coordinator runs")
+        raise RunError("the coordinator sent no event of the run; check that the coordinator runs")
     history = [_round_summary(committed) for committed in view.rounds]
     evaluated = [entry for entry in history if entry.accuracy is not None or entry.loss is not None]
     last = evaluated[-1] if evaluated else None

@@ -14,13 +14,13 @@ async function answer(request) {
   try {
     response = await request;
   } catch {
-    throw new Refusal({ error: "the page's server does not answer; start `potluck page` again", trouble: "ended" });
+    throw new Refusal({ error: "the web UI's server does not answer; start `potluck page` again", trouble: "ended" });
   }
   let found;
   try {
     found = await response.json();
   } catch {
-    throw new Refusal({ error: `the page's server failed (${response.status}); the terminal in which potluck page runs says why`, trouble: "ended" });
+    throw new Refusal({ error: `the web UI's server failed (${response.status}); see the terminal in which \`potluck page\` runs`, trouble: "ended" });
   }
   if (!response.ok) throw new Refusal(found);
   return found;

@@ -12,10 +12,10 @@ const linkState = document.getElementById("link-state");
 const TITLES = {
   lost: "The coordinator does not answer",
   certificate: "A certificate can't be used",
-  other: "The coordinator can't be asked",
-  ended: "The page's server has ended",
-  fault: "The page's server failed",
-  full: "This page is open too often",
+  other: "The coordinator can't be reached",
+  ended: "The web UI's server has ended",
+  fault: "The web UI's server failed",
+  full: "The web UI is open in too many windows",
 };
 
 let overview = null;
@@ -47,7 +47,7 @@ async function show(moved) {
   const found = ROUTES.map(([pattern, route]) => [pattern.exec(location.pathname), route]).find(([match]) => match);
   markPlace();
   if (!found) {
-    put(content, h("div", { class: "empty" }, h("h1", {}, "There is no such view"), h("a", { class: "button", href: "/" }, "All runs")));
+    put(content, h("div", { class: "empty" }, h("h1", {}, "This page does not exist"), h("a", { class: "button", href: "/" }, "All runs")));
     return;
   }
   const [match, route] = found;
@@ -55,7 +55,7 @@ async function show(moved) {
   try {
     ({ make, run } = await route(...match.slice(1)));
   } catch {
-    if (mine === shows) put(content, trouble(new Error("This view can't be fetched from the page's server; reload the page.")));
+    if (mine === shows) put(content, trouble(new Error("The web UI's server did not send this view; reload the page.")));
     return;
   }
   if (mine !== shows) return; // another view was asked for meanwhile
@@ -76,11 +76,11 @@ async function show(moved) {
 
 function hear(kind, data) {
   if (kind === "ended") {
-    connection({ reached: false, trouble: "ended", text: "Start potluck page again, and open the address that it prints.", address: "" });
+    connection({ reached: false, trouble: "ended", text: "Start `potluck page` again, and open the address that it prints.", address: "" });
     return;
   }
   if (kind === "full") {
-    connection({ reached: false, trouble: "full", text: "Nothing new is shown here until other windows of it are closed.", address: "" });
+    connection({ reached: false, trouble: "full", text: "This window shows nothing new until you close other windows of the web UI.", address: "" });
     return;
   }
   if (kind === "overview") {

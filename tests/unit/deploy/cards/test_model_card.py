@@ -188,8 +188,14 @@ def test_model_card_text_uses_plain_words() -> None:
     assert "| run now | finished: stopped early |" in text
     assert "| client-2 | host-0 | 0 of 1 | 1 | 20 | 3 | 0.5 |" in text
     assert "The coordinator saw each client's update." in text
-    assert "no client had spent more than ε = 1.75 on noisy disclosures; each counts once" in text
-    assert "Its clients took part in 1 secure sum.\nWhat one of them put in is hidden from" in text
+    assert (
+        "no client had spent more than ε = 1.75 on noisy disclosures. Each disclosure counts"
+        in text
+    )
+    assert (
+        "The run's clients took part in 1 secure sum.\nThe sums hide the input of each client from"
+        in text
+    )
     assert "| this card was written by | potluck" in text
     assert repr(card()).startswith(f"<ModelCard: round 2 of run {RUN_ID}; print it")
     unspent = make_card(status(RunState.RUN_STATE_FINISHED).status, [], RUN_FILE, []).markdown()

@@ -44,14 +44,14 @@ def test_demo_hosts_share_the_processors_and_memory_of_the_machine(
     [
         (["--device", "cuda:99"], r"this machine does not have the device cuda:99; choose"),
         (["--device", "gpu"], "device is 'gpu'; it must be 'cpu', 'auto', 'cuda:0'"),
-        (["--task", "mnist"], r"task mnist reads mnist\.npz from a data directory, and none is"),
+        (["--task", "mnist"], r"task mnist reads mnist\.npz from a data directory, but no data"),
         (["--task", "mnist", "--data", "."], r"task mnist needs .*mnist\.npz: No such file"),
-        (["-o", "secure_aggregation=true"], "on 5 hosts, and the demo has 4; add --hosts 5"),
+        (["-o", "secure_aggregation=true"], "on 5 hosts, but the demo has 4; add --hosts 5"),
         (
             ["--hosts", "2", "-o", "secure_aggregation=true", "-o", "masking.hosts=3"],
-            "on 3 hosts, and the demo has 2; add --hosts 3",
+            "on 3 hosts, but the demo has 2; add --hosts 3",
         ),
-        (["--data", "nowhere"], "nowhere is not a folder; name an existing one with --data"),
+        (["--data", "nowhere"], "nowhere is not a folder; name an existing folder with --data"),
     ],
 )
 def test_demo_options_this_machine_can_not_meet_are_refused_without_files(

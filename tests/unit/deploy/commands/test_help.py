@@ -97,7 +97,7 @@ def test_run_file_is_checked_before_the_operator_configuration(run: Run, tmp_pat
     code, told = run("run", "run.toml")
     assert (code, told.startswith("potluck: run.toml: 'rounds': must be")) == (1, True)
     code, told = run("run")
-    assert (code, told.startswith("potluck: name a run file, or an earlier run")) == (1, True)
+    assert (code, told.startswith("potluck: no run file given; name a run file")) == (1, True)
     code, told = run("run", "run.toml", "--again", "3f9a")
     assert (code, told.startswith("potluck: both the run file run.toml and --again")) == (1, True)
 
@@ -114,7 +114,7 @@ def test_command_without_an_operator_configuration_lists_the_remedies(
 ) -> None:
     code, told = run(command)
     assert code == 1
-    assert "in neither ./operator.toml nor ~/.config/potluck/operator.toml; write one" in told
+    assert "in neither ./operator.toml nor ~/.config/potluck/operator.toml; write a file" in told
     assert "or give --coordinator, --certificate, --key, --authority" in told
     assert "try `potluck demo`" in told
 
@@ -126,8 +126,8 @@ def test_doctor_marks_each_line_and_exits_with_0_without_an_error(run: Run) -> N
     assert lines[0] == "this machine"
     assert re.fullmatch(r"ok +software +Potluck .* on Python .*", lines[1].strip())
     assert lines[2] == "the federation"
-    assert re.match(r"warning +operator +can't reach a coordinator", lines[3].strip())
-    assert "→ write one (`potluck config operator > operator.toml`" in told
+    assert re.match(r"warning +operator +can't find a coordinator", lines[3].strip())
+    assert "→ write a file (`potluck config operator > operator.toml`" in told
     assert lines[-1] == "1 ok, 1 warning"
 
 

@@ -72,9 +72,9 @@ def test_finding_about_a_coordinator_of_another_build_names_both_builds() -> Non
         if each.about == "its version"
     ]
     assert found.verdict == "warning"
-    assert found.found.endswith(f"here {software_version()}")
+    assert found.found.endswith(f"this machine has {software_version()}")
     assert theirs in found.found
-    assert found.remedy == "install the same build here"
+    assert found.remedy == "install the same build on this machine"
 
 
 def test_each_problem_that_a_coordinator_reports_gives_a_finding() -> None:
@@ -140,7 +140,7 @@ def test_clock_difference_is_an_error(minutes: int, text: str) -> None:
     answer.time.FromDatetime(NOW + timedelta(minutes=minutes))
     [clock] = [each for each in diagnosis.federation(answer, (), 0.1, NOW) if each.about == "clock"]
     assert clock.verdict is Verdict.ERROR
-    assert clock.found == f"this machine's is 5 min 00 s {text} the coordinator's"
+    assert clock.found == f"this machine's clock is 5 min 00 s {text} the coordinator's clock"
 
 
 def test_certificate_close_to_expiry_is_a_warning() -> None:
@@ -159,7 +159,7 @@ def test_problems_of_certificate_files_are_found(tmp_path: Path) -> None:
         return diagnosis.certificates(tls, at)
 
     assert verdict().verdict is Verdict.OK
-    assert verdict().found.startswith("host 'host-0' of demo, until ")
+    assert verdict().found.startswith("host 'host-0' of federation demo, valid until ")
     assert verdict(now + timedelta(days=360)).verdict is Verdict.WARNING
     expired = verdict(now + timedelta(days=400))
     assert expired.verdict is Verdict.ERROR
@@ -195,7 +195,7 @@ def test_full_or_read_only_disk_is_found(tmp_path: Path) -> None:
         found = diagnosis.state_directory(full / "state")
     assert found.verdict is Verdict.ERROR
     assert "No space left on device" in found.found
-    assert "make room" in found.remedy
+    assert "free disk space" in found.remedy
     with mounts.tmpfs(tmp_path / "fixed", megabytes=1, read_only=True) as fixed:
         assert diagnosis.state_directory(fixed).verdict is Verdict.ERROR
 
@@ -242,7 +242,7 @@ def test_doctor_checks_every_file_and_names_the_remedies(files: DemoFiles) -> No
     assert certificate["verdict"] == "ok"
     assert coordinator["verdict"] == "error"
     assert "can't reach the coordinator" in coordinator["found"]
-    assert "check that potluck-server runs there" in coordinator["remedy"]
+    assert "check that potluck-server runs at this address" in coordinator["remedy"]
     assert result.return_value == 1
 
 

@@ -84,7 +84,10 @@ def test_host_without_the_member_key_in_force_is_an_error(folder: Path) -> None:
 
 def test_unusable_membership_files_are_named(folder: Path) -> None:
     [found] = of_host(folder, members=None)
-    assert (found.verdict, found.found) == (Verdict.WARNING, "none has come yet")
+    assert (found.verdict, found.found) == (
+        Verdict.WARNING,
+        "this host has not received a membership yet",
+    )
     [found] = of_host(folder, members=folder / "nowhere.json")
     assert found.verdict is Verdict.ERROR
     assert "nowhere.json can't be read" in found.found

@@ -63,7 +63,7 @@ def test_clients_near_the_privacy_limit_are_a_warning(tmp_path: Path) -> None:
     [found] = findings(tmp_path, training_epsilon=5.5)
     assert found.verdict is Verdict.WARNING
     assert found.found.endswith("near the limit: a")
-    assert "only the owner can raise disclosure.training_epsilon" in found.remedy
+    assert "the data owner can raise disclosure.training_epsilon" in found.remedy
 
 
 def test_damaged_privacy_ledger_is_an_error(tmp_path: Path, ledger: Path) -> None:
@@ -89,5 +89,5 @@ def test_questions_without_a_noisy_form_are_named_if_only_noise_may_leave(tmp_pa
     asked = ("loss", "availability", "label-entropy")
     warning = findings(tmp_path, updates="private", questions=asked)[0]
     assert warning.verdict is Verdict.WARNING
-    assert "allows label-entropy, which has no form with noise" in warning.found
+    assert "allows label-entropy, which can't be answered with noise" in warning.found
     assert findings(tmp_path, questions=asked) == []

@@ -124,7 +124,7 @@ def test_demo_summary_contains_the_coverage_of_its_metrics() -> None:
 
 
 def test_summary_of_a_run_without_events_is_refused() -> None:
-    with pytest.raises(RunError, match="no event of the run was received"):
+    with pytest.raises(RunError, match="the coordinator sent no event of the run"):
         summarise(RunView(), clients=3)
 
 

@@ -259,9 +259,9 @@ def test_gpus_limits_and_data_folder_are_passed_to_the_engine() -> None:
     [
         ('"ssh://ops@gpu-1.example.org"', '"http://gpu-1"', "'machines.0.engine': must be ssh://"),
         ('"ssh://ops@gpu-1.example.org"', '"ssh://-oProxyCommand=x"', "must be ssh://"),
-        ('"ssh://ops@gpu-1.example.org"', '"tcp://gpu-1:2376"', "needs its `tls` table"),
+        ('"ssh://ops@gpu-1.example.org"', '"tcp://gpu-1:2376"', "needs its table `tls`"),
         ('machine = "gpu-1"', 'machine = "gpu-9"', "'gpu-9' is not one of the machines gpu-1"),
-        ("gpus = []", 'gpus = ["all"]', "'all' is neither a GPU's index nor its UUID"),
+        ("gpus = []", 'gpus = ["all"]', "'all' is not the index or the UUID of a GPU"),
         ("gpus = []", "gpsu = []", "unknown key 'machines.0.hosts.0.gpsu' (did you mean 'gpus'?)"),
         ("gpu-1.example.org:7443", "gpu-1.example.org", "'address': must be HOST:PORT"),
         ("# data_directory =", 'data_directory = "data"', "must be an absolute path on that"),
@@ -345,7 +345,7 @@ def test_missing_certificates_are_issued_once(tmp_path: Path) -> None:
     ("party", "message"),
     [
         (Party(name="gpu-1-a", role=Role.HOST, clients=("client-9",)),
-         r"does not name client-9; issue it again with .* --clients client-9 --force"),
+         r"does not name client-9; issue a new certificate with .* --clients client-9 --force"),
         (Party(name="coordinator", role=Role.COORDINATOR, names=("elsewhere",)),
          r"does not name elsewhere; .* --host elsewhere --force"),
         (Party(name="coordinator", role=Role.HOST), "is for the role coordinator, but host is"),
@@ -423,7 +423,9 @@ def test_root_of_another_federation_is_refused(tmp_path: Path) -> None:
     parties = parties_on(found.machines, found)
     issue_missing(parties, found)
     create_root(tmp_path / "root", "another")
-    with pytest.raises(ConfigurationError, match="is of federation another, the inventory is of"):
+    with pytest.raises(
+        ConfigurationError, match="belongs to federation another, but the inventory"
+    ):
         read_files(parties[0], found)
 
 
@@ -433,7 +435,7 @@ def test_certificate_without_its_private_key_on_this_machine_is_refused(tmp_path
     issue_missing(parties, found)
     (found.pki / "gpu-1-a.key").unlink()
     with pytest.raises(
-        ConfigurationError, match=r"is not on this machine: host .* made it and keeps it"
+        ConfigurationError, match=r"is not on this machine, because host .* created it and keeps it"
     ):
         read_files(parties[1], found)
 
@@ -443,7 +445,9 @@ def test_certificates_of_another_federation_are_refused(tmp_path: Path) -> None:
     found = inventory().model_copy(update={"pki": tmp_path / "pki"})
     parties = parties_on(found.machines, found)
     issue_missing(parties, found)
-    with pytest.raises(PotluckError, match="is of federation other, the inventory is of demo"):
+    with pytest.raises(
+        PotluckError, match="belongs to federation other, but the inventory to federation demo"
+    ):
         read_files(parties[0], found)
 
 

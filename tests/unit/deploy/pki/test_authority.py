@@ -97,9 +97,9 @@ def test_certificate_validity_is_backdated_and_ends_with_the_authority(tmp_path:
 def test_existing_authority_or_certificate_is_replaced_only_with_force(tmp_path: Path) -> None:
     make_federation(tmp_path, {})
     before = (tmp_path / "operator.pem").read_bytes()
-    with pytest.raises(ConfigurationError, match=r"authority\.pem exists; add --force"):
+    with pytest.raises(ConfigurationError, match=r"authority\.pem already exists; add --force"):
         pki.create_authority(tmp_path, "f")
-    with pytest.raises(ConfigurationError, match=r"operator\.pem exists; add --force"):
+    with pytest.raises(ConfigurationError, match=r"operator\.pem already exists; add --force"):
         pki.issue(tmp_path, Role.OPERATOR, "operator")
     assert (tmp_path / "operator.pem").read_bytes() == before
     pki.issue(tmp_path, Role.OPERATOR, "operator", force=True)
@@ -119,13 +119,13 @@ def test_existing_authority_or_certificate_is_replaced_only_with_force(tmp_path:
             "which only hosts and relays may have",
         ),
         (Role.HOST, "h", {}, "add --clients"),
-        (Role.HOST, "h", {"clients": ["a"], "hosts": ["localhost"]}, "a host is never dialled"),
+        (Role.HOST, "h", {"clients": ["a"], "hosts": ["localhost"]}, "no party connects to a host"),
         (Role.HOST, "h", {"clients": ["A"]}, "'A' is neither a client id"),
-        (Role.HOST, "h", {"clients": [f"x{i}y" for i in range(2000)]}, "claim a range"),
-        (Role.HOST, "authority", {"clients": ["a"]}, "the authority's own"),
+        (Role.HOST, "h", {"clients": [f"x{i}y" for i in range(2000)]}, "give a range"),
+        (Role.HOST, "authority", {"clients": ["a"]}, "reserved for the authority"),
         (Role.OPERATOR, "../o", {}, "operator name '../o' is not allowed"),
-        (Role.OPERATOR, "o", {"days": 0}, "0 days of validity"),
-        (Role.OPERATOR, "o", {"days": 10**9}, "1000000000 days of validity"),
+        (Role.OPERATOR, "o", {"days": 0}, "1 to 36500 days, not 0"),
+        (Role.OPERATOR, "o", {"days": 10**9}, "36500 days, not 1000000000"),
     ],
 )
 def test_refused_certificate_request_writes_no_files(
@@ -147,13 +147,13 @@ def test_missing_or_damaged_authority_can_not_issue_certificates(
         pki.create_authority(tmp_path, "F")
     own, key = tmp_path / "authority.pem", tmp_path / "authority.key"
     own.write_bytes(federation.operator.certificate.read_bytes())
-    with pytest.raises(ConfigurationError, match="is not an authority's certificate"):
+    with pytest.raises(ConfigurationError, match="is not the certificate of an authority"):
         pki.issue(tmp_path, Role.OPERATOR, "o")
     own.write_bytes(federation.operator.authority.read_bytes())
-    with pytest.raises(ConfigurationError, match="can't be read"):
+    with pytest.raises(ConfigurationError, match="can't read the authority"):
         pki.issue(tmp_path, Role.OPERATOR, "o")
     key.write_bytes(federation.operator.key.read_bytes())
-    with pytest.raises(ConfigurationError, match="is not the key of"):
+    with pytest.raises(ConfigurationError, match="does not belong to the certificate"):
         pki.issue(tmp_path, Role.OPERATOR, "o")
     own.write_text("no certificate")
     with pytest.raises(ConfigurationError, match="is not a certificate in PEM form"):
@@ -331,7 +331,7 @@ def test_pki_commands_refuse_invalid_arguments_with_a_remedy(tmp_path: Path) -> 
         run("issue", tmp_path, "operator", "ada")
     with pytest.raises(ConfigurationError, match="a host needs a name"):
         run("issue", tmp_path, "host")
-    with pytest.raises(ConfigurationError, match="can't be read"):
+    with pytest.raises(ConfigurationError, match="can't read the certificate"):
         run("show", tmp_path / "absent.pem")
 
 

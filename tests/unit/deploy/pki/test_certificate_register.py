@@ -170,8 +170,8 @@ def test_signed_request_gets_only_the_clients_the_operator_grants(
     folder: Path, tmp_path: Path
 ) -> None:
     _, request, _ = make_request(tmp_path / "host", host())
-    asks = "asks to speak for client-6:9, and is granted "
-    with pytest.raises(ConfigurationError, match=f"{asks}no client; name at least"):
+    asks = "is for the clients client-6:9, but the certificate would have "
+    with pytest.raises(ConfigurationError, match=f"{asks}no client; name all"):
         sign(folder, request, now=NOW)
     with pytest.raises(ConfigurationError, match=f"{asks}client-6, client-7:8; "):
         sign(folder, request, clients=["client-6", "client-7:8"], now=NOW)
@@ -180,7 +180,7 @@ def test_signed_request_gets_only_the_clients_the_operator_grants(
     identity = inspect(path).identity
     assert identity is not None
     assert [str(claim) for claim in identity.claims] == ["client-6", "client-7:10"]
-    with pytest.raises(ConfigurationError, match="exists; add --force"):
+    with pytest.raises(ConfigurationError, match="already exists; add --force"):
         sign(folder, request, now=NOW)
     sign(folder, request, force=True, now=NOW)  # sign it again, with the same clients
     assert inspect(path).identity == identity
@@ -188,7 +188,7 @@ def test_signed_request_gets_only_the_clients_the_operator_grants(
     with pytest.raises(ConfigurationError, match=f"{asks}no client"):
         sign(folder, request, force=True, now=NOW)
     _, foreign, _ = make_request(tmp_path / "host", host("lab-c", federation="elsewhere"))
-    with pytest.raises(ConfigurationError, match="asks for federation elsewhere"):
+    with pytest.raises(ConfigurationError, match="is for federation elsewhere"):
         sign(folder, foreign, clients=["client-6:9"])
 
 
@@ -197,14 +197,16 @@ def test_request_for_a_role_other_than_the_granted_one_is_refused(
 ) -> None:
     wolf = Identity(federation="test", role=Role.OPERATOR, name="lab-b")
     _, request, _ = make_request(tmp_path / "host", wolf)
-    with pytest.raises(ConfigurationError, match="asks for the role operator, not host; if that"):
+    with pytest.raises(ConfigurationError, match="is for the role operator, not host; to sign"):
         sign(folder, request, clients=["client-6:9"], now=NOW)
     refused = CliRunner().invoke(app, ["sign", str(folder), str(request), "--yes"])
     assert refused.exit_code == 1
     assert not (folder / "lab-b.pem").exists()
     assert inspect(sign(folder, request, role=Role.OPERATOR, now=NOW)).identity == wolf
     _, lab_a, _ = make_request(tmp_path / "host", host("lab-a"))
-    with pytest.raises(ConfigurationError, match=r"client-6:9, and is granted client-0:5; "):
+    with pytest.raises(
+        ConfigurationError, match=r"client-6:9, but the certificate would have client-0:5; "
+    ):
         sign(folder, lab_a, force=True, now=NOW)
 
 
@@ -226,7 +228,7 @@ def test_client_claims_exceeding_a_grant_are_computed(asked: str, granted: str, 
 
 
 def test_reserved_certificate_names_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match="'revoked' is the authority's own"):
+    with pytest.raises(ConfigurationError, match="'revoked' is reserved for the authority"):
         pki.issue(folder, Role.HOST, "revoked", clients=["a"])
 
 

@@ -154,12 +154,12 @@ def test_root_commands_create_renew_and_revoke_members(tmp_path: Path) -> None:
         return result.output
 
     assert "potluck pki member" in said("root", root, "--federation", "demo")
-    assert "of membership epoch 2" in said("member", root, "client-0:2", "--host", "lab-a")
+    assert "now has membership epoch 2" in said("member", root, "client-0:2", "--host", "lab-a")
     assert "next/client-0.key" in said("rotate", root, "client-0")
-    assert "of membership epoch 3" in said("rotate", root, "client-0", "--switch")
+    assert "now has membership epoch 3" in said("rotate", root, "client-0", "--switch")
     assert "potluck pki publish" in said("revoke-member", root, "client-1")
     assert "nothing to renew" in said("renew-members", root)
-    assert "of membership epoch 5" in said("renew-members", root, "client-2")
+    assert "now has membership epoch 5" in said("renew-members", root, "client-2")
     listed = said("members", root)
     assert "membership epoch 5" in listed
     assert "revoked" in listed
