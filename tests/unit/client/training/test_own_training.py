@@ -116,7 +116,7 @@ FAULTS = {
     "raises": "failed for client 'client-1': ValueError: the scanner's file is empty (potluck_trai",
     "exits": "failed for client 'client-1': SystemExit: 3 (potluck_trainers.py:",
     "not-a-number": "left NaN, infinity or huge numbers in tensor 'slope'; lower",
-    "shapes": "not compatible with the task's model: trained model tensor 'slope' has shape",
+    "shapes": "returned a model that is not compatible with the task's model: trained model ten",
     "names": "returned a model that is not compatible with the task's model: ",
     "undeclared": "has the measure 'accuracy', which the task's trainer does not declare",
     "infinite": "has the sum inf and the count 40 for measure 'squared_error'",

@@ -105,5 +105,5 @@ async def test_devices_run_in_parallel_in_separate_threads() -> None:
 @pytest.mark.parametrize("device", ["cuda:0,cuda:0", "cuda:0,cpu", "cuda", "auto,cuda:1", ""])
 def test_invalid_device_settings_are_refused(device: str) -> None:
     text = example_config().replace('device = "auto"', f'device = "{device}"')
-    with pytest.raises(ConfigurationError, match=r"must be auto, cpu|names a GPU twice"):
+    with pytest.raises(ConfigurationError, match=r"must be auto, cpu|name each GPU only once"):
         parse(ClientConfig, text, source="host.toml")
