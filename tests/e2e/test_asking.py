@@ -182,7 +182,7 @@ async def test_unknown_kind_of_question_fails_the_run_with_the_reason(
     status = await federation.ended(run_id)
     assert status.state == operator_pb2.RUN_STATE_FAILED
     assert status.reason.startswith("0 of 6 clients can take part, but at least ")
-    assert "6 clients left out: potluck.questions: 'psychic' is not installed" in status.reason
+    assert "6 clients excluded: potluck.questions: 'psychic' is not installed" in status.reason
     [told, *_] = [text for text in notices if "psychic" in text]
     assert "of 6 clients, 6 clients did not answer 'psychic': potluck.questions: " in told
 

@@ -89,9 +89,9 @@ async def check_left_out(federation: Federation, run_id: str, why: str) -> None:
     """Check that the run finished with the other hosts and reported the exclusion once."""
     notices = await told(federation, run_id)
     await federation.finished(run_id)
-    said = [text for text in notices if "left out" in text and why in text]
+    said = [text for text in notices if "excluded" in text and why in text]
     assert len(said) == 1, notices
-    assert "2 clients left out: " in said[0]
+    assert "2 clients excluded: " in said[0]
     assert "(client-4, client-5)" in said[0]
     for committed in await federation.history(run_id):
         assert {member.host_id for member in committed.members} == {"host-0", "host-1"}
@@ -109,7 +109,7 @@ async def test_fixed_host_takes_part_again(federation: Federation) -> None:
         run_id = await federation.start_run("clients_per_round=4", "rounds=3", "expected_clients=6")
         await until(lambda: federation.points.reached("evaluate"))
         status = await federation.status(run_id)
-        assert status.left_out.startswith("2 clients left out: task 'crash' is not installed")
+        assert status.left_out.startswith("2 clients excluded: task 'crash' is not installed")
         clients = {each.client_id: each for each in await federation.operator.list_clients()}
         assert set(clients["client-4"].left_out) == {run_id}
         assert not clients["client-0"].left_out
@@ -132,7 +132,7 @@ async def test_excluded_host_stays_excluded_after_a_kill_of_the_coordinator(
         run_id = await federation.start_run(*ALL_NEEDED)
         await until(lambda: federation.points.reached("evaluate"))
         left_out = (await federation.status(run_id)).left_out
-        assert left_out.startswith("2 clients left out: ")
+        assert left_out.startswith("2 clients excluded: ")
         await federation.kill_coordinator()
         federation.points.release()
         await federation.restart_coordinator()

@@ -44,7 +44,7 @@ class LeftOutRegister:
     def summary(self) -> str:
         """Return a text that lists the excluded clients with the reasons; empty if there are
         none."""
-        return each_once(self.troubles, "left out")
+        return each_once(self.troubles, "excluded")
 
     def restore(self, rows: Iterable[LeftOutRow]) -> None:
         """Load the rows that were stored before a restart."""
