@@ -592,9 +592,11 @@ HOST_NEAR_PRIVACY_LIMIT = _gauge(
 RELAY_CONNECTED = _gauge(
     "potluck_relay_connected", "Whether the relay's connection to the coordinator stands."
 )
-RELAY_HOSTS = _gauge("potluck_relay_hosts_attending", "Hosts that attend through this relay.")
+RELAY_HOSTS = _gauge(
+    "potluck_relay_hosts_attending", "Hosts that are connected through this relay."
+)
 RELAY_CLIENTS = _gauge(
-    "potluck_relay_clients_attending", "Clients whose host attends through this relay."
+    "potluck_relay_clients_attending", "Clients whose host is connected through this relay."
 )
 RELAY_BYTES = _counter(
     "potluck_relay_transfer_bytes_total",

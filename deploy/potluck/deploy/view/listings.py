@@ -126,7 +126,11 @@ def _client_rows(
 ) -> Iterator[list[Text]]:
     tagged = _TAGS in _client_columns(clients)
     for client in sorted(clients, key=lambda client: natural_order(client.client_id)):
-        state = Text("attending", style="green") if client.attending else Text("away", "yellow")
+        state = (
+            Text("connected", style="green")
+            if client.attending
+            else Text("disconnected", style="yellow")
+        )
         if client.relay:
             state.append(f" through {client.relay}")
         if client.left_out:

@@ -46,7 +46,7 @@ export function showHosts(place, { title, overview }) {
     const release = overview()?.coordinator?.version;
     return h("section", { class: "card", "aria-label": "All hosts" }, h("div", { class: "scroll" }, table("Hosts, those that attend first", [
       { title: "Host", cell: (host) => [h("strong", {}, host.host), host.tags ? h("div", { class: "small soft" }, host.tags) : null] },
-      { title: "State", cell: (host) => h("span", { class: `pill ${host.attending ? "running" : "waiting"}` }, host.attending ? (host.relay ? `attending through ${host.relay}` : "attending") : "away") },
+      { title: "State", cell: (host) => h("span", { class: `pill ${host.attending ? "running" : "waiting"}` }, host.attending ? (host.relay ? `connected through ${host.relay}` : "connected") : "disconnected") },
       { title: "Device", cell: (host) => host.device },
       { title: "Version", cell: (host) => [host.version || "–", host.version && release && host.version !== release ? h("span", { class: "tag" }, `coordinator has ${release}`) : null] },
       { title: "Heard of", kind: "nowrap", cell: (host) => (host.attending ? "now" : ago(host.last_seen)) },

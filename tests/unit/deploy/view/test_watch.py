@@ -291,7 +291,9 @@ def test_listings_show_markup_in_names_literally() -> None:
     text = capture.get()
     assert "by [bold]me[/bold]" in text
     lines = [squeezed(line) for line in text.splitlines()[-3:]]
-    assert lines == [f"client-{number} host-0 away 12 s ago cpu 0 0" for number in (0, 2, 10)]
+    assert lines == [
+        f"client-{number} host-0 disconnected 12 s ago cpu 0 0" for number in (0, 2, 10)
+    ]
     plain = list(client_lines(clients, now))  # used if a table would take long
     assert [squeezed(line) for line in plain[1:]] == lines
     assert plain[0].split() == [
