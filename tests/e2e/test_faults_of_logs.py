@@ -221,7 +221,7 @@ async def test_destroyed_database_is_rebuilt_from_round_records(
     assert "or run `potluck-server rebuild`" in output
     code, output = await shared.server_command("rebuild")
     assert code == 0, output
-    assert "potluck.sqlite3.damaged-1 now, and a new one is made" in output
+    assert "renamed to potluck.sqlite3.damaged-1, and a new file is created" in output
     assert f"run {run_id} is rebuilt up to round 1" in output
     await shared.restart_coordinator()
     assert [await shared.history(each) for each in (over, run_id)] == before

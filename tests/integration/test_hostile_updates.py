@@ -107,7 +107,7 @@ async def test_excessive_sample_count_gets_a_capped_weight(
         moved = await ballast_of(federation, run_id, tmp_path) - file.arrays["ballast"]
     # No other client changes the ballast, so its difference shows the weight of the lying client.
     assert moved == pytest.approx(counts / (counts + 2 * SAMPLES), rel=1e-5)
-    alarm = f"{ME} ({MOST_SAMPLES}, weighted by {counts}), beyond the run's sample_limits"
+    alarm = f"{ME} ({MOST_SAMPLES}, weighted by {counts}); raise the limits"
     assert alarm in federation.files.log("coordinator").read_text()
 
 
