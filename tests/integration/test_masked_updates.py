@@ -197,7 +197,10 @@ def attempt_of(federation: SumFederation, run_id: str) -> int:
 @pytest.mark.parametrize(
     ("disclosure", "why"),
     [
-        ({"sum_hosts": 8}, "policy: sums over 5 hosts are asked for, 8 are required"),
+        (
+            {"sum_hosts": 8},
+            "policy: the sum needs only 5 hosts, but the data owner requires at least 8",
+        ),
         (
             {"sum_colluding_hosts": 3},
             "policy: the session assumes that 2 hosts collude, but this client",
@@ -297,7 +300,7 @@ async def test_clipped_parameter_changes_are_counted_in_a_warning(
 ) -> None:
     row, said = await federation.watched(ONE_ROUND + "masking.clip = 1e-4\n")
     assert row.state is RunState.FINISHED
-    assert any("changes of single parameters were cut off at ±0.0001" in text for text in said)
+    assert any("parameter changes were clipped to ±0.0001" in text for text in said)
 
 
 async def test_masked_run_without_a_federation_root_is_refused(

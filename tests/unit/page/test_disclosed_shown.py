@@ -81,4 +81,4 @@ def test_host_list_groups_clients_and_shows_connected_hosts_first() -> None:
         ("client-9", "in quarantine: odd"),
         ("client-10", ""),
     ]
-    assert found.summary == "1 host with 2 clients attending, 1 away, 1 in quarantine"
+    assert found.summary == "1 host with 2 clients connected, 1 disconnected, 1 in quarantine"

@@ -162,7 +162,7 @@ def attendance_line(clients: Sequence[operator_pb2.ClientStatus]) -> str:
     quarantined = sum(client.quarantined for client in clients)
     return (
         f"{readable_count(hosts, 'host')} with {readable_count(len(attending), 'client')} "
-        f"attending, {away} away, {quarantined} in quarantine"
+        f"connected, {away} disconnected, {quarantined} in quarantine"
     )
 
 

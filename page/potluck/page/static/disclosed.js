@@ -136,7 +136,7 @@ export function mixCard() {
 }
 
 export function privacyCard() {
-  const place = h("div", {}, h("p", { class: "quiet" }, "Asking what left the clients …"));
+  const place = h("div", {}, h("p", { class: "quiet" }, "Asking what the clients disclosed …"));
   const element = card("Privacy spent", { id: "privacy" }, place);
   const figures = h("div", {});
   let most = [], numbers = null;
@@ -146,7 +146,7 @@ export function privacyCard() {
     draw(found) {
       if (!found.clients.length && !found.sums_aborted) {
         numbers = null;
-        put(place, h("p", { class: "quiet" }, "Nothing left the clients of this run but model updates: no profiles, no secure sums."), claim(found));
+        put(place, h("p", { class: "quiet" }, "The clients of this run sent model updates only, and no profiles or secure sums."), claim(found));
         return;
       }
       most = [...found.clients].sort((one, other) => other.epsilon - one.epsilon || (other.updates ?? 0) - (one.updates ?? 0));
@@ -165,7 +165,7 @@ export function privacyCard() {
           ["Largest ε", found.largest.toLocaleString("en", { maximumFractionDigits: 3 }), "of a client"],
           ["Median ε", found.median.toLocaleString("en", { maximumFractionDigits: 3 })],
           ["Secure sums", `${found.sums_released}`, found.sums_aborted ? `${found.sums_aborted} aborted` : ""],
-        ]) : h("p", { class: "quiet" }, "Nothing left the clients of this run but model updates: no profiles, no secure sums."),
+        ]) : h("p", { class: "quiet" }, "The clients of this run sent model updates only, and no profiles or secure sums."),
         released ? spread(most.map((each) => each.epsilon)) : null,
         found.sums_released ? h("p", { class: "small soft" }, `Sums hide single clients from ${found.holds_against}.`) : null,
         claim(found));

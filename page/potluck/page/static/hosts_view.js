@@ -40,11 +40,11 @@ export function showHosts(place, { title, overview }) {
 
   function content(hosts, open) {
     if (!found.hosts.length) {
-      return h("div", { class: "card empty" }, h("h2", {}, "No host has attended yet"), h("p", {}, "Hosts dial the coordinator: start them with ", h("code", {}, "potluck-client --config FILE"), " where the data is."));
+      return h("div", { class: "card empty" }, h("h2", {}, "No host has connected yet"), h("p", {}, "Hosts connect to the coordinator; start a host with ", h("code", {}, "potluck-client --config FILE"), " where the data is."));
     }
     if (!hosts.length) return h("div", { class: "card empty" }, h("h2", {}, "No host matches"), h("p", {}, `None of ${count(found.hosts.length, "host")} has “${find.value}” in its name, device, tags or clients.`));
     const release = overview()?.coordinator?.version;
-    return h("section", { class: "card", "aria-label": "All hosts" }, h("div", { class: "scroll" }, table("Hosts, those that attend first", [
+    return h("section", { class: "card", "aria-label": "All hosts" }, h("div", { class: "scroll" }, table("Hosts, connected hosts first", [
       { title: "Host", cell: (host) => [h("strong", {}, host.host), host.tags ? h("div", { class: "small soft" }, host.tags) : null] },
       { title: "State", cell: (host) => h("span", { class: `pill ${host.attending ? "running" : "waiting"}` }, host.attending ? (host.relay ? `connected through ${host.relay}` : "connected") : "disconnected") },
       { title: "Device", cell: (host) => host.device },

@@ -67,7 +67,7 @@ export function showRuns(place, { go, title }) {
       if (kind !== "overview") return;
       if (overview.connection.reached || overview.runs.length) [runs, more] = [overview.runs, overview.more_runs];
       const at = overview.coordinator;
-      if (at) text(figures, `${count(at.hosts, "host")} with ${count(at.clients, "client")} attending`);
+      if (at) text(figures, `${count(at.hosts, "host")} with ${count(at.clients, "client")} connected`);
       else if (!overview.connection.reached) text(figures, "The coordinator has not answered yet.");
       draw();
     },
