@@ -185,8 +185,8 @@ def arguments() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a key of Potluck's run file, e.g. transport.up.encoding=int8; "
-        "the peers always move float32",
+        help="a setting of Potluck's run file, e.g. transport.up.encoding=int8; "
+        "the other frameworks always send float32",
     )
     parser.add_argument(
         "--environments",

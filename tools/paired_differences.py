@@ -36,7 +36,9 @@ def main() -> None:
     )
     parser.add_argument("file", type=Path, help="experiment file")
     parser.add_argument("folder", type=Path, help="folder of its results")
-    parser.add_argument("--quick", action="store_true", help="the results are of the quick version")
+    parser.add_argument(
+        "--quick", action="store_true", help="the results come from `potluck experiment --quick`"
+    )
     parser.add_argument("--seeds", type=seeds_in, help="other seeds than the file's, such as 0-9")
     parser.add_argument("--axis", help="axis whose arms are compared")
     parser.add_argument("--measure", help="metric to compare, instead of the file's")

@@ -39,7 +39,7 @@ class Strict(FedAvg):
 
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
         if failures:
-            raise RuntimeError(f"{len(failures)} clients failed, the first by: {failures[0]}")
+            raise RuntimeError(f"{len(failures)} clients failed; the first failure: {failures[0]}")
         return super().aggregate_fit(server_round, results, failures)
 
 

@@ -127,7 +127,7 @@ class RelayedUpdates:
                 expires = await self._require(header)
                 if expires is None:
                     return rpc.SubmitUpdateResponse(duplicate=True)
-                if self._held.holds(header.update_id):  # replace: it has other content
+                if self._held.holds(header.update_id):  # another content: replace it
                     self._give_up(header.update_id)
                 with contextlib.ExitStack() as stack:
                     receiver, blake3 = await self._receive(header, frames, stack)

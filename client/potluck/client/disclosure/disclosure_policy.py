@@ -200,9 +200,9 @@ class DisclosurePolicy(Settings):
     )
     exact_sums: bool = Field(
         default=False,
-        description="True to allow total and cells without noise. A party that knows all other\n"
-        "clients' counts can compute the remaining client's counts from such a sum. Each version\n"
-        "of the data is used in only one such sum.",
+        description="True to allow the sums `total` and `cells` without noise. A party that knows\n"
+        "all other clients' counts can compute the last client's counts from a sum without noise.\n"
+        "Each version of the data is used in only one such sum.",
     )
     sum_hosts: int = Field(
         default=LEAST_HOSTS,

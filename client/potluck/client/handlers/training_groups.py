@@ -1,10 +1,10 @@
 """Groups of trainings of one attempt that run in one batched step.
 
-The coordinator lists the instructions that belong together (`Train.companions`). If a host trains
-several clients side by side, the companions are cut, in order, into as many groups. A group begins
-when all members that can join have joined, or after `JOIN_TIMEOUT_SECONDS`, without the missing
-ones. A member's result does not depend on which other members are present. Runs on the event loop;
-the training itself runs in a worker's thread.
+The coordinator lists the instructions that belong together (`Train.companions`). If a host trains n
+clients side by side, the companions are split, in their order, into n groups. A group begins when
+all members that can join have joined, or after `JOIN_TIMEOUT_SECONDS`, without the missing ones. A
+member's result does not depend on which other members are present. Runs on the event loop; the
+training itself runs in a worker's thread.
 """
 
 from __future__ import annotations

@@ -87,7 +87,10 @@ class MembershipInForce:
         write_file(self._kept, document, PUBLIC_MODE, remedy="free space on this disk")
         self.members, self.document = found, document
         log.info(
-            "membership", epoch=found.epoch, members=len(found.records), revoked=len(found.revoked)
+            "membership in force",
+            epoch=found.epoch,
+            members=len(found.records),
+            revoked=len(found.revoked),
         )
         for listener in list(self._listeners):
             listener(found)

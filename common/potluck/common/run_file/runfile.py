@@ -52,8 +52,8 @@ class Stopping(Settings):
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="Smallest gain of the metric that counts as an improvement, for `patience`;\n"
-        "the gain must be larger than this.",
+        description="The metric counts as improved, for `patience`, only if it gains more than\n"
+        "this.",
     )
     target: float | None = Field(
         default=None,

@@ -128,7 +128,7 @@ class StoredTensors(Mapping[str, NDArray[Any]]):
         return array
 
     def __contains__(self, name: object) -> bool:
-        return name in self.stored  # the default would read the tensor
+        return name in self.stored  # `Mapping` would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.stored)

@@ -74,7 +74,7 @@ def _width(lowest: int, highest: int) -> int:
 
 
 def pack(read: LaneReader, lanes: int) -> tuple[Bytes, Bytes]:
-    """Return the widths of the blocks, and their bytes one after another."""
+    """Return each block's width (bytes per value), and the packed blocks one after another."""
     widths = np.zeros(blocks_of(lanes), np.uint8)
     # Allocate the maximum: pages that are never written use no memory.
     packed = empty((lanes * MOST_BYTES,), np.uint8)

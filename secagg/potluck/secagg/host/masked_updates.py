@@ -75,7 +75,7 @@ class Appointment:
 
 
 class Appointments:
-    """The appointments of all clients of a host, by the update's id."""
+    """The `Appointment`s of all clients of a host: one per update, found by the update's id."""
 
     def __init__(self) -> None:
         self._made: dict[str, Appointment] = {}

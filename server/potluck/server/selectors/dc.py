@@ -46,10 +46,10 @@ class StepByStep(Selector):
     """Draws clients uniformly, then adds the one that reports the smallest distance to a target.
 
     target: function that returns the target label distribution. wants_label_totals: True if the
-    target is the federation's distribution. added, stop_early: as in the selector that chooses from
-    label counts; from the same counts, both choose the same clients. Every step is a secure sum
-    over the cohort chosen up to then, and a question to all other clients. Without a sum, or
-    without answers, the rest of the cohort is drawn uniformly.
+    target is the federation's distribution. added, stop_early: as in `DcReal`, which chooses
+    the same clients from the same label counts. Each step makes a secure sum over the clients
+    chosen so far, and asks all other clients for their distance. If the sum or the answers are
+    missing, the rest of the cohort is drawn uniformly.
     """
 
     target: Callable[[Population], Floats]

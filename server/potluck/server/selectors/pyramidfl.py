@@ -108,8 +108,8 @@ class PyramidFL(Oort):
         last = len(chosen.rows) - context.spares
         until = round_seconds(seconds, last)
         # Only the sum of training and transfer time is measured. It is used as the training time.
-        # If a client made more passes, its sum was divided by the ratio of the passes, although
-        # transfer has a smaller share of it then.
+        # If a client trained for more passes, this time was divided by the ratio of the passes,
+        # although the transfer takes the same time then: it comes out too short.
         return passes(seconds, seconds, until, context.epochs, longest=self.longest)
 
     def _dropped(

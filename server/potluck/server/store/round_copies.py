@@ -62,7 +62,7 @@ class RoundCopies(Part):
             late.c.run_id == run_id,
             or_(late.c.state == LateState.AWAITED.value, late.c.joined_round == number),
         )
-        # A late update is in the row of a cohort's member, which belongs to an earlier round.
+        # A late update stands in the row of its client in the cohort of an earlier round.
         is_late = and_(
             late.c.run_id == members.c.run_id,
             late.c.round == members.c.round,

@@ -73,7 +73,7 @@ def plain(selections: list[int], cluster: list[int], count: int) -> list[int]:
     return order
 
 
-def test_turns_are_those_of_a_plain_loop() -> None:
+def test_clusters_take_turns_as_in_a_simple_reference_loop() -> None:
     generator = np.random.default_rng(2)
     cluster = clusters_of(FEDERATION, 3)
     for count in range(1, 12):

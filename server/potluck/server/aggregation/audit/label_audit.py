@@ -61,7 +61,8 @@ class LocalSteps:
         last = self.samples - (batches - 1) * self.batch_size
         passes = -(-self.steps // batches)
         length = self.learning_rate / (1 - self.momentum)
-        # The class's share in each batch of a pass, summed over the batches: a lower bound.
+        # The class's share in each batch of a pass, summed over the batches. The true
+        # sum is at least as large.
         shares = changes.clip(min=0.0) / (length * passes)
         beyond = (shares - 1).clip(min=0.0)
         fewest: Floats = shares.clip(max=1.0) * last + beyond * self.batch_size
