@@ -54,8 +54,8 @@ async def answer_question(context: HandlerContext, active: ActiveInstruction) ->
         numbers=disclosed,
     )
     log.info(
-        f"answered question '{work.kind}' for {instruction.client_id} to the coordinator of "
-        f"federation {context.discloser.asker.federation}, for run {instruction.run_id}",
+        f"answered question '{work.kind}' about client {instruction.client_id} in run "
+        f"{instruction.run_id} of federation {context.discloser.asker.federation}",
         **{f"told_{name}": value for name, value in disclosed.items()},
     )
     return rpc.Answer(instruction_id=instruction.id, scalars=rpc.Scalars(values=disclosed))

@@ -122,7 +122,7 @@ class KeptUpdates:
         return self._folder / f"{_file_name(update_id)}.safetensors"
 
     def keep(self, update: KeptUpdate) -> None:
-        """Keep an update whose file is at `path`. Raises StorageError."""
+        """Record an update whose file has been written. Raises StorageError."""
         write_atomically(self._record(update.update_id), update.model_dump_json())
         self._updates[update.update_id] = update
 

@@ -39,7 +39,7 @@ _ENDS_TLS = (
 _HTTP = "{address} answers as a web server does, not as a Potluck coordinator; check the address: "
 _NO_ANSWER = " (UNAVAILABLE)"  # how `from_rpc_error`'s text ends if gRPC itself failed
 
-# The first cause whose mark is in gRPC's text is used.
+# The first cause whose first text occurs in gRPC's error text is used.
 _CAUSES = (
     _Cause(
         "certificate has expired",

@@ -1,4 +1,4 @@
-"""Pictures of compared arms: the result of each arm in each contest, and the clients it selects."""
+"""Heat maps of an experiment: each arm's result in each setting, and the clients it selects."""
 
 from __future__ import annotations
 

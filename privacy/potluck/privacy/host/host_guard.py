@@ -213,7 +213,10 @@ class HostGuard(PrivacyGuard):
             return spent_together(self._ledger.of(client), pure, self._policy).pure_room
 
     def kept_answer(self, instruction: rpc.Instruction) -> Mapping[str, float] | None:
-        """Return the stored answer to a question; None if it is new and the limits allow it."""
+        """Return the stored answer to a question that was asked before; None if it is new.
+
+        Raises DisclosureRefusedError if it is new and a limit does not allow the answer.
+        """
         charged = self._charged_answer(instruction, {})
         with self._turn:
             return self._kept(instruction.client_id, charged, instruction.question.privacy)

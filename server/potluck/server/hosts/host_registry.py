@@ -54,7 +54,7 @@ class DuplicateHostGuard:
         self._told.pop(session.host_id, None)
 
     async def _heard(self, other: HostSession) -> bool:
-        """Return True if a host sends a message before it has missed its heartbeats.
+        """Return True when a host sends a message; False once it misses the allowed heartbeats.
 
         Each heartbeat has its own wait. If this machine stalls, at most one heartbeat is missed,
         because messages that arrived meanwhile are read before the next wait.

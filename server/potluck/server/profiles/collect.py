@@ -381,7 +381,7 @@ async def stored_profiles(
     in_store: InStore,
     trust: Trust,
 ) -> Profiling:
-    """Return the profiles in use of a run's clients, for a run in any state."""
+    """Return the client profiles that a run uses. The run may be in any state."""
     roster = RunRoster(await in_store(lambda store: store.roster(run_id)))
     profiling = Profiling(run_id, plan, roster, attendance, in_store, trust)
     initial = (await in_store(lambda store: store.run(run_id))).initial_model_blake3

@@ -202,7 +202,10 @@ def _place(rows: Rows, row: int) -> int | None:
 def _buffer(state: State) -> Buffer:
     capacity = state.scalars["capacity"]
     if not isinstance(capacity, int):
-        raise StorageError(f"the state of fedentopt has capacity {capacity!r}; start a new run")
+        raise StorageError(
+            f"the stored buffer of selector fedentopt has the capacity {capacity!r}, which is not "
+            "a whole number; start a new run"
+        )
     return Buffer(state.arrays["buffer"].tolist(), capacity)
 
 

@@ -13,12 +13,12 @@ from potluck.server.state import State
 # Minimises Var(Σ ω_k N_k) + ridge · ‖ω‖² over ω ≥ 0, Σω = 1. The ridge makes the result unique, and
 # gives clients with equal matrices equal weights.
 #
-# B has the centred vectors N_k as columns, divided by the square root of their length. Then the
-# variance is ‖Bω‖², and the optimum is ω = (μ − Bᵀy)₊, for a vector y of that length and a number
-# μ. These minimise φ(y, μ) = ridge/2 ‖y‖² + ½ ‖(μ − Bᵀy)₊‖² − μ, which is convex and piecewise
-# quadratic, so Newton's method ends after a few steps. If there are many clients, the search starts
-# with a few of them. It then adds the clients to which the solution would give a positive weight,
-# until no such client is left.
+# B has the centred vectors N_k as columns, divided by the square root of n, their number of
+# elements. Then the variance is ‖Bω‖², and the optimum is ω = (μ − Bᵀy)₊, for a vector y of n
+# elements and a number μ. These minimise φ(y, μ) = ridge/2 ‖y‖² + ½ ‖(μ − Bᵀy)₊‖² − μ, which is
+# convex and piecewise quadratic, so Newton's method ends after a few steps. If there are many
+# clients, the search starts with a few of them. It then adds the clients to which the solution
+# would give a positive weight, until no such client is left.
 
 RIDGE = 1e-6
 _STEPS = 200

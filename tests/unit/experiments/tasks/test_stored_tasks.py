@@ -118,7 +118,9 @@ def test_images_are_normalised_with_channels_first() -> None:
     assert made.flatten().tolist() == pytest.approx([1.0, -0.5, 0.0], abs=1e-6)
 
 
-def test_coloured_mnist_clients_have_the_matrices_of_table_6(tmp_path: Path) -> None:
+def test_coloured_mnist_clients_have_the_class_and_colour_counts_of_the_paper(
+    tmp_path: Path,
+) -> None:
     write_data(tmp_path, Mnist(), train=6000)
     task = ColoredMnist(seed=3)
     for number, matrix in enumerate(interaction_matrices("cmnist-gsc")):
