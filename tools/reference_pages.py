@@ -159,7 +159,8 @@ def strategy_facts(name: str) -> Iterator[tuple[str, str]]:
 
 
 def option_table(plugin: type[plugins.Plugin], text: str) -> str:
-    """Return the table of a plug-in's options; their effects are copied from the current text."""
+    """Return the table of a plug-in's options. text: the current page, from which the descriptions
+    of their effects are copied."""
     parameters = inspect.signature(plugin).parameters
     if not parameters:
         return "No options."

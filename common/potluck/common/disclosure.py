@@ -64,8 +64,9 @@ class SumKind(StrEnum):
 class Mode(StrEnum):
     """The mode of a signal: with discrete Laplace noise, or exact.
 
-    In messages and ledgers, triplets use different texts than other signals. The texts are part of
-    the key that makes a client disclose something only once, so they must not change.
+    In messages and ledgers, the modes of triplets are spelled differently from those of other
+    signals. The spelling is part of the key under which a client records what it has disclosed, so
+    it must not change.
     """
 
     NOISY = "noisy"

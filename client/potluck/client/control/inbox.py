@@ -136,7 +136,7 @@ class Instructions:
 
     def _abandon(self, instruction_ids: list[str]) -> None:
         for instruction_id in self.log.abandon(instruction_ids):
-            log.info("abandoned", id=instruction_id)
+            log.info("instruction abandoned", id=instruction_id)
             self._stop(instruction_id)
         for instruction_id in instruction_ids:
             self._updates.drop(instruction_id)
@@ -219,7 +219,7 @@ class Instructions:
     def _failed(self, instruction: rpc.Instruction, error: PotluckError) -> rpc.Answer:
         """Log an error in full, and return the answer that may leave the host."""
         log.error(
-            "failed",
+            "instruction failed",
             id=instruction.id,
             client=instruction.client_id,
             round=instruction.round,

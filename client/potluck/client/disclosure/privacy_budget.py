@@ -88,12 +88,12 @@ class UnreadableSums:
         return Fraction(0)
 
     def losses(self, client: str) -> Sequence[Fraction]:
-        """Return no losses. Raises StorageError if the client has a ledger."""
+        """Return an empty sequence. Raises StorageError if the client has a ledger of sums."""
         self.spent(client)
         return ()
 
     def values(self, client: str) -> Mapping[str, Any]:
-        """Return no sums. Raises StorageError if the client has a ledger."""
+        """Return empty lists. Raises StorageError if the client has a ledger of sums."""
         self.spent(client)
         return {"sums": [], "masked_uploads": []}
 

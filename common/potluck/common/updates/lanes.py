@@ -90,9 +90,10 @@ class LaneTerms:
             and 1 <= self.weight_cap <= LARGEST_WEIGHT
         ):
             raise LayoutError(
-                f"lanes can't have {self.quantum_bits} bits, weights up to {self.weight_cap} and "
-                f"the weight unit {unit}; use 1 to {LARGEST_QUANTUM_BITS} bits, weights up to "
-                f"{LARGEST_WEIGHT}, and a power of two as the unit"
+                f"invalid lane settings: {self.quantum_bits} bits, weights up to "
+                f"{self.weight_cap}, and the weight unit {unit}; use 1 to "
+                f"{LARGEST_QUANTUM_BITS} bits, weights up to {LARGEST_WEIGHT}, and a power of two "
+                "as the unit"
             )
 
     def weight(self, samples: int) -> int:

@@ -79,8 +79,8 @@ class CardNoise(CardPart):
     )
     median: float | None = Field(description="Median privacy loss ε over clients; null if unknown.")
     near_limit: int | None = Field(
-        description="Number of clients that have used 80 % of the run's trainings; null without "
-        "a limit."
+        description="Number of clients that have done at least 80 % of the trainings that the run "
+        "allows each client; null if it sets no limit."
     )
     refused: int = Field(description="Number of clients excluded because their limit is used up.")
 

@@ -77,7 +77,8 @@ class ImageSettings(Settings):
     engine: str = Field(
         default="unix:///var/run/docker.sock",
         pattern=r"^unix:///[^\s]+$",
-        description="Address of the local engine, from which images are streamed.",
+        description="Address of the local Docker engine, from which container images are sent to\n"
+        "the machine.",
     )
 
 

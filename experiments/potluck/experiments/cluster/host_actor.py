@@ -54,7 +54,7 @@ LOG_BYTES = 1 << 16
 
 
 def use_environment(environment: Mapping[str, str | None]) -> None:
-    """Set the environment variables that Ray changes for its workers, such as OMP_NUM_THREADS."""
+    """Restore the environment variables that Ray changes for workers, such as OMP_NUM_THREADS."""
     for name, value in environment.items():
         if value is None:
             os.environ.pop(name, None)

@@ -302,7 +302,7 @@ class ModelFiles:
         """
         with self._lock, free_to_delete(self._folder) as free:
             if not free:
-                # a backup holds the folder; the files are checked again after the next round
+                # a backup has locked the folder; the files are checked again after the next round
                 return
             for digest in set(digests) - self._fresh:
                 self._notes(digest).unlink(missing_ok=True)

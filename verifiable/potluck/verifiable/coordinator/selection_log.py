@@ -152,7 +152,7 @@ class SelectionLog:
             raise StorageError(f"can't read {path}: {error}", path=path) from error
         if part_sha256(content) != sha256:
             raise StorageError(
-                f"{path} is damaged: the digest of its content is not its name; "
+                f"{path} is damaged: the digest of its content does not match its name; "
                 "restore it from a backup",
                 path=path,
             )

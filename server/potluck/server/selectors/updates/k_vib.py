@@ -37,15 +37,15 @@ _ROUNDING = 1e-9
 class KVib(Selector):
     """Draws clients with large earlier updates more often, and weights them less.
 
-    A client is drawn with probability p. Its feedback is π = λ‖Δ‖, with its share of the samples λ.
-    p minimises Σ (W + γ)/p, in which W is the sum of the client's earlier π²/p; the sum of all K p
-    is the cohort's size. p is then mixed with a uniform draw of share θ. An update is weighted by
-    λ/p, so that the weighted sum is unbiased.
+    A client is drawn with probability p. Its feedback is π = λ‖Δ‖, where λ is its share of the
+    samples and Δ its update. W is the sum of its earlier π²/p. The p of all K clients minimise
+    Σ (W + γ)/p and sum to the cohort's size. p is then mixed with a uniform draw of share θ. An
+    update is weighted by λ/p, so that the weighted sum is unbiased.
 
     regularization: γ in units of the mean of π², times K/(θ·count). Larger draws more uniformly.
     rounds: number of rounds T in θ = (K/(T·count))^⅓; 0 for the run's number, or 1,000 if unknown.
     weights: `inverse` for λ/p. `samples` for strategies that accept no weights: the mean is then
-    biased towards clients with long updates, and feedback is divided by the p that a client has if
+    biased towards clients with large updates, and feedback is divided by the p that a client has if
     all are available.
 
     The cohort is drawn by systematic sampling: it has exactly `count` clients, each with its

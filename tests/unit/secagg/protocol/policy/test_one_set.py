@@ -163,7 +163,7 @@ def test_certificate_tells_a_cut_off_client_the_released_set() -> None:
     assert "f" in other.refusals
 
 
-def test_certificate_without_a_client_settles_that_it_was_in_no_sum() -> None:
+def test_certificate_that_omits_a_client_proves_that_the_client_was_in_no_sum() -> None:
     first = sessions(ALL).until(Stage.UPLOAD)
     first.take("f", first.tell("f", first.pending["f"][0]))  # its vector arrives too late
     first.pending["f"] = []
