@@ -44,7 +44,7 @@ class TiFL(Selector):
     time and split into `tiers` groups (tiers) of equal size, again in each round. Every `interval`
     rounds, clients of all tiers report their loss. If the mean loss of the last used tier has not
     fallen since the previous time, the tiers get new probabilities by falling loss: n, n − 1, … of
-    n(n + 1)/2.
+    n(n + 1)/2, with n the number of tiers that have credits.
 
     tiers: number of tiers. interval: number of rounds between two reports of losses. asked: maximum
     number of clients per tier that report their loss, drawn at random; 0 for all, as in the paper.
@@ -162,9 +162,11 @@ class TiFL(Selector):
         available clients has any."""
         present = np.array([len(rows) > 0 for rows in here])
         most = self.credits or (math.ceil(context.rounds / self.tiers) if context.rounds else 0)
-        credit = present & (state.arrays["used"] < most) if most else present
-        open_tiers = credit if credit.any() else present
-        position = weighted(np.where(open_tiers, state.arrays["probabilities"], 0.0), generator)
+        chances, open_tiers = state.arrays["probabilities"], present
+        credit = state.arrays["used"] < most if most else np.ones(self.tiers, dtype=np.bool_)
+        if (present & credit).any():
+            chances, open_tiers = ranked_again(chances, credit), present & credit
+        position = weighted(np.where(open_tiers, chances, 0.0), generator)
         return int(np.flatnonzero(open_tiers)[0]) if position is None else position
 
 
@@ -175,6 +177,18 @@ def by_loss(losses: Floats) -> Floats:
     order = np.argsort(-np.where(np.isnan(losses), -np.inf, losses), kind="stable")
     found = np.empty(count)
     found[order] = np.arange(count, 0, -1) / (count * (count + 1) / 2)
+    return found
+
+
+def ranked_again(probabilities: Floats, credit: NDArray[np.bool_]) -> Floats:
+    """Return the probabilities if only the tiers with credits are ranked; 0 for the others.
+
+    Returns them unchanged if all of them are equal.
+    """
+    if np.ptp(probabilities) == 0:
+        return probabilities
+    found = np.zeros(len(probabilities))
+    found[credit] = by_loss(probabilities[credit])  # they fall as the losses do
     return found
 
 

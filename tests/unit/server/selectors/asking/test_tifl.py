@@ -10,7 +10,7 @@ import pytest
 from support.populations import context, played, population
 
 from potluck.server.selection import Answers, Ask, RoundOutcome, Selection
-from potluck.server.selectors.asking.tifl import TiFL, by_loss
+from potluck.server.selectors.asking.tifl import TiFL, by_loss, ranked_again
 from potluck.server.state import State
 
 CLIENTS = 6
@@ -101,6 +101,22 @@ def test_a_tier_without_credits_is_used_only_if_none_has_any() -> None:
     assert sorted(used) == [0, 1, 2]
     selection, _ = played(selector, state, context(federation, 2, number=4))
     assert len(selection.rows) == 2
+
+
+def test_only_tiers_with_credits_are_ranked() -> None:
+    ranks = by_loss(np.array([1.0, 3.0, 2.0, 0.5]))
+    found = ranked_again(ranks, np.array([True, False, True, True]))
+    assert found.tolist() == pytest.approx([2 / 6, 0, 3 / 6, 1 / 6])
+    even = np.full(3, 1 / 3)
+    assert ranked_again(even, np.array([True, False, True])).tolist() == even.tolist()
+    federation, selector = population(CLIENTS), TiFL(tiers=3, interval=100, credits=1)
+    state, draws = known(selector), np.zeros(3)
+    arrays = {"used": np.array([0, 1, 0]), "probabilities": by_loss(np.array([1.0, 2.0, 3.0]))}
+    state = State(scalars=state.scalars, arrays={**state.arrays, **arrays})
+    for number in range(1, 1501):
+        selection, _ = played(selector, state, context(federation, 2, number=number))
+        draws[int(selection.rows.min()) // 2] += 1
+    assert draws / 1500 == pytest.approx([1 / 3, 0, 2 / 3], abs=0.04)
 
 
 def test_a_client_that_failed_is_in_the_slowest_tier() -> None:
