@@ -62,10 +62,10 @@ class Afl(Selector):
         values = self._valuations(state, context)
         # the largest valuations come first; equal valuations are in random order
         order = np.lexsort((generator.random(len(values)), -values))
-        kept = order[: len(values) - int(self.alpha1 * len(values))]
+        kept = order[: len(values) - _whole(self.alpha1 * len(values))]
         exponents = self.alpha2 * values[kept]
         weights = np.exp(exponents - exponents.max(initial=-np.inf))
-        drawn = kept[draw_weighted(weights, int((1 - self.alpha3) * cohort.size), generator)]
+        drawn = kept[draw_weighted(weights, _whole((1 - self.alpha3) * cohort.size), generator)]
         reasons = [f"valuation {value:.4g}" for value in values[drawn].tolist()]
         cohort.extend(context.available[drawn].tolist(), reasons)
         cohort.draw(cohort.missing, "drawn uniformly")
@@ -90,6 +90,11 @@ class Afl(Selector):
         values: Floats = np.sqrt(samples) * losses[context.available]
         known = ~np.isnan(values)
         return np.where(known, values, values[known].max() if known.any() else 0.0)
+
+
+def _whole(number: float) -> int:
+    """Round down. (1 − 0.8) · 5 is slightly below 1 in floating point, and must give 1."""
+    return int(number + 1e-9)
 
 
 def _grown(losses: Floats, length: int) -> Floats:

@@ -52,6 +52,15 @@ def test_a_share_of_the_cohort_is_uniform() -> None:
     assert both[3] == 1, "the one client that is left always is in the weighted half"
 
 
+def test_shares_of_a_whole_number_of_clients_are_not_rounded_down_by_one() -> None:
+    """In floating point, (1 − 0.8) · 5 is slightly below 1, and 0.29 · 100 slightly below 29."""
+    weighted = cohorts(Afl(alpha1=0.9, alpha3=0.8), [1.0] * 9 + [2.0], 5, 40)
+    assert weighted[9] == 1, "one place of five is the weighted draw's"
+    rising = [float(row) for row in range(100)]
+    found = cohorts(Afl(alpha1=0.29, alpha2=0.0, alpha3=0.0), rising, 71, 1)
+    assert found.tolist() == [0.0] * 29 + [1.0] * 71
+
+
 def test_the_cohort_is_asked_before_it_trains_and_new_clients_count_most() -> None:
     federation, selector = population(3), Afl(alpha1=0.67, alpha3=0.0)
     state, asked = selector.init(federation), []
