@@ -161,7 +161,7 @@ async def test_changed_instruction_field_that_no_update_depends_on_is_harmless(
         pytest.param(attribute("weighting", rpc.WEIGHTING_EQUAL), ANOTHER_SUM, id="weighting"),
         pytest.param(another_objective, ANOTHER_SUM, id="objective"),
         pytest.param(options("task", clients=1000), ANOTHER_SUM, id="others have few samples"),
-        pytest.param(left_open, "don't set learning_rate", id="settings left to the client"),
+        pytest.param(left_open, "`learning_rate` is missing", id="settings left to the client"),
         pytest.param(attribute("quotas", [0.0] * 10), ALIKE, id="quotas"),
         pytest.param(attribute("dropped", ["0.weight"]), ALIKE, id="dropped"),
         pytest.param(attribute("seed", 7), ALIKE, id="seed"),
@@ -178,7 +178,7 @@ async def test_changed_instruction_field_that_no_update_depends_on_is_harmless(
         ),
         pytest.param(merged(personal={"pull": 0.5}), ANOTHER_SUM, id="personal model"),
         pytest.param(merged(summing={"quantum_bits": 9}), ANOTHER_SUM, id="lanes"),
-        pytest.param(merged(auxiliary={"names": ["c"]}), "without a file", id="auxiliaries"),
+        pytest.param(merged(auxiliary={"names": ["c"]}), "lacks the file", id="auxiliaries"),
         pytest.param(merged(before_upload={"kind": "loss"}), "'loss'", id="question"),
     ],
 )

@@ -243,7 +243,7 @@ async def test_label_audit_finds_false_counts_from_updates_after_a_restart(
         await audit_labels(federation.operator, run_id)
         first = capsys.readouterr().out.splitlines()[1]
         assert first.startswith("client-2  suspicious")
-        assert f"class {most}: claims 0, holds at least {hidden.bound}" in first
+        assert f"class {most}: claimed count 0, estimate is at least {hidden.bound}" in first
         assert list(audits.values()) == [each for each in honest if each.client_id in audits]
 
         run_id = await federation.start_run('selector.name="uniform"', "rounds=1")
