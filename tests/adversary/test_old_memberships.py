@@ -251,7 +251,7 @@ def changed(members: Members) -> bytes:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (ten_years, "366 are allowed"),
+        (ten_years, "at most 366 days are allowed"),
         (foreign, "not signed by the federation root"),
         (unsigned, "from the coordinator: "),
         (changed, "not signed by the federation root"),

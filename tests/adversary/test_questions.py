@@ -125,7 +125,9 @@ async def test_questions_that_would_reveal_a_label_histogram_are_refused_by_defa
 ) -> None:
     answers = await asked_for(scene, tmp_path, kind)
     assert {answer.failure.reason for answer in answers} == {"DISCLOSURE_REFUSED"}
-    assert all(f"does not answer '{kind}'" in answer.failure.message for answer in answers)
+    assert all(
+        f"does not answer the question '{kind}'" in answer.failure.message for answer in answers
+    )
     assert len(sent(scene, Outgoing.FAILURE)) == CLASSES
     assert not sent(scene, Outgoing.ANSWER)
 
