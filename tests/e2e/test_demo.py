@@ -111,7 +111,7 @@ async def test_a_demo_interrupted_while_it_trains_leaves_no_process(
     await until_said(process, "round 1/")
     last = await interrupt(process, number, code)
     assert re.fullmatch(
-        rf"interrupted: uniform running, \d+ of 1000 rounds committed\. "
+        rf"interrupted: run uniform running, \d+ of 1000 rounds committed\. "
         rf"All processes have ended\. Files: {tmp_path}",
         last,
     )
@@ -142,7 +142,9 @@ async def test_demo_names_a_host_that_cannot_start_and_its_log(tmp_path: Path) -
     with reserved_port() as port:
         files = write_demo_files(tmp_path, options, port)
         set_values(files.hosts[1], {"device": "cuda:99"})
-        with pytest.raises(RunError, match=r"^host-.* ended with exit code .*cuda:99") as told:
+        with pytest.raises(
+            RunError, match=r"^process host-.* ended with exit code .*cuda:99"
+        ) as told:
             await asyncio.wait_for(run_demo(files, Console(quiet=True)), PATIENCE_SECONDS)
     assert f"see the log {tmp_path}" in told.value.message
     assert await processes_of(tmp_path) == []

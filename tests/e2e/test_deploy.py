@@ -347,7 +347,7 @@ def check_broken_images(lab: Lab) -> None:
         f"host host-1-a did not connect with image {image}: the container's program ended with"
         in said
     )
-    assert "exit code 3; its log ends: no such option: --frobnicate" in said
+    assert "exit code 3; its log ends with: no such option: --frobnicate" in said
     assert "the previous container was restored" in said
     assert "1 of 2 machines failed: gpu-1" in said, said
     check_same(lab, before)

@@ -156,9 +156,9 @@ async def test_run_lost_from_the_database_is_reported_and_rebuilt(
     await shared.restart_coordinator()
     runs = await shared.operator.list_runs()
     assert run_id not in {status.run_id for status in runs}
-    assert f"run {run_id}, " in shared.files.log("coordinator").read_text()
+    assert f"run {run_id} with" in shared.files.log("coordinator").read_text()
     [reason] = await shared.operator.lost_runs()
-    assert f"run {run_id}, " in reason
+    assert f"run {run_id} with" in reason
     assert "stop the coordinator and restore them with `potluck-server rebuild`" in reason
     with pytest.raises(NotFoundError) as refused:
         await shared.operator.resume_run(run_id[:6])
@@ -259,5 +259,5 @@ async def test_older_backup_of_the_database_alone_is_reported(
     status = await shared.ended(run_id)
     assert status.state == operator_pb2.RUN_STATE_FAILED
     assert ".safetensors is missing, so that the run can't continue after round" in status.reason
-    assert status.reason.endswith(f"restore it from a backup; then `potluck resume {run_id}`")
+    assert status.reason.endswith(f"restore the file from a backup; then `potluck resume {run_id}`")
     assert await shared.finished(await shared.start_run()) == undisturbed

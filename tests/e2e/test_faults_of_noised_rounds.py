@@ -91,7 +91,7 @@ async def test_resumed_run_excludes_clients_at_their_privacy_limit(federation: F
     assert set(await included(federation, run_id)) == set(again.clients)
     status = await federation.ended(run_id)
     assert status.state == operator_pb2.RUN_STATE_FAILED
-    assert f"{RUN_BUDGET_SPENT} (ε ≤ 4 allows 1 trainings with noise)" in status.reason
+    assert f"{RUN_BUDGET_SPENT} (ε ≤ 4, trainings charged: 1)" in status.reason
 
 
 async def test_repeated_round_excludes_clients_at_their_privacy_limit(

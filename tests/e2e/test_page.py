@@ -285,7 +285,7 @@ async def test_form_starts_a_run_and_shows_errors_at_its_fields(
         assert 'name = "green tea"' in service.started[0]
         await page.go_back()
         await page.get_by_role("button", name="Every setting, explained").click()
-        await expect(file).to_have_value(re.compile("# Number of rounds to commit."))
+        await expect(file).to_have_value(re.compile("# Number of rounds after which the run ends."))
         # The browser itself logs the refusal, status 400, as an error.
         refused = [each for each in tab.complaints if "400" not in each]
         assert refused == []

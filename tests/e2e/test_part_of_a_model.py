@@ -114,5 +114,5 @@ async def test_base_that_the_coordinator_lacks_is_refused_before_the_run(
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"can't read .*none\.safetensors"):
         await federation.start_run('model.base="none.safetensors"')
-    with pytest.raises(ConfigurationError, match="the run's is 000000000000"):
+    with pytest.raises(ConfigurationError, match="the run's base has 000000000000"):
         await federation.start_run(f'model.base_blake3="{"0" * 64}"')

@@ -169,7 +169,7 @@ class NoisedRounds(OpenRounds):
                 count = self._beyond(self._ledger.events_of(client), in_run)
                 if count is not None:
                     found[client] = (
-                        f"{RUN_BUDGET_SPENT} (ε ≤ {in_run:g}, {count} trainings charged); start a "
+                        f"{RUN_BUDGET_SPENT} (ε ≤ {in_run:g}, trainings charged: {count}); start a "
                         "run with a larger privacy.epsilon or privacy.trainings"
                     )
                     continue
@@ -177,7 +177,7 @@ class NoisedRounds(OpenRounds):
                 count = self._beyond(self._all_runs.events_of(client), in_all)
                 if count is not None:
                     found[client] = (
-                        f"{ALL_RUNS_BUDGET_SPENT} (ε ≤ {in_all:g}, {count} trainings charged); "
+                        f"{ALL_RUNS_BUDGET_SPENT} (ε ≤ {in_all:g}, trainings charged: {count}); "
                         "raise epsilon_over_runs of the coordinator, or give the run more noise"
                     )
         return found
