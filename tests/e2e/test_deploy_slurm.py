@@ -120,7 +120,7 @@ async def test_slurm_jobs_finish_a_run_despite_a_requeue(tmp_path: Path) -> None
             # A job that ends stops the roll-out: the next machine keeps its old job.
             break_setup(federation.files.folder / "federation.toml")
             said = " ".join(potluck("up", fails=True).split())
-            assert "of node-0 failed: the job ended" in said
+            assert "of machine node-0 failed: the job ended" in said
             assert "no such module" in said
             assert state_of(jobs[1], environment) == "RUNNING"
 
