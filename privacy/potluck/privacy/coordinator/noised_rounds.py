@@ -163,6 +163,7 @@ class NoisedRounds(OpenRounds):
         """Return the clients for which one more sum would exceed a limit, with the reasons."""
         in_run = self._settings.epsilon
         in_all = self._run.services.epsilon_over_runs
+        everywhere = {} if in_all is None else self._all_runs.events_of(clients)
         found: dict[str, str] = {}
         for client in clients:
             if in_run is not None:
@@ -174,7 +175,7 @@ class NoisedRounds(OpenRounds):
                     )
                     continue
             if in_all is not None:
-                count = self._beyond(self._all_runs.events_of(client), in_all)
+                count = self._beyond(everywhere[client], in_all)
                 if count is not None:
                     found[client] = (
                         f"{ALL_RUNS_BUDGET_SPENT} (ε ≤ {in_all:g}, trainings charged: {count}); "

@@ -178,11 +178,13 @@ class CoordinatorLedger:
         finally:
             os.close(descriptor)
 
-    def events_of(self, client: str) -> Mapping[GaussianSteps, int]:
-        """Return the number of charges of a client in all runs, by event. Raises StorageError."""
-        found = Counter[GaussianSteps]()
+    def events_of(self, clients: Sequence[str]) -> Mapping[str, Mapping[GaussianSteps, int]]:
+        """Return each client's number of charges in all runs, by event. Raises StorageError."""
+        found = {client: Counter[GaussianSteps]() for client in clients}
         for path in sorted((self._state / FOLDER).glob("*.jsonl")):
-            found.update(self._ledger(path).own_events_of(client))
+            ledger = self._ledger(path)
+            for client, events in found.items():
+                events.update(ledger.own_events_of(client))
         return found
 
     def _ledger(self, path: Path) -> RoundLedger:

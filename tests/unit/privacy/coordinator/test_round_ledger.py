@@ -47,23 +47,22 @@ def test_round_ledger_keeps_its_charges_after_a_restart(tmp_path: Path) -> None:
 
 def test_ledgers_of_all_runs_are_added_with_later_charges(tmp_path: Path) -> None:
     together = CoordinatorLedger(tmp_path)
-    assert together.events_of("a") == {}
+    assert together.events_of(["a"]) == {"a": {}}
     first, second = RoundLedger(tmp_path, "r"), RoundLedger(tmp_path, "s")
     RoundLedger(tmp_path, "pre-r").charge(sum_of(1, "a"))
     first.charge(sum_of(1, "a", "b"))
     second.charge(sum_of(1, "a"))
-    assert together.events_of("a") == {EVENT: 3}
+    assert together.events_of(["a"]) == {"a": {EVENT: 3}}
     with together.locked():
         second.charge(sum_of(2, "a", "b"))
-    assert together.events_of("a") == {EVENT: 4}
-    assert together.events_of("b") == {EVENT: 2}
+    assert together.events_of(["a", "b"]) == {"a": {EVENT: 4}, "b": {EVENT: 2}}
 
 
 def test_damaged_ledger_of_another_run_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     RoundLedger(tmp_path, "r").charge(sum_of(1, "a"))
     ledger_file(tmp_path).write_text("{}\n")
     with pytest.raises(StorageError, match="not a valid privacy ledger"):
-        CoordinatorLedger(tmp_path).events_of("a")
+        CoordinatorLedger(tmp_path).events_of(["a"])
 
 
 def test_spent_epsilon_of_a_client_covers_the_sums_it_took_part_in(tmp_path: Path) -> None:
