@@ -61,10 +61,12 @@ def newest(federation: SumFederation) -> bytes:
 
 
 async def publish(federation: SumFederation) -> None:
-    """Send the newest members.json as an operator; wait until all connected hosts have it."""
+    """Send the newest members.json as an operator; wait until all connected hosts have it.
+
+    The coordinator also watches this file, and may have read it before the operator sends it.
+    """
     async with federation.operator() as operator:
-        answer = await operator.install_membership(newest(federation))
-        assert answer.taken
+        await operator.install_membership(newest(federation))
     await arrived(federation)
 
 

@@ -305,11 +305,17 @@ def damaged(pem: bytes, data: st.DataObject) -> bytes:
 def test_damaged_revocation_list_is_refused_in_one_line(
     genuine: dict[str, bytes], data: st.DataObject
 ) -> None:
-    pem = damaged(genuine["list"], data)
-    with pytest.raises(PotluckError) as caught:
+    pem, message = damaged(genuine["list"], data), None
+    try:
         parse_revocations(pem, genuine["authority"], source="the list")
-    assert caught.value.message.startswith("the list")
-    assert "\n" not in caught.value.message
+    except PotluckError as error:
+        message = error.message
+    if message is not None:
+        assert message.startswith("the list")
+        assert "\n" not in message
+    else:  # nothing signs the count of the signature's unused bits, which may have changed
+        signed = x509.load_pem_x509_crl(genuine["list"]).tbs_certlist_bytes
+        assert x509.load_pem_x509_crl(pem).tbs_certlist_bytes == signed
 
 
 @settings(deadline=None)
@@ -318,8 +324,12 @@ def test_damaged_certificate_request_is_refused(
     genuine: dict[str, bytes], data: st.DataObject
 ) -> None:
     pem = damaged(genuine["request"], data)
-    with pytest.raises((ValueError, IdentityError)):
+    try:
         parse_request(pem)
+    except (ValueError, IdentityError):
+        return
+    signed = x509.load_pem_x509_csr(genuine["request"]).tbs_certrequest_bytes
+    assert x509.load_pem_x509_csr(pem).tbs_certrequest_bytes == signed  # as for the list
 
 
 @settings(deadline=None)
