@@ -38,6 +38,8 @@ NAMES = (
     "fed-cbs",
     "fedpns",
     "delta",
+    "k-vib",
+    "osmd",
     "flips",
     "clustered-sampling",
     "greedyfed",

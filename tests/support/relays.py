@@ -67,8 +67,7 @@ class Relay:
 
     def events(self) -> list[str]:
         """Return the events in the relay's log."""
-        text = self.log.read_text() if self.log.exists() else ""
-        *lines, _ = text.split("\n")  # the last line may be incomplete
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
         return [json.loads(line)["event"] for line in lines if line.startswith("{")]
 
     def held(self) -> list[Path]:

@@ -78,6 +78,7 @@ NAMES = (
     "neural-bandit",
     "ocs",
     "oort",
+    "osmd",
     "pow-d",
     "pyramidfl",
     "refl",
@@ -97,6 +98,7 @@ OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
     "k-vib-by-samples": ("k-vib", {"weights": "samples"}),
     "hics-fl-told": ("hics-fl", {"entropies": "told"}),
     "ocs-of-few": ("ocs", {"candidates": 1, "weights": "samples"}),
+    "osmd-by-samples": ("osmd", {"weights": "samples"}),
     "pyramidfl-with-both": ("pyramidfl", {"prolong": True, "drop": True}),
 }
 """Selector and options, by test name, for the tests of selectors with options."""

@@ -75,9 +75,9 @@ def replayed(path: Path) -> dict[str, Any]:
 
 
 def as_json(state: State) -> dict[str, Any]:
-    """Return a state as JSON; NaN as null."""
+    """Return a state as JSON: tables as lists of all their values, NaN as null."""
     arrays = {
-        name: [None if np.isnan(value) else value for value in array.tolist()]
+        name: [None if np.isnan(value) else value for value in array.ravel().tolist()]
         for name, array in state.arrays.items()
     }
     return {**arrays, **state.scalars}
@@ -85,7 +85,8 @@ def as_json(state: State) -> dict[str, Any]:
 
 def test_the_recorded_selectors_are_those_expected() -> None:
     assert {path.stem for path in FILES} == {
-        "afl", "delta", "fed-cbs", "fedcs", "fedgs", "flips", "k-vib", "ocs", "tifl"
+        "afl", "delta", "fed-cbs", "fedcs", "fedgs", "flips", "k-vib", "ocs", "osmd",
+        "tifl",
     }  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support.populations import context, facts_of, population
 
 from potluck.server.selection import RoundOutcome, Selection, SelectionContext
-from potluck.server.selectors.updates.k_vib import KVib, least_variance, systematic
+from potluck.server.selectors.parts.inclusion import least_variance, systematic
+from potluck.server.selectors.updates.k_vib import KVib
 from potluck.server.state import State
 
 
@@ -102,6 +103,6 @@ def test_a_hundred_thousand_clients_take_seconds() -> None:
     state = selector.init(federation)
     values = np.random.default_rng(1).uniform(0, 9, 100_000)
     state = State(scalars={"sum": 9.0, "number": 3}, arrays={**state.arrays, "feedback": values})
-    started = time.process_time()
+    started = time.perf_counter()
     assert len(select(selector, state, context(federation, 1000)).rows) == 1000
-    assert time.process_time() - started < 20
+    assert time.perf_counter() - started < 20
