@@ -151,6 +151,12 @@ class Project:
         [found] = json.loads(output("docker", "inspect", self.container(service)))
         return dict(found)
 
+    async def until_healthy(self, service: str) -> None:
+        """Wait until the health check of a service succeeds; it is made every ten seconds."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while self.inspect(service)["State"]["Health"]["Status"] != "healthy":  # noqa: ASYNC110  # no signal
+                await asyncio.sleep(0.5)
+
     def potluck(self, *arguments: str, input_: str | None = None) -> str:
         return self.compose("run", "--rm", "-T", "operator", *arguments, input_=input_)
 
@@ -334,11 +340,10 @@ class TestImages:
     async def test_compose_federation_trains_survives_kills_and_is_monitored(self) -> None:
         async with up() as (project, prometheus):
             await prometheus.until("potluck_run_committed_rounds >= 5")
-            assert await prometheus.targets_up() == {"potluck-coordinator": 1, "potluck-host": 3}
+            await prometheus.until_up({"potluck-coordinator": 1, "potluck-host": 3})
             for service in ("coordinator", "host-0", "host-1", "host-2"):
-                found = project.inspect(service)
-                assert found["State"]["Health"]["Status"] == "healthy"
-                assert found["HostConfig"]["ReadonlyRootfs"]
+                await project.until_healthy(service)
+                assert project.inspect(service)["HostConfig"]["ReadonlyRootfs"]
             await a_host_is_killed(project, prometheus)
             await the_coordinator_is_killed(project, prometheus)
             project.potluck("run", "-", input_=RUN.format(name="second", selector="feddiverse"))

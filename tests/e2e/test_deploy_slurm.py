@@ -109,13 +109,19 @@ async def test_slurm_jobs_finish_a_run_despite_a_requeue(tmp_path: Path) -> None
             run_id = await federation.start_run()
             await until(lambda: federation.points.reached("train-client-0"))
             requeue(jobs[0], environment)
-            await until(lambda: state_of(jobs[0], environment) == "PENDING", "requeued")
+            log = shared / "demo" / "node-0" / "log"
+            await until(
+                lambda: (
+                    state_of(jobs[0], environment) == "PENDING"
+                    or log.read_text().count('"attending"') > 1  # it has started again already
+                ),
+                "requeued",
+            )
             federation.points.release()
             await federation.finished(run_id)
             assert [each.round for each in await federation.history(run_id)] == [1, 2, 3]
-            log = (shared / "demo" / "node-0" / "log").read_text()
-            assert log.count('"attending"') == 2  # it reconnected after the requeue
-            assert '"signal": "SIGTERM"' in log  # Slurm ended it with SIGTERM first
+            assert log.read_text().count('"attending"') > 1  # it reconnected after the requeue
+            assert '"signal": "SIGTERM"' in log.read_text()  # Slurm ended it with SIGTERM first
 
             # A job that ends stops the roll-out: the next machine keeps its old job.
             break_setup(federation.files.folder / "federation.toml")
@@ -126,6 +132,6 @@ async def test_slurm_jobs_finish_a_run_despite_a_requeue(tmp_path: Path) -> None
 
             assert potluck("down").count("cancelled") == 2
             await until(lambda: not any(state_of(job, environment) for job in jobs), "cancelled")
-            assert await federation.attending_hosts() == set()
+            await federation.until_attending(0)
             assert potluck("status").count("not submitted") == 2
             assert list(shared.rglob("*.pem")) == []

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,8 +124,7 @@ async def test_every_dashboard_panel_has_data_for_a_demo(tmp_path: Path) -> None
         async with prometheus_running(tmp_path, config) as prometheus:
             await prometheus.until("potluck_run_committed_rounds >= 5")
             # Rounds may precede the first scrape.
-            await prometheus.until('sum(up{job="potluck-host"}) == 3')
-            assert await prometheus.targets_up() == {"potluck-coordinator": 1, "potluck-host": 3}
+            await prometheus.until_up({"potluck-coordinator": 1, "potluck-host": 3})
             flags = OperatorFlags(config=folder / "operator.toml")
             async with connect(load_operator_config(flags)) as client:
                 run_file = override(
@@ -299,19 +298,19 @@ async def check_same_truth(federation: Scene) -> None:
     await prometheus.until("potluck_runs_under_way == 0")
     clients = await client.list_clients()
     attending = [each for each in clients if each.attending]
-    assert await prometheus.value("potluck_clients_attending") == len(attending)
+    await prometheus.until_value("potluck_clients_attending", len(attending))
     hosts = {each.host_id for each in attending}
-    assert await prometheus.value("potluck_hosts_attending") == len(hosts)
+    await prometheus.until_value("potluck_hosts_attending", len(hosts))
     last: operator_pb2.CommittedRound | None = None
     async for event in client.watch_run(first.run_id):
         if event.WhichOneof("event") == "committed":
             last = event.committed
     assert last is not None
     of_run = f'{{run="{first.run_id}"}}'
-    assert await prometheus.value(f"potluck_run_committed_rounds{of_run}") == last.round
-    accuracy = await prometheus.value(f"potluck_model_accuracy_ratio{of_run}")
-    assert accuracy == pytest.approx(last.metrics.accuracy)
-    assert await prometheus.value(f"potluck_cohort_clients{of_run}") == len(last.members)
+    await prometheus.until_value(f"potluck_run_committed_rounds{of_run}", last.round)
+    accuracy = pytest.approx(last.metrics.accuracy)
+    await prometheus.until_value(f"potluck_model_accuracy_ratio{of_run}", accuracy)
+    await prometheus.until_value(f"potluck_cohort_clients{of_run}", len(last.members))
 
 
 async def hosts_that_go(federation: Scene) -> set[str]:
@@ -328,8 +327,7 @@ async def hosts_that_go(federation: Scene) -> set[str]:
     for host in victims:
         await kill(host)
     await watcher.until_firing("PotluckHostDown", "PotluckHostsLost", "PotluckQuorumMissed")
-    [summary] = await watcher.summaries("PotluckHostsLost")
-    assert summary == f"Run {run_id} misses 2 hosts: host-0 host-1."
+    await watcher.until_summary("PotluckHostsLost", f"Run {run_id} misses 2 hosts: host-0 host-1.")
     await federation.relay.kill()
     await watcher.until_firing("PotluckNoRoundCommitted", "PotluckRelayDown")
     for number in (0, 1):
@@ -364,18 +362,30 @@ async def models_that_get_worse(federation: Scene) -> set[str]:
     return {"PotluckAccuracyFell", "PotluckObjectStoreDown"}
 
 
+async def repeated_until_firing(
+    watcher: Prometheus, alert: str, fault: Callable[[], Awaitable[None]]
+) -> None:
+    """Cause a fault until its alert fires. Prometheus sees an increase only between two scrapes."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while alert not in await watcher.alerts():
+            await fault()
+            await asyncio.sleep(0.5)
+
+
 async def calls_that_are_refused(federation: Scene) -> set[str]:
     watcher, operator = federation.prometheus, federation.files.operator
     async with channel(operator.coordinator, operator.tls) as connection:
         stub = coordinator_pb2_grpc.CoordinatorServiceStub(connection)
-        for _ in range(8):
+
+        async def refused() -> None:
             with pytest.raises(grpc.aio.AioRpcError, match="this service is for a host") as refusal:
                 await stub.LocateUpload(coordinator_pb2.LocateUploadRequest())
             assert isinstance(from_rpc_error(refusal.value), IdentityError)
-            await asyncio.sleep(0.5)  # Prometheus sees an increase only between two scrapes
-    await watcher.until_firing("PotluckRefusals")
-    [summary] = await watcher.summaries("PotluckRefusals")
-    assert "with IDENTITY_REFUSED, the newest of operator operator." in summary
+
+        await repeated_until_firing(watcher, "PotluckRefusals", refused)
+    await watcher.until_summary(
+        "PotluckRefusals", "with IDENTITY_REFUSED, the newest of operator operator."
+    )
     await federation.operator.set_quarantine("client-5", "a test")
     await watcher.until_firing("PotluckClientsQuarantined")
     await federation.operator.set_quarantine("client-5", None)
@@ -389,8 +399,9 @@ async def clients_that_fail(federation: Scene) -> set[str]:
         "training.learning_rate=1e30", "round.attempts=3", "selector.name=uniform", "rounds=5"
     )
     await watcher.until_firing("PotluckClientsFail", "PotluckRunFailed")
-    [summary] = await watcher.summaries("PotluckRunFailed")
-    assert summary == f"Run {run_id} has failed; `potluck runs {run_id}` says why."
+    await watcher.until_summary(
+        "PotluckRunFailed", f"Run {run_id} has failed; `potluck runs {run_id}` says why."
+    )
     await watcher.until_resolved("PotluckClientsFail", "PotluckRunFailed")
     return {"PotluckClientsFail", "PotluckRunFailed"}
 
@@ -403,11 +414,12 @@ async def uploads_that_break(federation: Scene) -> set[str]:
         run_id = await federation.start_run("selector.name=uniform", "rounds=1")
         instruction = await training_of(stream, clients[0], run_id)
         announced = header(instruction.id, clients[0], bytes(1000))
-        for _ in range(8):
+
+        async def broken_off() -> None:
             refusal = await host.submit([announced])
             assert refusal == (grpc.StatusCode.ABORTED, "TRANSFER_TRUNCATED")
-            await asyncio.sleep(0.5)  # Prometheus sees an increase only between two scrapes
-        await watcher.until_firing("PotluckUploadsMakeNoProgress")
+
+        await repeated_until_firing(watcher, "PotluckUploadsMakeNoProgress", broken_off)
         await federation.operator.stop_run(run_id)
     await processes.start_host(1)
     await watcher.until_resolved("PotluckUploadsMakeNoProgress")

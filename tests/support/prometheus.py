@@ -10,10 +10,10 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -21,6 +21,8 @@ import yaml
 
 from potluck.deploy.local.demo_files import reserved_port
 from potluck.deploy.local.processes import TetheredProcess
+
+Found = TypeVar("Found")
 
 ASSETS = Path(__file__).parents[2] / "deploy" / "assets"
 PATIENCE_SECONDS = 120.0
@@ -109,9 +111,11 @@ class Prometheus:
         return [sample for sample in data["result"] if sample["value"][1] != "NaN"]
 
     async def value(self, expression: str) -> float:
-        """Return the only sample of an expression."""
-        [sample] = await self.query(expression)
-        return float(sample["value"][1])
+        """Wait until an expression has one sample, and return it."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len(found := await self._values(expression)) != 1:  # noqa: ASYNC110  # no signal
+                await asyncio.sleep(_LOOK_SECONDS)
+        return found[0]
 
     async def alerts(self, *, instance: str = "") -> set[str]:
         """Return the names of the alerts that fire; if `instance` is given, only for this
@@ -125,7 +129,10 @@ class Prometheus:
             each["alertname"] for each in labels if not instance or each.get("instance") == instance
         }
 
-    async def summaries(self, name: str) -> list[str]:
+    async def _values(self, expression: str) -> list[float]:
+        return [float(sample["value"][1]) for sample in await self.query(expression)]
+
+    async def _summaries(self, name: str) -> list[str]:
         """Return the summaries of an alert that fires, one per series."""
         alerts = (await self._get("alerts"))["alerts"]
         return [
@@ -141,10 +148,36 @@ class Prometheus:
         assert len(rules) == len(list(shipped_rules()))
         return [f"{rule['name']}: {rule['lastError']}" for rule in rules if rule.get("lastError")]
 
-    async def targets_up(self) -> dict[str, int]:
+    async def _targets_up(self) -> dict[str, int]:
         """Return the number of targets scraped successfully last, by job."""
         found = await self.query("sum by (job) (up)")
         return {sample["metric"]["job"]: int(sample["value"][1]) for sample in found}
+
+    async def until_up(self, targets: dict[str, int]) -> None:
+        """Wait until these numbers of targets, by job, and no others are scraped successfully."""
+        await self._until(self._targets_up, lambda found: found == targets)
+
+    async def until_value(self, expression: str, expected: Any) -> None:
+        """Wait until the only sample of an expression equals this number."""
+        await self._until(lambda: self._values(expression), lambda found: found == [expected])
+
+    async def until_summary(self, name: str, part: str) -> None:
+        """Wait until an alert fires for one series, and its summary contains this text."""
+        await self._until(
+            lambda: self._summaries(name), lambda found: len(found) == 1 and part in found[0]
+        )
+
+    async def _until(
+        self, read: Callable[[], Awaitable[Found]], wanted: Callable[[Found], bool]
+    ) -> None:
+        """Wait until what is read is wanted. It lags behind, and on a busy machine scrapes fail."""
+        found = None
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not wanted(found := await read()):  # noqa: ASYNC110  # no signal
+                    await asyncio.sleep(_LOOK_SECONDS)
+        except TimeoutError:
+            raise AssertionError(f"not within {PATIENCE_SECONDS:g} s, but: {found}") from None
 
     async def until(self, expression: str) -> None:
         """Wait until an expression has samples."""
