@@ -596,7 +596,7 @@ plans = st.builds(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("colluders", [0, 1, 2])
 @settings(
-    max_examples=700,
+    max_examples=300,
     deadline=None,
     database=None,
     derandomize=True,
