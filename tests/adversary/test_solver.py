@@ -599,7 +599,6 @@ plans = st.builds(
     max_examples=300,
     deadline=None,
     database=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(history=st.lists(plans, min_size=2, max_size=4))
@@ -630,7 +629,6 @@ runs = st.builds(
     max_examples=60,
     deadline=None,
     database=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(history=st.lists(runs, min_size=3, max_size=6))
