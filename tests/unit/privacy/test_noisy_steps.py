@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
@@ -15,7 +18,12 @@ from potluck.common.errors import ConfigurationError, TrainingError
 from potluck.common.names import ClientId
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.trainer import NoisySteps, PrivateTraining, TrainerSettings
-from potluck.privacy.host.noisy_steps import noisy_steps
+from potluck.privacy.host.noisy_steps import (
+    ClippingOptimizer,
+    OuterProducts,
+    noisy_steps,
+    with_record_gradients,
+)
 
 
 def settings_of(**terms: Any) -> TrainerSettings:
@@ -94,6 +102,57 @@ def test_noisy_step_is_the_mean_of_clipped_per_record_gradients() -> None:
         total += gradient * min(1.0, 0.5 / float(gradient.norm()))
     after = trained(settings_of(), samples())
     assert torch.allclose(flat(model) - flat(after), total / 20, atol=1e-5)
+
+
+class Several(nn.Module):
+    """A convolution, a layer on rows, a layer used twice, a frozen weight, a layer without bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rows, self.twice = nn.Conv2d(1, 2, 3), nn.Linear(4, 6), nn.Linear(6, 6)
+        self.frozen, self.last = nn.Linear(6, 5), nn.Linear(5, 3, bias=False)
+        self.frozen.weight.requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rows = self.rows(self.first(inputs).flatten(1, 2).relu())
+        found: Tensor = self.last(self.frozen(self.twice(self.twice(rows.sum(dim=1)).relu())))
+        return found
+
+
+def summed(
+    wrapped: GradSampleModule, optimizer: type[DPOptimizer], inputs: Tensor, clip: float
+) -> list[Tensor]:
+    """Return the sum of the clipped gradients of single records, for each parameter."""
+    nn.functional.cross_entropy(wrapped(inputs), torch.arange(len(inputs)) % 3).backward()  # type: ignore[no-untyped-call]
+    trainable = [each for each in wrapped.parameters() if each.requires_grad]
+    clipping: Any = optimizer(
+        torch.optim.SGD(trainable, lr=1.0),
+        noise_multiplier=0.0,
+        max_grad_norm=clip,
+        expected_batch_size=1,
+    )
+    clipping.clip_and_accumulate()
+    return [each.summed_grad for each in clipping.params]
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("records", [1, 7])
+def test_sum_of_clipped_gradients_equals_that_of_opacus(seed: int, records: int) -> None:
+    torch.manual_seed(seed)
+    model, inputs = Several(), 10 ** torch.randn(records, 1, 1, 1) * torch.randn(records, 1, 5, 6)
+    expected = summed(GradSampleModule(copy.deepcopy(model)), DPOptimizer, inputs, 0.5)
+    with with_record_gradients(model) as network:
+        found = summed(network, ClippingOptimizer, inputs, 0.5)
+    assert len(found) == 8
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_gradient_with_a_tiny_and_a_huge_factor_is_clipped() -> None:
+    """In float32, the squares of the tiny factor are zero and those of the huge one infinite."""
+    gradients = OuterProducts(torch.full((1, 3), 1e-25), torch.full((1, 4), 1e26))
+    assert float(gradients.norms()) == pytest.approx(10 * math.sqrt(12), rel=1e-5)
 
 
 def test_step_on_an_empty_batch_is_noise_of_the_granted_deviation() -> None:

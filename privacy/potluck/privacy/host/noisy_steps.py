@@ -13,6 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -44,6 +45,62 @@ def noisy_steps(
         yield noisy, PoissonBatches(data, terms, noisy)
 
 
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """The gradients of single records, as they are. values: n × numbers of the parameter."""
+
+    values: Tensor
+
+    def norms(self) -> Tensor:
+        """Return each record's L2 norm, n."""
+        norms: Tensor = torch.linalg.vector_norm(self.values, dim=1)
+        return norms
+
+    def without(self, spoilt: Tensor) -> Stacked:
+        """Return the gradients with zeros for the records in the mask `spoilt`."""
+        return Stacked(self.values.masked_fill(spoilt[:, None], 0.0))
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Return the sum over records. weights: one per record."""
+        return weights @ self.values
+
+
+@dataclass(frozen=True, slots=True)
+class OuterProducts:
+    """The gradients of single records, each an outer product of two vectors; never computed.
+
+    They are those of a linear layer's weight. Both factors together are much smaller than the
+    products. left: n × outputs of the layer. right: n × inputs of the layer.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self.left)
+
+    def norms(self) -> Tensor:
+        """Return each record's L2 norm, n: the product of the norms of the factors.
+
+        In float64, no square of a small factor becomes zero and hides a large product.
+        """
+        norms: list[Tensor] = [
+            torch.linalg.vector_norm(each, dim=1, dtype=torch.float64)
+            for each in (self.left, self.right)
+        ]
+        return (norms[0] * norms[1]).to(self.left.dtype)
+
+    def without(self, spoilt: Tensor) -> OuterProducts:
+        """Return the gradients with zeros for the records in the mask `spoilt`."""
+        left, right = (each.masked_fill(spoilt[:, None], 0.0) for each in (self.left, self.right))
+        return OuterProducts(left, right)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Return the sum over records, outputs × inputs. weights: one per record."""
+        return (self.left * weights[:, None]).T @ self.right
+
+
 class ClippingOptimizer(DPOptimizer):  # type: ignore[misc]  # its library is not read
     """An optimizer that clips per-record gradients and sums them: one pass for norms, one for sums.
 
@@ -51,18 +108,30 @@ class ClippingOptimizer(DPOptimizer):  # type: ignore[misc]  # its library is no
     which would reveal the record.
     """
 
+    @property
+    def grad_samples(self) -> list[Tensor | OuterProducts]:
+        """Return the gradients of single records, one entry per parameter."""
+        return [each.grad_sample for each in self.params]
+
+    @property
+    def accumulated_iterations(self) -> int:
+        """Return the number of backward passes whose mean is a step; others are refused."""
+        return 1
+
     def clip_and_accumulate(self) -> None:
         """Add each record's gradient, scaled down to the clip, to the step's sum."""
-        gradients = [each.grad_sample.flatten(1) for each in self.params]
-        norms = torch.stack([each.norm(dim=1) for each in gradients]).norm(dim=0)
+        gradients = [
+            each if isinstance(each, OuterProducts) else Stacked(each.flatten(1))
+            for each in self.grad_samples
+        ]
+        norms = torch.stack([each.norms() for each in gradients]).norm(dim=0)
         factors = (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
         spoilt = ~norms.isfinite()
         if bool(spoilt.any()):
             factors[spoilt] = 0.0
-            for each in gradients:
-                each[spoilt] = 0.0
+            gradients = [each.without(spoilt) for each in gradients]
         for parameter, each in zip(self.params, gradients, strict=True):
-            total = (factors @ each).view_as(parameter)
+            total = each.weighted_sum(factors).view_as(parameter)
             before = parameter.summed_grad
             parameter.summed_grad = total if before is None else before.add_(total)
 
@@ -126,7 +195,7 @@ class NoisyOptimizer(ClippingOptimizer):
             found = each.grad_sample
             if found is None:
                 each.grad_sample = each.new_zeros((records, *each.shape))
-            elif not isinstance(found, Tensor) or len(found) != records:
+            elif not isinstance(found, Tensor | OuterProducts) or len(found) != records:
                 raise ConfigurationError(
                     "the model does not give one gradient per record: the first dimension of a "
                     "layer is not the batch; don't merge the batch dimension with positions or "
@@ -213,13 +282,18 @@ def _without_copy(sampler: _Sampler) -> _Sampler:
     return sample
 
 
-def _of_linear(layer: Any, activations: list[Tensor], backprops: Tensor) -> dict[Any, Tensor]:
-    """Return the gradients of a linear layer; faster than Opacus for inputs of two dimensions."""
+def _of_linear(layer: Any, activations: list[Tensor], backprops: Tensor) -> dict[Any, Any]:
+    """Return the gradients of a linear layer; as outer products for inputs of two dimensions.
+
+    A weight that is used more than once in a pass has a sum of outer products instead.
+    """
     given = activations[0]
-    if given.dim() != 2 or given.dtype != backprops.dtype:
+    used_once = layer.weight.requires_grad and layer.weight._forward_counter == 1
+    used_once = used_once and not hasattr(layer.weight, "_current_grad_sample")
+    if given.dim() != 2 or given.dtype != backprops.dtype or not used_once:
         found: dict[Any, Tensor] = compute_linear_grad_sample(layer, activations, backprops)
         return found
-    gradients = {layer.weight: backprops.unsqueeze(2) * given.unsqueeze(1)}
+    gradients: dict[Any, Any] = {layer.weight: OuterProducts(backprops, given)}
     if layer.bias is not None:
         gradients[layer.bias] = backprops
     return gradients
