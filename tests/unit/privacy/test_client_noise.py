@@ -101,6 +101,13 @@ def test_noise_shares_of_the_guaranteed_clients_sum_to_the_full_noise() -> None:
     assert one == pytest.approx(2.5e11)
 
 
+def test_each_charge_draws_noise_of_its_own() -> None:
+    upload = noise()
+    first, second = upload.charge(GRID), upload.charge(GRID)
+    drawn = [each(1000).tobytes() for each in (first, first, second)]
+    assert len(set(drawn)) == 3
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
