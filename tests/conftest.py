@@ -15,8 +15,10 @@ from support.side_by_side import ordered, unit_of
 import potluck.common.errors  # noqa: F401  # before grpc, which reads its settings once: as programs do
 
 # No deadline for an example: its time depends on how busy the machine is. `timeout` in
-# pyproject.toml ends tests that hang.
-hypothesis.settings.register_profile("potluck", deadline=None)
+# pyproject.toml ends tests that hang. A test draws the same examples in every run, until its source
+# changes; with `--hypothesis-profile search`, it draws others each time.
+hypothesis.settings.register_profile("search", deadline=None)
+hypothesis.settings.register_profile("potluck", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("potluck")
 
 # Variables that a terminal, a CI service or a user has set. They would change the width and colours

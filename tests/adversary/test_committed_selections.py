@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from adversary.conftest import CLIENTS, Scene
 from adversary.proxy import Script
+from support.federation import until
 
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.server.store import RunState
@@ -196,8 +197,8 @@ async def test_a_second_list_of_commitments_gets_no_share(scene: Scene) -> None:
     scene.liar.script = Twice()
     row = await scene.federation.finished(RUN)
     assert row.state is RunState.FINISHED, row.reason
-    said = told(scene, from_hosts=["host-0"])
-    assert any("hosts reveal shares for one list only" in text for text in said), said
+    why = "hosts reveal shares for one list only"
+    await until(lambda: any(why in text for text in told(scene, from_hosts=["host-0"])), why)
 
 
 async def test_a_client_outside_the_cohort_does_not_train(scene: Scene) -> None:
@@ -212,7 +213,8 @@ async def test_a_client_outside_the_cohort_does_not_train(scene: Scene) -> None:
     scene.liar.tell(stranger.replace("client", "host"), training)
     ended = await scene.federation.ended(row.run_id)
     assert ended.state is RunState.FINISHED
-    assert any("not in the committed cohort" in text for text in told(scene)), told(scene)
+    why = "not in the committed cohort"
+    await until(lambda: any(why in text for text in told(scene)), why)
 
 
 def names_none(work: rpc.Train) -> None:

@@ -61,7 +61,7 @@ class Answers(Script):
 
     async def all(self) -> list[rpc.Answer]:
         """Return all answers, in the order of their ids."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await self._complete.wait()
         return [self.found[each] for each in sorted(self.found)]
 

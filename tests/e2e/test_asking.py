@@ -233,6 +233,7 @@ async def test_hosts_whose_owner_forbids_questions_are_not_asked(federation: Fed
     table: dict[str, Any] = {"questions": []}
     set_values(path, {"disclosure": table})
     await federation.kill_host(0)
+    await federation.until_attending(2)
     await federation.processes.start_host(0)
     await federation.until_attending()
     run_id = await federation.start_run("rounds=1")

@@ -123,15 +123,15 @@ async def files(tmp_path: Path) -> AsyncIterator[DemoFiles]:
     )  # fmt: skip
     with reserved_port() as port:
         made = write_demo_files(tmp_path / "federation", options, port)
-    async with LocalFederation(made) as federation:
-        await federation.start()
-        async with federation.operator() as operator:
-            await finished(operator, made, "best-kept", "retention.keep_best=accuracy")
-            await finished(
-                operator, made, "layer-kept", 'model.keep=["3.*"]',
-                "task.held_out=0.25", "task.central_test=false",
-            )  # fmt: skip
-        yield made
+        async with LocalFederation(made) as federation:
+            await federation.start()
+            async with federation.operator() as operator:
+                await finished(operator, made, "best-kept", "retention.keep_best=accuracy")
+                await finished(
+                    operator, made, "layer-kept", 'model.keep=["3.*"]',
+                    "task.held_out=0.25", "task.central_test=false",
+                )  # fmt: skip
+            yield made
 
 
 async def finished(operator: OperatorClient, files: DemoFiles, name: str, *settings: str) -> None:

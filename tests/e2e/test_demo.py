@@ -23,7 +23,7 @@ from potluck.deploy.local.demo_files import DemoOptions, reserved_port, write_de
 from potluck.federation import load_model
 
 SMALL = ["--clients", "6", "--hosts", "2", "--clients-per-round", "3"]
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 240.0
 
 
 async def start(folder: Path, *arguments: str) -> asyncio.subprocess.Process:

@@ -15,7 +15,7 @@ from support.repository import ROOT
 from potluck.deploy.local.demo_files import reserved_port
 from potluck.experiments.tasks.heart import HOSPITALS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def shown(measure: str, said: str) -> list[float]:

@@ -15,7 +15,7 @@ from support.ray_cluster import RayCluster
 
 from potluck.deploy.local.demo_files import program
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 EXPERIMENT = """
 name = "miniature"

@@ -43,7 +43,7 @@ async def undisturbed(shared: Federation) -> list[operator_pb2.CommittedRound]:
 async def same_run(
     federation: Federation, run_id: str, undisturbed: list[operator_pb2.CommittedRound]
 ) -> None:
-    """Wait for the end; check that it equals the undisturbed run and all hosts are connected."""
+    """Wait for the end; check that it equals the undisturbed run and all hosts reconnect."""
     assert await federation.finished(run_id) == undisturbed[-1].model_blake3
     history = await federation.history(run_id)
     assert [entry.model_blake3 for entry in history] == [
@@ -55,7 +55,7 @@ async def same_run(
     assert [entry.metrics for entry in history] == [entry.metrics for entry in undisturbed]
     assert {member.state for entry in history for member in entry.members} == {INCLUDED}
     assert not list(federation.state.glob("spool/*")), "the spool is not emptied"
-    assert len(await federation.attending_hosts()) == len(federation.files.hosts)
+    await federation.until_attending()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""A process killed between any two changes of its persistent state resumes without a difference."""
+"""A process killed between any two changes of its persistent state resumes without a difference.
+
+Runs with pre-training or masks make many equal changes: there, the first and the last of each kind.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,7 @@ async def killed_everywhere(
             relay=relay,
             unequal=UNEQUAL.get(tuple(assignments), ()),
             pretrained=assignments is PRETRAINED,
+            every=assignments not in (PRETRAINED, MASKED),
         )
         await kills.everywhere()
     print(f"{len(kills.aimed)} kills in {time.monotonic() - begun:.0f} s, missed: {kills.missed}")

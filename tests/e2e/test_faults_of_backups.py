@@ -82,9 +82,11 @@ async def test_documented_commands_restore_a_run_after_a_crash(
     code, output = await typed(shared, restore)
     assert code == 0, output
     assert not database.with_name(f"{database.name}-wal").exists()
+    shared.points.hold("select")  # until the test has looked
     await shared.restart_coordinator()
     status = await shared.status(run_id)
     assert status.state == operator_pb2.RUN_STATE_RUNNING, status.reason
+    shared.points.release()
     assert await shared.finished(run_id) == undisturbed
     assert [each.round for each in await shared.history(run_id)] == [1, 2, 3, 4, 5, 6]
     assert await typed(shared, back_up) == (

@@ -34,7 +34,7 @@ class Shared:
 
         def ask() -> int:
             try:
-                with urlopen(f"http://127.0.0.1:{self.metrics_port}/readyz", timeout=10) as answer:
+                with urlopen(f"http://127.0.0.1:{self.metrics_port}/readyz", timeout=60) as answer:
                     return int(answer.status)
             except HTTPError as error:
                 return error.code
@@ -42,7 +42,7 @@ class Shared:
         return await asyncio.to_thread(ask)
 
     async def until_ready(self, status: int) -> None:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(240):
             while await self.ready() != status:  # noqa: ASYNC110  # a process gives no signal
                 await asyncio.sleep(0.05)
 

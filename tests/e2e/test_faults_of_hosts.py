@@ -69,7 +69,7 @@ async def test_host_killed_during_a_transfer_gives_the_same_run(federation: Fede
             # file: delete both.
             for folder in ("models", "models.spare"):
                 for path in federation.files.folder.glob(f"host-*/{folder}/*"):
-                    path.unlink()
+                    path.unlink(missing_ok=True)
             run_id = await federation.start_run(LARGE, ONE_ROUND)
             caught = await killed_when(federation, run_id, under_way)
             await federation.processes.start_host(2)
@@ -96,6 +96,7 @@ async def test_host_trains_again_after_a_training_cancelled_during_imports(
     task, point = "task.name=importing", "import-client-1"
     undisturbed = await federation.finished(await federation.start_run(task))
     await federation.kill_host(1)
+    await federation.until_attending(2)
     set_values(federation.files.hosts[1], {"cancel_timeout_seconds": 0.05})
     await federation.processes.start_host(1)
     await federation.until_attending()

@@ -18,7 +18,7 @@ from potluck.deploy.local.demo_files import reserved_port
 
 PAGE = (ROOT / "docs/start/first-federation.md").read_text(encoding="utf-8")
 PORT = "7443"
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 240.0
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 

@@ -129,6 +129,7 @@ async def test_client_that_lost_its_kept_tensors_reports_it(federation: Federati
     await federation.until_committed(run_id, 1)
     await until(lambda: federation.points.reached("select"))
     await federation.kill_host(0)
+    await federation.until_attending(2)
     for path in federation.files.folder.glob("host-0/kept"):
         shutil.rmtree(path)
     await federation.processes.start_host(0)

@@ -12,7 +12,7 @@ from support.late_updates import late_ones_stored, run_with_late_ones
 from potluck.server.store import Store
 from potluck.server.store.records import MemberState, RoundRow
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 SIMULATED = [
     'selector.name="refl"',
     "selector.rest=1",

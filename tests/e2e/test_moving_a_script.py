@@ -19,7 +19,7 @@ from potluck.rpc.v1 import operator_pb2
 
 PAGE = ROOT / "docs/start/your-own-model.md"
 MOST_CHANGED_LINES = 10
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 generator = np.random.default_rng(4)
 
@@ -90,7 +90,7 @@ def test_script_runs_before_and_after_the_move(
     script.write_text((package / name).read_text() if moved else blocks("python")[name])
     command = [sys.executable, "-W", "ignore", name, f"data{form}"]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 0, done.stderr
     assert printed in done.stdout

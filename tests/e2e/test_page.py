@@ -39,7 +39,6 @@ from potluck.rpc.v1.operator_pb2 import MemberState, RunState
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium"),
 ]
 TRAINING = MemberState.MEMBER_STATE_TRAINING

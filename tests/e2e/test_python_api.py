@@ -31,7 +31,7 @@ from potluck.common.tasks.digits import Digits
 from potluck.federation import Federation, Run, load_model
 
 TASK = {"name": "digits", "clients": 6}
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 240
 
 
 @pytest.fixture(scope="module")

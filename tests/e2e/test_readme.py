@@ -20,7 +20,7 @@ HOUSE = Path(__file__).resolve().parents[2]
 README = HOUSE / "README.md"
 FOUR_TERMINALS = HOUSE / "docs" / "start" / "four-terminals.md"
 PORT = "7443"
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 240.0
 
 
 def blocks(label: str) -> list[str]:

@@ -40,6 +40,11 @@ async def flat(federation: Federation) -> dict[str, str]:
     }
 
 
+def delivered(relay: Relay) -> float:
+    """Return the number of updates whose receipt the coordinator has confirmed to the relay."""
+    return relay.metric("potluck_relay_deliveries_total", outcome="delivered")
+
+
 async def moved(federation: Federation, relays: dict[str, Relay]) -> None:
     """Restart the hosts and wait until they are connected through the relays."""
     for host in list(federation.processes.hosts.values()):
@@ -72,7 +77,7 @@ async def test_two_relays_killed_once_each_give_the_same_model(
         lent = a.metric("potluck_relay_downloads_total", source="cache")
         assert came == 2, "one for each round"
         assert came + lent == 4, "to each host"
-        assert a.metric("potluck_relay_deliveries_total", outcome="delivered") == 8
+        await until(lambda: delivered(a) == 8)
         await until(lambda: not a.held())
 
         # Kill relay a while it receives updates, and relay b while it holds complete ones.
@@ -106,7 +111,7 @@ async def test_relays_that_sum_host_updates_give_the_same_model(
         await moved(federation, relays)
         run_id = await federation.start_run(*SUMS)
         assert await federation.finished(run_id) == flat["sums"]
-        assert a.metric("potluck_relay_deliveries_total", outcome="delivered") == 4
+        await until(lambda: delivered(a) == 4)
         came, went = (
             a.metric("potluck_relay_transfer_bytes_total", leg=leg, direction="up")
             for leg in ("hosts", "coordinator")
@@ -174,7 +179,4 @@ async def test_masked_rounds_work_through_a_relay_and_count_the_hosts_behind_it(
                 [summed] = [each for part in found for each in part.sums]
                 hosts = len(set(summed.hosts.values()))
                 assert (len(summed.hosts), hosts, summed.quorum) == (12, 6, 8)
-                delivered = relays["mask"].metric(
-                    "potluck_relay_deliveries_total", outcome="delivered"
-                )
-                assert delivered == 6
+                await until(lambda: delivered(relays["mask"]) == 6)

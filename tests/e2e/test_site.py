@@ -16,7 +16,7 @@ from support.repository import ROOT
 
 import potluck.federation
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 NOWHERE = "http://127.0.0.1:9"
 
 

@@ -118,6 +118,7 @@ async def test_host_that_forbids_the_question_is_excluded(federation: Federation
     path = federation.files.hosts[2]
     allowed = load_config(path, {}).disclosure.questions
     await federation.kill_host(2)
+    await federation.until_attending(2)
     without = [kind for kind in allowed if kind != "soft-label"]
     set_values(path, {"disclosure": {"questions": without}})
     await federation.processes.start_host(2)

@@ -17,7 +17,7 @@ from potluck.server.hosts import attendance
 from potluck.server.hosts.attendance import HostSession
 from potluck.server.service.coordinator import Coordinator
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 240.0
 
 
 def instruction(client: str) -> coordinator_pb2.Instruction:

@@ -26,7 +26,7 @@ from potluck.server.store.journal import Journal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 RUN_FILE = """
 rounds = 5
 clients_per_round = 2

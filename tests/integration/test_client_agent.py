@@ -42,7 +42,7 @@ from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 FAULTY = Path(__file__).parents[1] / "support" / "faulty_plugins"
 
 

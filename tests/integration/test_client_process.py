@@ -30,7 +30,7 @@ from potluck.common.net.protocol import VERSIONS
 from potluck.rpc.v1 import transfer_pb2
 
 COMMAND = (sys.executable, "-m", "potluck.client.cli")
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 240
 
 
 @pytest.fixture(scope="module")

@@ -146,10 +146,12 @@ async def test_host_can_sum_only_its_own_clients_and_each_once(
         }
         assert wrong == dict.fromkeys(wrong, LAYOUT)
 
+        federation.points.hold("evaluate")  # the run must not end before the sum is sent again
         assert await told.send(content, one, other) is False
         assert await told.send(content, one, other) is True
         alone = lanes_file(tmp_path / "alone", 9 * lanes, told.id_of(MINE[0]))
         assert await told.send(alone, one) == CLOSED
+        federation.points.release()
         await federation.finished(told.run_id)
         await download_model(federation.operator, told.run_id, tmp_path / "model")
     included = operator_pb2.MEMBER_STATE_INCLUDED

@@ -147,7 +147,7 @@ async def test_noisy_answer_is_charged_once_and_repeated_after_a_restart(
         scene.fake.instruct(asked_loss("b", model))
         again = await scene.fake.answered("b")
     loss = first.scalars.values["loss"]
-    assert 0 < loss <= 4
+    assert 0 <= loss <= 4  # with the noise, the mean may be outside, and is then clipped
     assert again.scalars.values["loss"] == loss
     [line] = ledger(scene.folder / "state")
     assert (line["kind"], line["numbers"]) == ("answer", {"loss": loss})
@@ -264,7 +264,7 @@ BOUNDARIES = [
 charges."""
 
 
-@pytest.mark.timeout(600)  # ten starts of a process that imports torch
+@pytest.mark.timeout(1800)  # ten starts of a process that imports torch
 async def test_host_killed_at_any_durable_write_never_records_less_than_it_spent(
     tmp_path: Path, federation: TestFederation
 ) -> None:
@@ -302,7 +302,7 @@ async def kill_in(host: Process, fake: FakeCoordinator, asked: rpc.Instruction) 
     if at_upload:
         await fake.until(lambda: fake.held_uploads == 1)
         host.kill()
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(240):
         await host.wait()
     released.set()
     fake.hold_uploads = None

@@ -54,9 +54,14 @@ async def test_parallel_workers_give_bitwise_equal_models(federation: Federation
     await until(lambda: len(workers(federation)) == 2)
     apart = await federation.finished(await federation.start_run())
     assert await federation.finished(await federation.start_run()) == apart
-    together = await federation.finished(await federation.start_run(*BATCHED))
-    assert await federation.finished(await federation.start_run(*BATCHED)) == together
-    assert federation.files.log("host-0").read_text().count("trained in one batched step") == 8
+    log, models, steps = federation.files.log("host-0"), set[str](), list[int]()
+    for _ in range(2):
+        before = log.read_text().count("trained in one batched step")
+        models.add(await federation.finished(await federation.start_run(*BATCHED)))
+        steps.append(log.read_text().count("trained in one batched step") - before)
+    assert len(models) == 1
+    # Two workers in two rounds; more if the host waits in vain for a client's late instruction.
+    assert min(steps) == 4
 
 
 async def test_batched_steps_work_with_host_sums(federation: Federation) -> None:
@@ -120,7 +125,14 @@ async def test_host_chooses_its_number_of_workers_if_set_to_auto(federation: Fed
     """Start the host again, which the test above has killed."""
     for path in federation.files.hosts:
         set_values(path, {"workers": "auto"})
+    before = most_workers()
     await federation.start_hosts()
-    count = min(available_processors(), available_memory() // BYTES_PER_WORKER, 6)
-    await until(lambda: len(workers(federation)) == (count if count > 1 else 0))
+    await federation.until_attending()
+    least, most = sorted((before, most_workers()))  # other tests take and release memory meanwhile
+    await until(lambda: least <= max(1, len(workers(federation))) <= most)
     await federation.finished(await federation.start_run(*BATCHED))
+
+
+def most_workers() -> int:
+    """Return the number of workers that the machine's processors and free memory allow now."""
+    return max(1, min(available_processors(), available_memory() // BYTES_PER_WORKER, 6))

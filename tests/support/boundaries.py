@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,8 @@ class Kills:
     relay: Relay | None = None
     unequal: Collection[str] = ()
     pretrained: bool = False
+    every: bool = True
+    """False to kill only at the first and the last change of each kind."""
     aimed: list[str] = field(default_factory=list)
     """Points at which runs were killed."""
     missed: list[str] = field(default_factory=list)
@@ -57,7 +60,8 @@ class Kills:
     async def _kill_everywhere(self) -> None:
         await self._one_run()  # warm-up: only the first run creates models and profiles
         undisturbed = await self._one_run()
-        for point in _points(self.federation.points.boundaries):
+        boundaries = self.federation.points.boundaries
+        for point in _points(boundaries if self.every else _ends(boundaries)):
             try:
                 await self._kill_at(point, undisturbed)
             except (AssertionError, TimeoutError) as error:
@@ -178,6 +182,16 @@ class Kills:
         for path in [*logs, *([self.relay.log] if self.relay is not None else [])]:
             log = path.read_text()
             assert "Traceback" not in log, log[log.index("Traceback") :][:3000]
+
+
+def _ends(boundaries: Sequence[str]) -> list[str]:
+    """Return the first and the last change of each kind, in order. A change's name is its kind and
+    a number."""
+    numbers = defaultdict[str, list[str]](list)
+    for boundary in boundaries:
+        numbers[boundary.rpartition("-")[0]].append(boundary)
+    ends = {each for same in numbers.values() for each in (same[0], same[-1])}
+    return [boundary for boundary in boundaries if boundary in ends]
 
 
 def _points(boundaries: Sequence[str]) -> list[str]:

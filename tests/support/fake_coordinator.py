@@ -29,7 +29,7 @@ from potluck.rpc.v1 import coordinator_pb2_grpc, transfer_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _CHUNK = 1 << 16
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = 240.0
 
 
 async def refuse(context: Context, error: PotluckError) -> NoReturn:

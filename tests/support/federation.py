@@ -116,7 +116,7 @@ class Points:
     def clear(self) -> None:
         """Delete all points and their records."""
         for path in self.folder.iterdir():
-            path.unlink()
+            path.unlink(missing_ok=True)  # a process that reaches a point deletes its file, too
 
 
 @contextlib.contextmanager

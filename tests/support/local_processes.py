@@ -17,6 +17,6 @@ async def processes_of(folder: Path) -> list[str]:
 
 
 async def until_no_process_of(folder: Path) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while await processes_of(folder):  # noqa: ASYNC110  # other processes give no signal
             await asyncio.sleep(0.05)

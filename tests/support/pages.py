@@ -15,7 +15,7 @@ from potluck.page.page_access import PageAccess
 from potluck.page.page_app import PageServer
 from potluck.page.page_command import serving_page
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 
 
 @dataclass(frozen=True)

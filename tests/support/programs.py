@@ -14,7 +14,7 @@ MODULES = {
     "potluck-client": "potluck.client",
     "potluck-relay": "potluck.relay",
 }
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 240.0
 
 
 def run_program(

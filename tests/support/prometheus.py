@@ -25,7 +25,7 @@ from potluck.deploy.local.processes import TetheredProcess
 Found = TypeVar("Found")
 
 ASSETS = Path(__file__).parents[2] / "deploy" / "assets"
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 240.0
 WINDOW = "20s"
 _LOOK_SECONDS = 0.3
 _HURRY = (

@@ -9,8 +9,8 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 _LOOK_SECONDS = 0.1
-_SPARE = 2
-"""Factor by which a limit may be exceeded, since the machine may be busy."""
+_SPARE_SECONDS = 15.0
+"""Time by which a limit may be exceeded, since the machine may be busy."""
 
 
 async def in_time(seconds: float, awaited: Awaitable[Result]) -> Result:
@@ -22,10 +22,10 @@ async def in_time(seconds: float, awaited: Awaitable[Result]) -> Result:
     """
     task = asyncio.ensure_future(awaited)
     try:
-        for _ in range(round(_SPARE * seconds / _LOOK_SECONDS)):
+        for _ in range(round((seconds + _SPARE_SECONDS) / _LOOK_SECONDS)):
             done, _ = await asyncio.wait([task], timeout=_LOOK_SECONDS)
             if done:
                 return task.result()
     finally:
         task.cancel()
-    raise AssertionError(f"not within {seconds:g} s, nor {_SPARE} times that")
+    raise AssertionError(f"not within {seconds:g} s, nor {_SPARE_SECONDS:g} s later")

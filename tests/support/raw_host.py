@@ -21,7 +21,7 @@ from potluck.common.tensors.digest import digest_of
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc, transfer_pb2
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 _METHOD = "/potluck.rpc.v1.CoordinatorService/"
 
 Refusal = tuple[grpc.StatusCode, str]

@@ -67,7 +67,8 @@ class Relay:
 
     def events(self) -> list[str]:
         """Return the events in the relay's log."""
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        text = self.log.read_text() if self.log.exists() else ""
+        *lines, _ = text.split("\n")  # the last line may be incomplete
         return [json.loads(line)["event"] for line in lines if line.startswith("{")]
 
     def held(self) -> list[Path]:

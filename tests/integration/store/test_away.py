@@ -37,7 +37,7 @@ from potluck.server.store.store_thread import StoreThread
 
 FIRST = AttemptKey(RUN.run_id, 1, 1)
 STOPPED = (RUN.run_id, RunState.STOPPED, "", AT)
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """The noise of answers fits their sensitivity, and a run's ε covers them."""
 
 import math
-import os
 import statistics
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -44,8 +44,9 @@ def test_rounded_sums_of_neighbours_differ_by_at_most_the_sensitivity(
 @pytest.mark.parametrize("public", [True, False])
 def test_answer_noise_has_the_stated_deviation_and_the_correct_mean(public: bool) -> None:
     sums = BoundedSums(values={"loss": 1500.0}, sensitivity=2.0, public={"seconds": 7.0})
+    random = Random(7).randbytes
     drawn = [
-        noisy_means(sums, 1000, public=public, noise_multiplier=8.0, random=os.urandom)
+        noisy_means(sums, 1000, public=public, noise_multiplier=8.0, random=random)
         for _ in range(600)
     ]
     assert all(each["seconds"] == 7.0 for each in drawn)
@@ -59,8 +60,9 @@ def test_answer_noise_has_the_stated_deviation_and_the_correct_mean(public: bool
 
 def test_noisy_means_stay_within_the_range_of_a_record() -> None:
     sums = BoundedSums(values={"a": 0.0, "b": 5.0}, sensitivity=1.0)
+    random = Random(7).randbytes
     for _ in range(50):
-        found = noisy_means(sums, 5, public=False, noise_multiplier=30.0, random=os.urandom)
+        found = noisy_means(sums, 5, public=False, noise_multiplier=30.0, random=random)
         assert set(found) == {"a", "b"}
         assert all(0 <= value <= 1 for value in found.values())
 

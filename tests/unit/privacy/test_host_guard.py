@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from potluck.common.errors import (
 )
 from potluck.common.records.privacy_loss import BUDGET_SPENT, NO_ANSWER
 from potluck.common.settings.local_training import LocalTraining
-from potluck.privacy.accounting import GaussianSteps
+from potluck.privacy.accounting import ORDERS, GaussianSteps
 from potluck.privacy.host.host_guard import HostGuard, counted_samples, spent_in_epoch
 from potluck.privacy.host.ledger_report import PrivacyReport
 from potluck.privacy.host.privacy_ledger import ChargedTraining, PrivacyLedger
@@ -437,16 +438,19 @@ class Spender:
 
     @property
     def epsilon(self) -> float:
-        """Return ε of all allowed disclosures: by dp-accounting, or their sum if all are pure."""
-        pure = [each for each in self.spent if isinstance(each, Fraction)]
-        if len(pure) == len(self.spent):
-            return float(sum(pure, Fraction(0)))
-        independent = RdpAccountant([2, 4, 8, 16, 32, 64])
+        """Return ε of all allowed disclosures: by dp-accounting, or their sum if all are pure and
+        that is less.
+
+        dp-accounting has the orders of the filter: with fewer, its ε could be larger than the
+        filter's."""
+        independent = RdpAccountant(ORDERS)
         for each in self.spent:
             independent.compose(
                 LaplaceDpEvent(1 / float(each)) if isinstance(each, Fraction) else each.dp_event()
             )
-        return float(independent.get_epsilon(1e-5))
+        pure = [each for each in self.spent if isinstance(each, Fraction)]
+        alone = float(sum(pure, Fraction(0))) if len(pure) == len(self.spent) else math.inf
+        return min(float(independent.get_epsilon(1e-5)), alone)
 
 
 KINDS = ("profile", "sum", "train", "answer", "update")

@@ -109,7 +109,8 @@ def not_installed(group: str, name: str) -> PluginError:
 
 def origin(group: str, name: str) -> str:
     """Return the MODULE:NAME of the plug-in called `name`; empty if it is not installed."""
-    return min((point.value for point in entry_points(group=group, name=name)), default="")
+    points = _entry_points(group, tuple(sys.path))
+    return min((point.value for point in points if point.name == name), default="")
 
 
 def find(group: str, name: str) -> type[Any]:

@@ -62,7 +62,7 @@ def test_ended_worker_processes_leave_no_file_descriptors_open(
         with pytest.raises(TrainingError, match="ended with exit code 1, 5 times"):
             measure(worker, threading.Event())
         now = len(list(Path("/proc/self/fd").iterdir()))
-        assert now == (before or now)
+        assert now <= (before or now)  # others may close theirs meanwhile
         before = now
 
 

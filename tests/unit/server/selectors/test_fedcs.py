@@ -87,7 +87,7 @@ def test_a_failed_client_does_not_go_first_again(deadline: float) -> None:
 def test_a_hundred_thousand_clients_take_seconds() -> None:
     clients = 100_000
     state = State(arrays={"seconds": np.random.default_rng(1).uniform(1, 100, clients)})
-    started = time.perf_counter()
+    started = time.process_time()
     found = select(FedCS(candidates=1.0), state, context(population(clients), 200))
     assert len(found.rows) == 200
-    assert time.perf_counter() - started < 20
+    assert time.process_time() - started < 20

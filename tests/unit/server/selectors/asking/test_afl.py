@@ -81,7 +81,7 @@ def test_the_cohort_is_asked_before_it_trains_and_new_clients_count_most() -> No
 def test_a_hundred_thousand_clients_take_seconds() -> None:
     clients = 100_000
     state = State(arrays={"loss": np.random.default_rng(1).uniform(0, 5, clients)})
-    started = time.perf_counter()
+    started = time.process_time()
     selection, _ = played(Afl(), state, context(population(clients), 1000))
     assert len(selection.rows) == 1000
-    assert time.perf_counter() - started < 20
+    assert time.process_time() - started < 20

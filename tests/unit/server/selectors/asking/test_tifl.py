@@ -130,7 +130,7 @@ def test_a_client_that_failed_is_in_the_slowest_tier() -> None:
 
 def test_a_hundred_thousand_clients_take_seconds() -> None:
     clients = 100_000
-    started = time.perf_counter()
+    started = time.process_time()
     selection, _ = played(TiFL(), known(TiFL(), clients), context(population(clients), 1000))
     assert len(selection.rows) == 1000
-    assert time.perf_counter() - started < 20
+    assert time.process_time() - started < 20

@@ -103,6 +103,6 @@ def test_a_hundred_thousand_clients_take_seconds() -> None:
     state = selector.init(federation)
     values = np.random.default_rng(1).uniform(0, 9, 100_000)
     state = State(scalars={"sum": 9.0, "number": 3}, arrays={**state.arrays, "feedback": values})
-    started = time.perf_counter()
+    started = time.process_time()
     assert len(select(selector, state, context(federation, 1000)).rows) == 1000
-    assert time.perf_counter() - started < 20
+    assert time.process_time() - started < 20
