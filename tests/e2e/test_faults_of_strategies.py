@@ -90,6 +90,9 @@ async def killed_twice(federation: Federation, strategy: list[str]) -> str:
     [
         pytest.param(named("scaffold"), id="scaffold"),
         pytest.param(named("fedavgm"), id="fedavgm", marks=pytest.mark.slow),
+        pytest.param(
+            named("fedawe", model='"clients"', clip=0.5), id="fedawe", marks=pytest.mark.slow
+        ),
         pytest.param(named("fedbio", eta=5.0), id="fedbio", marks=pytest.mark.slow),
         pytest.param(CONCATENATING, id="fedconcat", marks=pytest.mark.slow),
         pytest.param(named("rhfl"), id="rhfl", marks=pytest.mark.slow),

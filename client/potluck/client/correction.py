@@ -30,13 +30,13 @@ class CorrectionContext:
     """Inputs of a correction at the start of a training.
 
     Tensors are float32 and on the training device. parameters: the trainable tensors that are sent
-    to the coordinator, as received; training changes them in place. shared: auxiliaries that all
-    clients of the cohort received, with the model's buffers. personal: auxiliaries that only this
-    client received; may be empty. kept: the tensors that `finish` returned as `keep` in the last
-    training whose update became part of a model; None if there was no such training. round: number
-    of the round, from 1. seed: the training's random seed. samples: number of the client's training
-    samples. positions: int64, indices of the training samples that this training uses; None for
-    all. validation: the samples held back from training.
+    to the coordinator, as received; `begin` may change them in place, and training does. shared:
+    auxiliaries that all clients of the cohort received, with the model's buffers. personal:
+    auxiliaries that only this client received; may be empty. kept: the tensors that `finish`
+    returned as `keep` in the last training whose update became part of a model; None if there was
+    no such training. round: number of the round, from 1. seed: the training's random seed. samples:
+    number of the client's training samples. positions: int64, indices of the training samples that
+    this training uses; None for all. validation: the samples held back from training.
     """
 
     parameters: Tensors

@@ -111,14 +111,15 @@ class RecordTraining(PrivateLoop):
         buffers = {name: each.clone() for name, each in model.named_buffers()}
         data = data.to(device)
         with with_record_gradients(model) as network:
+            # The correction may set other weights, which are then those that training starts from.
+            running = None if corrected is None else corrected.begin(model, settings, context)
             steps = _NoisySteps(network, data, objective, settings, context, granted)
-            if corrected is not None:
-                steps.correction = corrected.begin(model, settings, context)
+            steps.correction = running
             steps.run()
         amount = normalizer(
             settings, granted.steps, round_number=context.round, mu=objective.proximal
         )
-        correction = None if steps.correction is None else steps.correction.finish(amount)
+        correction = None if running is None else running.finish(amount)
         with torch.no_grad():
             for name, each in model.named_buffers():
                 each.copy_(buffers[name])  # restore: forward passes wrote buffers without noise

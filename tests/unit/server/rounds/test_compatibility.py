@@ -229,6 +229,7 @@ def test_secure_aggregation_is_refused_with_strategies_that_need_single_updates(
         "bulyan",
         "fltrust",
         "mifa",
+        "fedawe",
         "lora-stacking",
         "feddf",
         "rhfl",

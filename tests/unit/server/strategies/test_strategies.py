@@ -325,6 +325,7 @@ def test_strategies_that_need_single_updates_are_declared_individual() -> None:
         "multi-krum",
         "bulyan",
         "mifa",
+        "fedawe",
         "lora-stacking",
         "feddf",
         "rhfl",

@@ -139,12 +139,11 @@ def train(
     with _explained(device, settings), _seeded(device, context.seed):
         model.to(device).train()
         optimizer = _restarted(optimizer, model, settings, number)
-        correction = None
+        # The correction may set other weights, which are then those that the objective starts from.
+        correction = None if corrected is None else corrected.begin(model, settings, context)
         loop = _Loop(model, data.to(device), objective, settings, context, optimizer, received)
-        loop.losses = losses
-        if corrected is not None:
-            correction = loop.correction = corrected.begin(model, settings, context)
-            loop.descent = correction if isinstance(correction, RunningDescent) else None
+        loop.losses, loop.correction = losses, correction
+        loop.descent = correction if isinstance(correction, RunningDescent) else None
         try:
             loss = loop.run()
         finally:
