@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from potluck.client.objective import Batch, LocalContext, Objective
 from potluck.client.private_training import GrantedTraining
+from potluck.client.training.fedawe_correction import START, FedAweCorrection
 from potluck.client.training.fedbio_correction import FedBiOCorrection
 from potluck.client.training.objective_sum import composed
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
@@ -226,6 +227,26 @@ def test_scaffold_corrects_noisy_steps_and_its_variate_is_their_mean(
     # 7,203 weights. No record is drawn, so all is noise, with standard deviation 4.0 · 0.5 / 10 /
     # √4. The tolerance is five standard errors.
     assert float(variate.std()) == pytest.approx(0.1, rel=5 / (2 * 7203) ** 0.5)
+
+
+def test_fedawe_trains_privately_from_the_clients_own_start() -> None:
+    model, expected = network(), network()
+    own = {name: torch.full_like(p, 0.25) for name, p in model.named_parameters()}
+    expected.load_state_dict(own)
+    objective, granted = composed((CrossEntropy(), FedProx(mu=0.5))), replace(ALL, steps=3)
+    trained(expected, granted, objective=objective)
+    start = Corrected(
+        correction=FedAweCorrection(),
+        shared={},
+        personal={START: own},
+        kept=None,
+        layout=Layout.of(state_arrays(model)),
+    )
+    result = RecordTraining().train(model, examples(), objective, SETTINGS, CONTEXT, granted, start)
+    assert torch.allclose(flat(model), flat(expected), atol=1e-6)
+    assert result.correction is not None
+    sent = torch.cat([result.correction.send[START][name].flatten() for name in own])
+    assert torch.allclose(sent, flat(model) - 0.25, atol=1e-6)
 
 
 def test_gradient_correction_that_reads_records_is_refused_in_private_training() -> None:
