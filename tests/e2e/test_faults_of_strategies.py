@@ -142,10 +142,12 @@ async def test_killed_training_on_the_coordinator_restarts_and_gives_the_same_mo
 ) -> None:
     wanted = await federation.finished(await federation.start_run(*strategy))
     federation.points.kill(point)  # kill the process that trains, once
+    federation.points.hold("observe")  # after the training of round 1
     run_id = await federation.start_run(*strategy)
-    await federation.until_committed(run_id, 1)
+    await until(lambda: federation.points.reached("observe"))
     assert not federation.points.spare(point), "it was not killed"
     federation.points.hold(point)
+    federation.points.release("observe")
     await until(lambda: federation.points.reached(point))
     await federation.kill_coordinator()
     federation.points.release()
@@ -177,7 +179,7 @@ async def test_training_on_the_coordinator_is_reported_and_stopped_with_its_run(
     assert (await federation.status(run_id)).state == operator_pb2.RUN_STATE_RUNNING
     await federation.operator.stop_run(run_id)
     assert (await federation.ended(run_id)).state == operator_pb2.RUN_STATE_STOPPED
-    assert trainings() == []
+    await until(lambda: trainings() == [])
     federation.points.release()
 
 
