@@ -116,9 +116,11 @@ async def test_backup_during_rounds_is_complete(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["select", "weigh", "observe"])
+@pytest.mark.parametrize(
+    ("point", "later"), [("select", "weigh"), ("weigh", "observe"), ("observe", "weigh")]
+)
 async def test_backup_during_a_round_is_restored_after_a_kill(
-    shared: Federation, undisturbed: str, tmp_path: Path, point: str
+    shared: Federation, undisturbed: str, tmp_path: Path, point: str, later: str
 ) -> None:
     shared.points.clear()
     shared.points.hold(point)
@@ -126,9 +128,11 @@ async def test_backup_during_a_round_is_restored_after_a_kill(
     await until(lambda: shared.points.reached(point))
     code, output = await shared.server_command("backup", str(tmp_path / "b"))
     assert code == 0, output
+    shared.points.hold(later)
+    shared.points.release(point)
+    await until(lambda: shared.points.reached(later))
+    shared.points.kill(point)  # in round 2
     shared.points.release()
-    await shared.until_committed(run_id, 2)
-    shared.points.kill(point)
     await shared.coordinator.ended()
     code, output = await shared.server_command("restore", str(tmp_path / "b"))
     assert code == 0, output
