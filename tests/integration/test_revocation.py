@@ -185,7 +185,7 @@ async def test_host_reconnects_with_a_renewed_certificate_on_its_own(tmp_path: P
 async def test_host_with_an_expired_certificate_waits_for_a_renewed_one(tmp_path: Path) -> None:
     async with crash_federation(tmp_path, rounds=1, hosts=1, start_hosts=False) as federation:
         folder = pki_folder(federation)
-        begun = datetime.now(UTC) - timedelta(days=1) + timedelta(seconds=15)
+        begun = datetime.now(UTC) - timedelta(days=1) + timedelta(seconds=40)
         claims = [
             str(claim) for claim in certificate_register.find(folder, "host-0")[-1].identity.claims
         ]
