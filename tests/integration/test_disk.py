@@ -86,10 +86,20 @@ def filled(federation: Federation, *, leave_bytes: int) -> Path:
     return mounts.fill(federation.state, leave_bytes=leave_bytes)
 
 
+async def before_round_two(federation: Federation, *assignments: str) -> str:
+    """Start a run, and hold it in the selection of round 2 until the work after the commit of round
+    1 is done, which frees space: updates become spare files, and the database's log is emptied."""
+    run_id = await federation.before_round_two(*assignments)
+    spare, log = federation.state / "spool" / run_id / "spare", "potluck.sqlite3-wal"
+    await until(lambda: len(list(spare.glob("*"))) == 2)
+    await until(lambda: (federation.state / log).stat().st_size == 0)
+    return run_id
+
+
 async def test_disk_full_for_the_database_ends_the_coordinator_and_the_run_resumes(
     federation: Federation, undisturbed: str
 ) -> None:
-    run_id = await federation.before_round_two()
+    run_id = await before_round_two(federation)
     filler = filled(federation, leave_bytes=0)
     federation.points.release()
     assert await federation.coordinator.ended() == 1
@@ -104,7 +114,7 @@ async def test_disk_full_for_the_database_ends_the_coordinator_and_the_run_resum
 async def test_disk_full_for_updates_fails_the_run_and_it_resumes(
     federation: Federation, undisturbed: str
 ) -> None:
-    run_id = await federation.before_round_two()
+    run_id = await before_round_two(federation)
     filler = filled(federation, leave_bytes=3 * MEGABYTE)  # space for one update, not for two
     federation.points.release()
     failed = await federation.ended(run_id)
@@ -120,9 +130,8 @@ async def test_disk_full_for_updates_fails_the_run_and_it_resumes(
 async def test_failed_clean_up_fails_the_run_at_its_next_commit(
     federation: Federation,
 ) -> None:
-    run_id = await federation.before_round_two("rounds=3")
+    run_id = await before_round_two(federation, "rounds=3")
     spare = federation.state / "spool" / run_id / "spare"
-    await until(lambda: len(list(spare.glob("*"))) == 2)  # wait for the spare files of round 1
     shutil.rmtree(spare)
     spare.write_text("the folder of old updates is gone")
     federation.points.release()
