@@ -109,7 +109,7 @@ def strategies_of(selector: str) -> list[str]:
     ]
 
 
-def test_every_strategy_meets_several_selectors() -> None:
+async def test_every_strategy_meets_several_selectors() -> None:
     met = Counter(name for selector in built_in(SELECTORS) for name in strategies_of(selector))
     assert len(met) >= 13
     assert min(met.values()) >= 3
