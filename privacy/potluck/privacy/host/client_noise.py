@@ -86,7 +86,7 @@ def _rounding(clip: float, grid: SumGrid) -> float:
 def keystream() -> Random:
     """Return a source of random bytes: AES-256 in counter mode, with a key from `os.urandom`.
 
-    Three times as fast as `os.urandom` itself. The masks of the same upload need the same cipher.
+    Three times as fast as `os.urandom` itself. The masks of the upload rest on the same cipher.
     """
     stream = Cipher(algorithms.AES256(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
     return lambda count: stream.update(bytes(count))
