@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -120,17 +121,12 @@ class Several(nn.Module):
 
 
 def summed(
-    wrapped: GradSampleModule, optimizer: type[DPOptimizer], inputs: Tensor, clip: float
+    wrapped: GradSampleModule, optimizer: Callable[..., Any], inputs: Tensor
 ) -> list[Tensor]:
     """Return the sum of the clipped gradients of single records, for each parameter."""
     nn.functional.cross_entropy(wrapped(inputs), torch.arange(len(inputs)) % 3).backward()  # type: ignore[no-untyped-call]
     trainable = [each for each in wrapped.parameters() if each.requires_grad]
-    clipping: Any = optimizer(
-        torch.optim.SGD(trainable, lr=1.0),
-        noise_multiplier=0.0,
-        max_grad_norm=clip,
-        expected_batch_size=1,
-    )
+    clipping = optimizer(torch.optim.SGD(trainable, lr=1.0), noise_multiplier=0.0)
     clipping.clip_and_accumulate()
     return [each.summed_grad for each in clipping.params]
 
@@ -141,9 +137,11 @@ def summed(
 def test_sum_of_clipped_gradients_equals_that_of_opacus(seed: int, records: int) -> None:
     torch.manual_seed(seed)
     model, inputs = Several(), 10 ** torch.randn(records, 1, 1, 1) * torch.randn(records, 1, 5, 6)
-    expected = summed(GradSampleModule(copy.deepcopy(model)), DPOptimizer, inputs, 0.5)
+    opacus = partial(DPOptimizer, max_grad_norm=0.5, expected_batch_size=1)
+    expected = summed(GradSampleModule(copy.deepcopy(model)), opacus, inputs)
+    ours = partial(ClippingOptimizer, clip=0.5, expected_batch=1.0, generator=None)
     with with_record_gradients(model) as network:
-        found = summed(network, ClippingOptimizer, inputs, 0.5)
+        found = summed(network, ours, inputs)
     assert len(found) == 8
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

@@ -108,10 +108,35 @@ class ClippingOptimizer(DPOptimizer):  # type: ignore[misc]  # its library is no
     which would reveal the record.
     """
 
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        noise_multiplier: float,
+        clip: float,
+        expected_batch: float,
+        generator: torch.Generator | None,
+    ) -> None:
+        """Its step takes `optimizer`'s step. expected_batch: mean number of records of a batch."""
+        size: Any = expected_batch  # divides the sum; Opacus only expects an integer
+        super().__init__(
+            optimizer,
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=clip,
+            expected_batch_size=size,
+            generator=generator,
+            secure_mode=True,  # adds several draws, against attacks on floating-point noise
+        )
+
     @property
-    def grad_samples(self) -> list[Tensor | OuterProducts]:
-        """Return the gradients of single records, one entry per parameter."""
-        return [each.grad_sample for each in self.params]
+    def trained(self) -> list[Any]:
+        """Return the parameters. Opacus adds `grad_sample` and `summed_grad` to each."""
+        return list(self.params)
+
+    @property
+    def grad_samples(self) -> list[Any]:
+        """Return the gradients of single records, a tensor or `OuterProducts` per parameter."""
+        return [each.grad_sample for each in self.trained]
 
     @property
     def accumulated_iterations(self) -> int:
@@ -130,7 +155,7 @@ class ClippingOptimizer(DPOptimizer):  # type: ignore[misc]  # its library is no
         if bool(spoilt.any()):
             factors[spoilt] = 0.0
             gradients = [each.without(spoilt) for each in gradients]
-        for parameter, each in zip(self.params, gradients, strict=True):
+        for parameter, each in zip(self.trained, gradients, strict=True):
             total = each.weighted_sum(factors).view_as(parameter)
             before = parameter.summed_grad
             parameter.summed_grad = total if before is None else before.add_(total)
@@ -148,10 +173,9 @@ class NoisyOptimizer(ClippingOptimizer):
         super().__init__(
             optimizer,
             noise_multiplier=terms.noise_multiplier,
-            max_grad_norm=terms.clip,
-            expected_batch_size=terms.expected_batch,
+            clip=terms.clip,
+            expected_batch=terms.expected_batch,
             generator=terms.generator(str(device)),
-            secure_mode=True,  # adds several draws, against attacks on floating-point noise
         )
         self._terms = terms
         self._sizes: deque[int] = deque()
@@ -163,7 +187,7 @@ class NoisyOptimizer(ClippingOptimizer):
     def step_without_records(self) -> None:
         """Take the step of an empty batch, which is only noise."""
         self._sizes.appendleft(0)
-        for each in self.params:
+        for each in self.trained:
             each.grad_sample = None
         self.step()
 
@@ -178,7 +202,7 @@ class NoisyOptimizer(ClippingOptimizer):
         self._check_gradients(self._sizes.popleft())
         self._terms.record()
         done = super().pre_step()
-        for each in self.params:
+        for each in self.trained:
             each.grad_sample = each.summed_grad = None
         return done
 
@@ -186,12 +210,12 @@ class NoisyOptimizer(ClippingOptimizer):
         """Set the gradients of parameters that the loss does not use to zero.
 
         Raises ConfigurationError if a gradient does not have exactly one entry per record."""
-        if records and all(each.grad_sample is None for each in self.params):
+        if records and all(each.grad_sample is None for each in self.trained):
             raise ConfigurationError(
                 "the backward pass gave no gradients of single records; call `backward` once per "
                 "step, on a loss of the model that `noisy_steps` received"
             )
-        for each in self.params:
+        for each in self.trained:
             found = each.grad_sample
             if found is None:
                 each.grad_sample = each.new_zeros((records, *each.shape))

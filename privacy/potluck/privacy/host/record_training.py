@@ -163,10 +163,9 @@ class _NoisySteps:
         self.noise = ClippingOptimizer(
             torch.optim.SGD(used, lr=1.0),  # only holds the parameters; never steps
             noise_multiplier=granted.noise_multiplier,
-            max_grad_norm=granted.clip,
-            expected_batch_size=granted.expected_batch,
+            clip=granted.clip,
+            expected_batch=granted.expected_batch,
             generator=torch.Generator(device).manual_seed(secrets.randbits(63)),
-            secure_mode=True,  # adds several draws, against attacks on floating-point noise
         )
         self.optimizer = make_optimizer(self.parameters, settings, round_number=context.round)
 
@@ -188,7 +187,7 @@ class _NoisySteps:
         # Leave room: a sample is often a little larger than the mean, and a second pass is slow.
         for part in torch.split(chosen, self.settings.batch_size * 5 // 4 + 1):
             self._add(part)
-        for each in self.noise.params:  # add noise even if no record was drawn
+        for each in self.noise.trained:  # add noise even if no record was drawn
             each.grad_sample = each.new_zeros((0, *each.shape))
         self.noise.pre_step()
         if self.objective.proximal:
