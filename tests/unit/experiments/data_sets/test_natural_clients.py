@@ -121,6 +121,16 @@ def test_the_coordinator_may_evaluate_on_all_clients_test_samples(tmp_path: Path
     assert len(together) == int((found["c_test"] < 2).sum())
 
 
+def test_every_third_sample_of_a_role_for_shorter_runs(tmp_path: Path) -> None:
+    found = samples_by_role(small_play({"A": 40, "B": 30}), source="t")
+    data = written(tmp_path, Shakespeare(), found)
+    of = [Shakespeare(clients=2, every=n).client_data(ClientId("client-1"), data) for n in (1, 3)]
+    assert of[1].train.labels.tolist() == of[0].train.labels.tolist()[::3]
+    assert of[0].held_out is not None
+    assert of[1].held_out is not None
+    assert of[1].held_out.labels.tolist() == of[0].held_out.labels.tolist()[::3]
+
+
 def leaf_file(path: Path, users: dict[str, list[int]], **odd: Any) -> None:
     """Write a file as LEAF does: paper is 1, and the ink of a sample is at its label's position."""
     data = {}
