@@ -14,7 +14,7 @@ import sys
 import types
 from abc import ABC
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 from potluck.common.errors import ConfigurationError, PluginError
@@ -83,10 +83,16 @@ def installed(group: str) -> list[str]:
 
 
 @functools.lru_cache(maxsize=64)
-def _entry_points(group: str, _path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the installed plug-ins of a group. The result is cached: reading from disk takes
-    milliseconds, and every round needs it."""
-    return tuple(entry_points(group=group))
+def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Return the installed plug-ins of a group. path: the folders to search, `sys.path`."""
+    return tuple(_all_entry_points(path).select(group=group))
+
+
+@functools.lru_cache(maxsize=8)
+def _all_entry_points(_path: tuple[str, ...]) -> EntryPoints:
+    """Return the entry points of all packages. The result is cached: reading those of hundreds of
+    packages takes a tenth of a second."""
+    return entry_points().select()  # in Python 3.11, `select` is what all versions have in common
 
 
 def not_installed(group: str, name: str) -> PluginError:

@@ -32,6 +32,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from potluck.common.errors import PluginError
+from potluck.common.settings import plugins
+
 GRACE_SECONDS = 5.0
 """Seconds that a process has to end after SIGTERM, before it gets SIGKILL."""
 
@@ -42,6 +45,7 @@ PROGRAMS: Mapping[str, str] = {
 """Programs that can be forked, and the module with the `main` of each."""
 
 _IMPORTED = (
+    "numpy.random",
     "potluck.client.agent",
     "potluck.client.training.classification",
     "potluck.client.training.device",
@@ -181,6 +185,9 @@ def main() -> None:
     control.set_inheritable(False)
     for module in (*PROGRAMS.values(), *_IMPORTED):
         importlib.import_module(module)
+    for name in plugins.installed(plugins.SECURE_SUMS):  # every coordinator and host loads these
+        with contextlib.suppress(PluginError):  # the program that needs it reports it
+            plugins.find_callable(plugins.SECURE_SUMS, name)
     gc.collect()
     gc.freeze()  # garbage collection in a forked process would copy all shared memory
     server = ForkServer(control)
