@@ -10,7 +10,7 @@ import sysconfig
 import venv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import distribution
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
@@ -71,49 +71,50 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def required_by(name: str, found: set[str]) -> set[str]:
-    """Return a distribution and its transitive requirements."""
-    if name not in found:
-        found.add(name)
-        for requirement in map(Requirement, distribution(name).requires or ()):
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                required_by(requirement.name, found)
-    return found
+def required_by(found: Distribution, extra: str, names: set[str]) -> set[str]:
+    """Add the names of a distribution's transitive requirements to `names`, and return it."""
+    for requirement in map(Requirement, found.requires or ()):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            new = requirement.name not in names
+            names.add(requirement.name)
+            for each in requirement.extras or ([""] if new else ()):
+                required_by(distribution(requirement.name), each, names)
+    return names
 
 
-def share_torch(folder: Path) -> set[str]:
-    """Link torch and its requirements from this environment, so that pip need not download them.
-    Return the names of the modules that are then importable.
-    """
-    here = Path(sysconfig.get_path("purelib"))
-    shared = set[str]()
-    for name in required_by("torch", set()):
-        shared |= {file.parts[0] for file in distribution(name).files or ()}
-    for entry in shared - {".."}:
-        (folder / entry).symlink_to(here / entry)
-    return {entry.removesuffix(".py") for entry in shared}
+def parts(names: set[str]) -> set[str]:
+    """Return the names of the distributions' files and folders, next to one another."""
+    found = {file.parts[0] for name in names for file in distribution(name).files or ()}
+    return found - {".."}
+
+
+OF_TORCH = parts(required_by(distribution("torch"), "", {"torch"}))
 
 
 class Machine:
-    """An environment with Potluck's wheel and one extra, and no other part of this project."""
+    """An environment with Potluck's wheel and one extra, and no other part of this project.
+
+    What the wheel requires is linked from this environment, so that nothing is downloaded.
+    """
 
     def __init__(self, folder: Path, wheel: Path, extra: str) -> None:
         self.folder = folder
         self.programs = folder / "environment" / "bin"
         venv.create(folder / "environment", symlinks=True)
         [self.modules] = (folder / "environment" / "lib").glob("python*/site-packages")
-        shared = share_torch(self.modules)
-        what = f"potluck{f'[{extra}]' if extra else ''} @ {wheel.as_uri()}"
         pip = [sys.executable, "-m", "pip", "--python", str(self.programs / "python")]
-        constraints = ["--constraint", str(ROOT / "constraints.txt")]
         installed = subprocess.run(
-            [*pip, "install", "--quiet", "--no-compile", *constraints, what],
+            [*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)],
             capture_output=True,
             text=True,
             check=False,
         )
         assert installed.returncode == 0, installed.stderr
-        self.here = {module for module in OF_EXTRAS if module not in shared and self.has(module)}
+        [metadata] = self.modules.glob("potluck-*.dist-info")
+        required = required_by(Distribution.at(metadata), extra, {"torch"}) - {"potluck"}
+        for entry in parts(required) | OF_TORCH:
+            (self.modules / entry).symlink_to(Path(sysconfig.get_path("purelib")) / entry)
+        self.here = {module for module in OF_EXTRAS if module not in OF_TORCH and self.has(module)}
 
     def has(self, module: str) -> bool:
         return (self.modules / module).exists()

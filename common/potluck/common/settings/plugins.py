@@ -14,7 +14,7 @@ import sys
 import types
 from abc import ABC
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 from potluck.common.errors import ConfigurationError, PluginError
@@ -89,10 +89,11 @@ def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 
 @functools.lru_cache(maxsize=8)
-def _all_entry_points(_path: tuple[str, ...]) -> EntryPoints:
-    """Return the entry points of all packages. The result is cached: reading those of hundreds of
-    packages takes a tenth of a second."""
-    return entry_points().select()  # in Python 3.11, `select` is what all versions have in common
+def _all_entry_points(_path: tuple[str, ...]) -> Any:
+    """Return the entry points of all packages, with the method `select` (Python 3.11 and 3.12 have
+    different types). The result is cached: reading those of hundreds of packages takes a tenth of
+    a second."""
+    return entry_points()
 
 
 def not_installed(group: str, name: str) -> PluginError:
