@@ -96,7 +96,9 @@ async def killed_twice(federation: Federation, strategy: list[str]) -> str:
         pytest.param(named("fedbio", eta=5.0), id="fedbio", marks=pytest.mark.slow),
         pytest.param(CONCATENATING, id="fedconcat", marks=pytest.mark.slow),
         pytest.param(named("rhfl"), id="rhfl", marks=pytest.mark.slow),
-        pytest.param(several("rhfl-logits"), id="rhfl-logits", marks=pytest.mark.slow),
+        pytest.param(
+            ["rounds=2", *several("rhfl-logits")], id="rhfl-logits", marks=pytest.mark.slow
+        ),
         pytest.param(named("fedadam"), id="fedadam", marks=pytest.mark.slow),
         pytest.param(
             named("scaffold", step='"fedavgm"'), id="scaffold-fedavgm", marks=pytest.mark.slow
@@ -115,7 +117,7 @@ async def test_killed_coordinator_resumes_with_the_state_of_the_strategy(
     assert digests[0] == digests[1]
     assert {m.state for each in histories for entry in each for m in entry.members} == {INCLUDED}
     models = {entry.model_blake3 for entry in histories[0]}
-    assert len(models) == 4, "the strategy did not move the model"
+    assert len(models) == len(histories[0]) > 1, "the strategy did not move the model"
     if "scaffold" in strategy[0]:
         for each in (undisturbed, run_id):
             await until_agreed(federation, each)
