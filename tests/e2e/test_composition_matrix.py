@@ -1,8 +1,8 @@
-"""Every selector with a third of the strategies, and with two objectives, in one federation.
+"""Every selector with a quarter of the strategies, and with two objectives, in one federation.
 
 Two hosts hold 20 clients; every combination is a run of two rounds, or is refused with the reason
-that docs/reference/strategies/compatibility.md gives. The thirds differ between selectors, so that
-every strategy also meets a third of the selectors.
+that docs/reference/strategies/compatibility.md gives. The quarters differ between selectors, so
+that every strategy also meets a quarter of the selectors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = [
 ]
 PAGE = Path(__file__).parents[2] / "docs/reference/strategies/compatibility.md"
 TWO = ("cross-entropy", "noise-robust")
-PARTS = 3
+PARTS = 4
 """Number of parts of the strategies; a selector trains with those of one part."""
 COUNT, CLIENTS = 3, 20
 ADAPTIVE = '{name="scaffold", control="gradients"}'
@@ -105,7 +105,7 @@ def strategies_of(selector: str) -> list[str]:
     return [
         name
         for number, name in enumerate(suited)
-        if (number + place) % (4 * PARTS if made[name].trains else PARTS) == 0
+        if (number + place) % (3 * PARTS if made[name].trains else PARTS) == 0
     ]
 
 
@@ -116,7 +116,7 @@ async def test_every_strategy_meets_several_selectors() -> None:
 
 
 @pytest.mark.parametrize("selector", built_in(SELECTORS))
-async def test_selector_trains_with_a_third_of_the_strategies_and_two_objectives(
+async def test_selector_trains_with_a_quarter_of_the_strategies_and_two_objectives(
     federation: Federation, selector: str
 ) -> None:
     models = set()

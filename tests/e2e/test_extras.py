@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from support.federation import until_listening
 from support.repository import ROOT
 
 from potluck.common.settings.extras import not_installed
@@ -233,6 +235,7 @@ def test_coordinator_host_and_operator_extras_together_run_a_federation(
             coordinator.command("potluck-server", "--config", "coordinator.toml"),
             host.command("potluck-client", "--config", "host-0.toml"),
         ):
+            asyncio.run(until_listening(port))
             while operator.run(folder, "potluck", "clients").returncode:
                 pass
             run_id = operator.done(folder, "potluck", "run", "run.toml").strip()

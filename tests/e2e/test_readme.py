@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from safetensors import safe_open
+from support.federation import until_listening
 
 from potluck.deploy.local.demo_files import reserved_port
 
@@ -77,6 +78,7 @@ async def test_documented_commands_start_a_federation_on_four_terminals(tmp_path
         assert code == 0, said
         use_port(tmp_path, port)
         async with in_terminals(tmp_path, coordinator, *hosts):
+            await until_listening(port)
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while (await to_its_end(tmp_path, "potluck clients"))[0] != 0:
                     pass

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
 
+from support.federation import until_listening
 from support.repository import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -128,6 +129,7 @@ async def carried_out(example: Example, port: int) -> str:
     async with contextlib.AsyncExitStack() as stack:
         for each in terminals:
             await stack.enter_async_context(example.in_terminal(each))
+        await until_listening(port)
         async with asyncio.timeout(PATIENCE_SECONDS):
             while (await example.tried("potluck clients"))[0] != 0:
                 pass

@@ -39,7 +39,7 @@ QUESTIONS = (
     "availability",
 )
 """Kinds of questions that Potluck's selectors ask."""
-_LOOK_SECONDS = 0.01
+_LOOK_SECONDS = 0.03
 _WATCH_SECONDS = 10.0
 _NO_ROUND = 2**32 - 1
 """Number larger than any round: a watcher that starts after it receives no committed rounds."""
@@ -59,6 +59,20 @@ async def until(condition: Callable[[], bool], what: str = "condition") -> None:
                 await asyncio.sleep(_LOOK_SECONDS)
     except TimeoutError:
         raise AssertionError(f"{what}: not within {PATIENCE_SECONDS:g} s") from None
+
+
+async def until_listening(port: int) -> None:
+    """Wait until a process listens on a port of this machine. A command that fails until then would
+    use a second of processor time per try."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(_LOOK_SECONDS)
+            else:
+                writer.close()
+                return
 
 
 @dataclass(frozen=True)
