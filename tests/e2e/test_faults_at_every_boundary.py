@@ -1,7 +1,8 @@
 """A process killed between any two changes of its persistent state resumes without a difference.
 
 Open runs are killed at every change. Other runs make the same changes and some of their own: they
-are killed at the first and the last change of each kind.
+are killed at one change of each kind, the last one, or the first one with pre-training, which comes
+first.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from support.boundaries import Kills
@@ -32,6 +33,10 @@ SUMS = ["host_sums.enabled=true", 'selector.name="uniform"', 'strategy.name="fed
 UNEQUAL = {
     tuple(MASKED): ("blake3", "size", "loss"),  # masks and losses differ by run
     tuple(SUMS): ("blake3", "size"),  # of the sum's file, whose members may differ
+}
+AT: dict[tuple[str, ...], Literal["every", "first"]] = {
+    tuple(OPEN): "every",
+    tuple(PRETRAINED): "first",
 }
 ONE_HOST: dict[str, Any] = {"clients": 3, "hosts": 1, "count": 2}
 TWO_HOSTS: dict[str, Any] = {"clients": 4, "hosts": 2, "count": 4}
@@ -64,7 +69,7 @@ async def killed_everywhere(
             relay=relay,
             unequal=UNEQUAL.get(tuple(assignments), ()),
             pretrained=assignments is PRETRAINED,
-            every=assignments is OPEN,
+            at=AT.get(tuple(assignments), "last"),
         )
         await kills.everywhere()
     print(f"{len(kills.aimed)} kills in {time.monotonic() - begun:.0f} s, missed: {kills.missed}")

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from support.evidence import Evidence, check_files, evidence, left_over
 from support.federation import Federation, until
@@ -39,8 +40,8 @@ class Kills:
     relay: Relay | None = None
     unequal: Collection[str] = ()
     pretrained: bool = False
-    every: bool = True
-    """False to kill only at the first and the last change of each kind."""
+    at: Literal["every", "first", "last"] = "every"
+    """Changes at which to kill: every one, or the first or the last of each kind."""
     aimed: list[str] = field(default_factory=list)
     """Points at which runs were killed."""
     missed: list[str] = field(default_factory=list)
@@ -61,7 +62,7 @@ class Kills:
         await self._one_run()  # warm-up: only the first run creates models and profiles
         undisturbed = await self._one_run()
         boundaries = self.federation.points.boundaries
-        for point in _points(boundaries if self.every else _ends(boundaries)):
+        for point in _points(_chosen(boundaries, self.at)):
             try:
                 await self._kill_at(point, undisturbed)
             except (AssertionError, TimeoutError) as error:
@@ -184,14 +185,16 @@ class Kills:
             assert "Traceback" not in log, log[log.index("Traceback") :][:3000]
 
 
-def _ends(boundaries: Sequence[str]) -> list[str]:
-    """Return the first and the last change of each kind, in order. A change's name is its kind and
-    a number."""
-    numbers = defaultdict[str, list[str]](list)
+def _chosen(boundaries: Sequence[str], at: Literal["every", "first", "last"]) -> list[str]:
+    """Return every change, or the first or the last one of each kind, in order. A change's name is
+    its kind and a number."""
+    if at == "every":
+        return list(boundaries)
+    of_kind = defaultdict[str, list[str]](list)
     for boundary in boundaries:
-        numbers[boundary.rpartition("-")[0]].append(boundary)
-    ends = {each for same in numbers.values() for each in (same[0], same[-1])}
-    return [boundary for boundary in boundaries if boundary in ends]
+        of_kind[boundary.rpartition("-")[0]].append(boundary)
+    chosen = {same[0 if at == "first" else -1] for same in of_kind.values()}
+    return [boundary for boundary in boundaries if boundary in chosen]
 
 
 def _points(boundaries: Sequence[str]) -> list[str]:
