@@ -28,6 +28,7 @@ from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.private_training import GrantedTraining
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
 from potluck.client.training.steps.loop import TrainingContext
+from potluck.common.disclosure import Weighting
 from potluck.common.names import ClientId
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
@@ -184,7 +185,9 @@ def audited(state: Path, loop: Callable[[GrantedTraining], GrantedTraining]) -> 
     )
     # The number of records is public, and would disclose how many canaries there are. So the owner
     # discloses it as a power of two, which is the same for nearly all outcomes of the coins.
-    policy = DisclosurePolicy(weighting="bucketed", training_epsilon=CLAIMED, training_delta=DELTA)
+    policy = DisclosurePolicy(
+        weighting=Weighting.BUCKETED, training_epsilon=CLAIMED, training_delta=DELTA
+    )
     guard = HostGuard(state, policy, federation="demo", coordinator="127.0.0.1:7443")
     change, rate = torch.zeros(sum(each.numel() for each in start.values())).double(), 0.0
     for round_ in range(1, ROUNDS + 1):

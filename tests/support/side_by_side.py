@@ -39,10 +39,10 @@ LONGEST: Final = (
 """Tests that take more than about 50 seconds, longest first."""
 
 
-def unit_of(test: str) -> str:
+def unit_of(nodeid: str) -> str:
     """Return the file of a test, or the test itself if it may run apart from its file."""
-    file = test.partition("::")[0]
-    return test if file in APART else file
+    file = nodeid.partition("::")[0]
+    return nodeid if file in APART else file
 
 
 def ordered(tests: Sequence[str]) -> list[str]:

@@ -57,10 +57,12 @@ class EstimatedMatrix(Protocol):
     @property
     def matrix(self) -> Counts:
         """Number of samples by class and estimated attribute."""
+        ...
 
     @property
     def degenerate(self) -> bool:
         """True if no class could be split."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

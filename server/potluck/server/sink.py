@@ -15,7 +15,7 @@ from __future__ import annotations
 import tomllib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import ClassVar
 
@@ -65,7 +65,7 @@ class TrackedRun:
 class TrackedRound(Round):
     """A committed round, with the row and the numbers that trackers record."""
 
-    committed_at: datetime
+    committed_at: datetime = field()
 
     @property
     def row(self) -> TableRow:

@@ -88,13 +88,14 @@ def test_private_example_has_the_epsilon_of_dp_accounting_and_opacus(tmp_path: P
     # The same loop with an engine of Opacus, as scripts use it.
     model, [loader, _] = module.build_model(), module.load(tmp_path / "data" / "client-0.npz")
     engine = PrivacyEngine(accountant="rdp")
-    network, optimizer, batches = engine.make_private(
+    private: Any = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
         data_loader=DataLoader(loader.dataset, batch_size=BATCH),
         noise_multiplier=SIGMA,
         max_grad_norm=1.0,
     )
+    network, optimizer, batches = private
     for images, digits in batches:
         optimizer.zero_grad()
         nn.functional.cross_entropy(network(images), digits).backward()  # type: ignore[no-untyped-call]

@@ -49,4 +49,4 @@ def drawn(
         chosen = shuffled[np.argsort(np.array(times)[shuffled], kind="stable")[:size]]
     else:
         raise ValueError(f"selector '{selector}' can't be recomputed by hosts")
-    return tuple(available[position] for position in chosen.tolist())
+    return tuple(available[position] for position in map(int, chosen))

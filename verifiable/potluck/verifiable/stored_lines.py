@@ -35,7 +35,7 @@ class StoredLines:
         whole = content[: content.rfind(b"\n") + 1]
         self._size = len(whole)
         try:
-            lines = [json.loads(line) for line in whole.splitlines()]
+            lines: list[Any] = [json.loads(line) for line in whole.splitlines()]
         except ValueError:
             lines = [None]
         if not all(isinstance(line, dict) for line in lines):

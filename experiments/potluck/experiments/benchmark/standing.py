@@ -197,7 +197,7 @@ def _declared(selector: Selector) -> dict[str, Collection[str]]:
 
 def published(tier: Tier) -> dict[str, ArmResult]:
     """Return the results of a tier that come with Potluck, by arm. Raises ConfigurationError."""
-    folder = resources.files(__package__).joinpath("published", tier.name)
+    folder = resources.files("potluck.experiments.benchmark").joinpath("published", tier.name)
     if not folder.is_dir():
         return {}
     files = sorted((each for each in folder.iterdir()), key=lambda each: each.name)

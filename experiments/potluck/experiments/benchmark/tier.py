@@ -161,7 +161,7 @@ class Tier(Settings):
 
 # Files --------------------------------------------------------------------------------------------
 
-_FOLDER = resources.files(__package__).joinpath("tiers")
+_FOLDER = resources.files("potluck.experiments.benchmark").joinpath("tiers")
 TIERS: tuple[str, ...] = ("smoke", "standard", "full")
 """Names of the tiers, the quickest first."""
 TierName = Literal["smoke", "standard", "full"]

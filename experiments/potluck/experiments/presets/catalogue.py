@@ -52,7 +52,7 @@ class Preset(BaseModel):
 
 # All presets --------------------------------------------------------------------------------------
 
-_FOLDER = resources.files(__package__)
+_FOLDER = resources.files("potluck.experiments.presets")
 _ENDING = ".toml"
 
 

@@ -44,8 +44,9 @@ def write_selector_package(name: str, into: Path) -> Path:
     try:
         folder.mkdir(parents=True)
         (folder / "tests").mkdir()
+        templates = resources.files("potluck.experiments.templates").joinpath("selector")
         for template, path in _FILES.items():
-            text = resources.files(__package__).joinpath("selector", f"{template}.txt")
+            text = templates.joinpath(f"{template}.txt")
             filled = Template(text.read_text(encoding="utf-8")).substitute(values)
             (folder / Template(path).substitute(values)).write_text(filled, encoding="utf-8")
     except OSError as error:

@@ -27,7 +27,7 @@ from potluck.integrations.adapters.watched_loaders import dataset_size, seed_loa
 with extra_named():
     from ignite.engine import Events
     from monai.data.utils import set_rnd
-    from monai.engines import SupervisedTrainer
+    from monai.engines.trainer import SupervisedTrainer
     from monai.utils.misc import MAX_SEED
 
 

@@ -173,7 +173,7 @@ class SelectionAudit:
         key = AttemptKey(self.run.run_id, opening.round, opening.attempt)
         found = _selected(self._plan, state, context, self._tables.answers(key), attempt, key)
         ids = context.population.ids
-        cohort = [ids[row] for row in found.rows.tolist()]
+        cohort = [ids[row] for row in map(int, found.rows)]
         if cohort != list(outcome.cohort):
             yield (
                 f"the selector chooses {_few(cohort)}, but the committed cohort is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -102,7 +103,7 @@ def test_client_drawn_twice_trains_once_with_double_weight() -> None:
 def test_mean_weight_of_clients_equals_their_sample_share_where_possible() -> None:
     sizes = np.repeat([400, 50, 10], [4, 20, 100])  # groups of 1600, 1000 and 1000 samples
     federation, selector = with_samples(*sizes.tolist()), ClusteredSampling()
-    state, weight = selector.init(federation), dict.fromkeys((400, 50, 10), 0.0)
+    state, weight = selector.init(federation), defaultdict[int, float](float)
     for number in range(1, 8_001):
         chosen = draws(select(selector, state, context(federation, 6, number=number)))
         for row, drawn in chosen.items():
