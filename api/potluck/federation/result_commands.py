@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -29,10 +29,12 @@ from potluck.deploy.operator.model_download import download_model
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import RunView, observe
 from potluck.federation.frames import clients_frame, rounds_frame, selections_frame
-from potluck.federation.model_report import ModelReport, evaluated_model
 from potluck.federation.rounds import Round, round_of
 from potluck.federation.session_plugins import SessionPlugins
 from potluck.rpc.v1.operator_pb2 import RunStatus
+
+if TYPE_CHECKING:
+    from potluck.federation.model_report import ModelReport
 
 
 class What(StrEnum):
@@ -117,6 +119,9 @@ async def _evaluate(
     potluck evaluate 3f9a --best
     ```
     """
+    # `potluck --help` loads this module; scikit-learn takes a second.
+    from potluck.federation.model_report import evaluated_model
+
     status = await _status(client, run_id)
     with tempfile.TemporaryDirectory(prefix="potluck-model-") as folder:
         path = Path(folder) / "model.safetensors"
