@@ -161,11 +161,11 @@ async def test_selector_trains_with_a_strategy_for_client_groups(
     await federation.finished(run_id)
 
 
-@pytest.mark.parametrize("selector", built_in(SELECTORS)[:: 3 * PARTS])
+@pytest.mark.parametrize("selector", built_in(SELECTORS)[:: 6 * PARTS])
 async def test_selector_trains_with_client_specific_models(
     federation: Federation, selector: str
 ) -> None:
-    """RHFL, with models of two kinds that learn from one another on public samples. A ninth of the
+    """RHFL, with models of two kinds that learn from one another on public samples. A few
     selectors, since its rounds train on the coordinator."""
     await own_models(federation, selector)
 

@@ -214,9 +214,15 @@ class Federation:
     async def server_command(self, *arguments: str, witnessed: bool = False) -> tuple[int, str]:
         """Run a command of `potluck-server` with the coordinator's configuration; return
         its exit code and output. witnessed: its changes are points, see `SERVER_COMMAND`."""
+        arguments = (*arguments, "--config", str(self.files.coordinator))
+        forks = None if witnessed else shared_forks()
+        if forks is not None:  # has imported torch, unlike a new process
+            log = self.files.log("command")
+            forked = await forks.fork("command", "potluck-server", arguments, log=log)
+            return await forked.ended(), log.read_text(encoding="utf-8")
         command = [str(PLUGINS / SERVER_COMMAND)] if witnessed else ["-m", "potluck.server"]
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, *command, *arguments, "--config", str(self.files.coordinator)),
+            *(sys.executable, *command, *arguments),
             cwd=self.files.folder,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
