@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
@@ -140,5 +141,5 @@ def _table(*names: str) -> Table:
     return table
 
 
-COMMANDS = {"audit": operator_command(audit)}
-"""The commands by name, for typer."""
+app = typer.Typer()
+app.command("audit")(operator_command(audit))

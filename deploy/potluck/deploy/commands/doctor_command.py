@@ -170,3 +170,7 @@ def _print(findings: dict[str, Sequence[Finding]] | dict[str, list[Finding]]) ->
     console.print(
         ", ".join(f"{verdicts.count(each)} {each}" for each in Verdict if each in verdicts)
     )
+
+
+app = typer.Typer()
+app.command("doctor")(doctor)

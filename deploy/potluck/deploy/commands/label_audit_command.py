@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
@@ -100,5 +101,5 @@ def _why(audit: operator_pb2.LabelAudit) -> str:
     )
 
 
-COMMANDS = {"audit-labels": operator_command(audit_labels)}
-"""The commands by name, for typer."""
+app = typer.Typer()
+app.command("audit-labels")(operator_command(audit_labels))

@@ -68,5 +68,5 @@ def _count(entry: float) -> float | int:
     return int(clipped) if clipped.is_integer() else clipped
 
 
-COMMANDS = {"profiles": operator_command(profiles)}
-"""The commands by name, for typer."""
+app = typer.Typer()
+app.command("profiles")(operator_command(profiles))

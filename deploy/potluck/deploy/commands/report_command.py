@@ -190,5 +190,5 @@ async def _so_far(client: OperatorClient, run_id: str) -> RunView:
     return view
 
 
-COMMANDS = {"report": operator_command(report)}
-"""The commands by name, for typer."""
+app = typer.Typer()
+app.command("report")(operator_command(report))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 import tomllib
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -452,13 +451,11 @@ def _all_of(stream: TextIO) -> bytes:
     return stream.buffer.read()
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "run": operator_command(run, first=_check_file),
-    "watch": operator_command(watch),
-    "runs": operator_command(runs),
-    "stop": operator_command(stop),
-    "resume": operator_command(resume),
-    "delete": operator_command(delete),
-    "model": operator_command(model),
-}
-"""The commands by name, for typer."""
+app = typer.Typer()
+app.command("run")(operator_command(run, first=_check_file))
+app.command("watch")(operator_command(watch))
+app.command("runs")(operator_command(runs))
+app.command("stop")(operator_command(stop))
+app.command("resume")(operator_command(resume))
+app.command("delete")(operator_command(delete))
+app.command("model")(operator_command(model))

@@ -15,6 +15,7 @@ from potluck.common.errors import ConfigurationError, PluginError, PotluckError
 from potluck.common.run_file.run_settings import PluginTable
 from potluck.common.run_file.runfile import RunFile, parse_run_file
 from potluck.common.settings.plugins import SELECTORS, create, find, installed
+from potluck.deploy.commands.old_options import CommandWithOldOptions
 from potluck.deploy.commands.run_commands import read_run_file
 from potluck.deploy.operator.offline_selection import (
     OfflineRound,
@@ -261,3 +262,7 @@ def _table(rounds: Iterable[OfflineRound], population: Population) -> Table:
 def _chosen(played: OfflineRound, population: Population) -> list[tuple[str, str]]:
     ids = [str(population.ids[int(row)]) for row in played.selection.rows]
     return list(zip(ids, played.selection.reasons, strict=True))
+
+
+app = typer.Typer()
+app.command("select", cls=CommandWithOldOptions)(select)

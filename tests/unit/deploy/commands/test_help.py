@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from potluck.client.cli import app as client_app
 from potluck.common.process.command_line import exit_code_of
 from potluck.deploy.cli import app
-from potluck.deploy.commands.installed_commands import GROUPS, OTHERS
+from potluck.deploy.commands.all_commands import GROUPS, OTHERS
 from potluck.relay.cli import app as relay_app
 from potluck.server.cli import app as server_app
 

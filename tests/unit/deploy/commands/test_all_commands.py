@@ -103,3 +103,14 @@ def test_commands_whose_extra_is_missing_name_the_extra() -> None:
         assert f"{name} Needs the extra '{extra}', which is not installed." in text
         why = not_installed(library, f"potluck[{extra}]")
         assert f"`potluck {name}` needs the extra '{extra}': {why}" in text
+
+
+def test_misspelled_command_of_another_package_is_suggested() -> None:
+    assert "Did you mean 'count'?" in CliRunner().invoke(app, ["cuont", "up", "3"]).stderr
+
+
+def test_no_command_is_imported_before_it_is_called_or_listed() -> None:
+    code = "import sys, potluck.deploy.cli; print([n for n in sys.modules if 'command' in n])"
+    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
+    assert b"potluck.deploy.commands.all_commands" in printed
+    assert b"run_commands" not in printed
