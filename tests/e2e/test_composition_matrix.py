@@ -165,8 +165,8 @@ async def test_selector_trains_with_a_strategy_for_client_groups(
 async def test_selector_trains_with_client_specific_models(
     federation: Federation, selector: str
 ) -> None:
-    """RHFL, with models of two kinds that learn from one another on public samples. A few
-    selectors, since its rounds train on the coordinator."""
+    """RHFL, with models of two kinds that learn from one another on public samples. Only a
+    few selectors are tested, since each of its rounds starts a process that imports torch."""
     await own_models(federation, selector)
 
 

@@ -213,10 +213,14 @@ class Federation:
 
     async def server_command(self, *arguments: str, witnessed: bool = False) -> tuple[int, str]:
         """Run a command of `potluck-server` with the coordinator's configuration; return
-        its exit code and output. witnessed: its changes are points, see `SERVER_COMMAND`."""
+        its exit code and output.
+
+        witnessed: its changes are points, see `SERVER_COMMAND`. The exit code after signal N is
+        then -N, otherwise 128 + N.
+        """
         arguments = (*arguments, "--config", str(self.files.coordinator))
         forks = None if witnessed else shared_forks()
-        if forks is not None:  # has imported torch, unlike a new process
+        if forks is not None:  # the fork server has already imported torch
             log = self.files.log("command")
             forked = await forks.fork("command", "potluck-server", arguments, log=log)
             return await forked.ended(), log.read_text(encoding="utf-8")

@@ -119,7 +119,7 @@ async def _evaluate(
     potluck evaluate 3f9a --best
     ```
     """
-    # `potluck --help` loads this module; scikit-learn takes a second.
+    # Imported late: `potluck --help` imports this module, and scikit-learn takes a second.
     from potluck.federation.model_report import evaluated_model
 
     status = await _status(client, run_id)

@@ -65,7 +65,7 @@ class TrackedRun:
 class TrackedRound(Round):
     """A committed round, with the row and the numbers that trackers record."""
 
-    committed_at: datetime = field()
+    committed_at: datetime = field()  # a dataclass would otherwise take the default of `Round`
 
     @property
     def row(self) -> TableRow:

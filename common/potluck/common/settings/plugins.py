@@ -152,8 +152,9 @@ def find_callable(group: str, name: str) -> Callable[..., Any]:
     point = next(iter(offered.values()))
     try:
         found = point.load()
-    except (ImportError, AttributeError) as error:
-        cause = missing_library(error) or error
+    except Exception as error:  # the package's own code runs
+        known = isinstance(error, (ImportError, AttributeError))
+        cause = missing_library(error) or (error if known else f"{type(error).__name__}: {error}")
         raise PluginError(
             f"{group}: '{name}' can't be loaded from {point.value}: {cause}", group=group, name=name
         ) from error

@@ -66,7 +66,7 @@ _OWN: Final[Mapping[str, str]] = {
     "stop": "run_commands",
     "watch": "run_commands",
 }
-"""Modules of this package with a typer app, by the name of the command in it."""
+"""Module of this package whose `app` has the command, by the command's name."""
 
 
 class AllCommands(TyperGroup):
@@ -74,7 +74,13 @@ class AllCommands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = _Commands()
+        self.commands = _Commands(self.commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # given by typer
+        """Return the command with that name, or None."""
+        if cmd_name not in self.commands:
+            return None
+        return self.commands[cmd_name]  # `get` would hide a KeyError of the command's module
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # given by typer
         """Return the names of all commands, group by group."""
@@ -91,11 +97,11 @@ class AllCommands(TyperGroup):
 class _Commands(MutableMapping[str, Any]):
     """Commands by name, in the order of the help. A command is imported when it is looked up."""
 
-    def __init__(self) -> None:
-        self._loaded: dict[str, Any] = {}
+    def __init__(self, loaded: Mapping[str, Any]) -> None:
+        self._loaded = dict(loaded)
 
     def __iter__(self) -> Iterator[str]:
-        found = {*_OWN, *plugins.installed(plugins.COMMANDS)}
+        found = {*_OWN, *plugins.installed(plugins.COMMANDS), *self._loaded}
         listed = [name for names in GROUPS.values() for name in names]
         yield from (name for name in listed if name in found)
         yield from sorted(found.difference(listed))
@@ -132,7 +138,7 @@ def _command(name: str) -> Any:
 
 
 def _in_app(found: Any, name: str) -> Any:
-    """Return the command in a typer app, or made of a function."""
+    """Return the command `name` of a typer app, or a new command that calls the function."""
     group = typer.Typer(rich_markup_mode="markdown")
     if isinstance(found, typer.Typer):
         of_that_name = [each for each in found.registered_commands if each.name == name]
@@ -148,7 +154,8 @@ def _in_app(found: Any, name: str) -> Any:
 def _broken(name: str, error: PluginError) -> TyperCommand:
     """Return a stand-in for a command that can't be loaded: calling it raises the error.
 
-    So the other commands still work. If a library is missing, help and error name its extra.
+    One broken package does not stop the other commands. If a library is missing, help and error
+    name its extra.
     """
     why, extra = missing_library(error.__cause__), missing_extra(error.__cause__)
     shown: PotluckError = error

@@ -26,7 +26,8 @@ class _ListByDefault(TyperGroup):
     """Command group: `potluck clients` without a subcommand runs `potluck clients list`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0].startswith("-") and args[0] != "--help"):
+        help_asked = args[:1] == ["--help"]
+        if not ctx.resilient_parsing and not help_asked and (not args or args[0].startswith("-")):
             args = ["list", *args]
         return super().parse_args(ctx, args)
 

@@ -35,6 +35,7 @@ ENTRY_POINTS = """[potluck.commands]
 hello = brought_commands:hello
 count = brought_commands:app
 lacking = lacking_commands:hello
+failing = failing_commands:hello
 demo = brought_commands:hello
 """
 
@@ -43,6 +44,7 @@ demo = brought_commands:hello
 def _brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "brought_commands.py").write_text(MODULE)
     (tmp_path / "lacking_commands.py").write_text("import absent_library\n")
+    (tmp_path / "failing_commands.py").write_text("import os\nos.environ['ABSENT']\n")
     information = tmp_path / "brought_commands-1.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: brought\nVersion: 1\n")
@@ -67,12 +69,16 @@ def test_help_lists_installed_commands_including_ones_that_can_not_be_loaded() -
     assert "experiment Run a grid of settings" in text
     assert text.index("From other packages") < text.index("hello Greet")
     assert "lacking Can't be loaded; call it to see why." in text
+    assert "failing Can't be loaded; call it to see why." in text
 
 
 def test_calling_a_command_that_can_not_be_loaded_reports_the_reason() -> None:
     result = CliRunner().invoke(app, ["lacking", "Ann", "--loud"])
     assert isinstance(result.exception, PluginError)
     assert "No module named 'absent_library'" in result.exception.message
+    result = CliRunner().invoke(app, ["failing", "Ann"])
+    assert isinstance(result.exception, PluginError)
+    assert result.exception.message.endswith("failing_commands:hello: KeyError: 'ABSENT'")
 
 
 def test_installed_command_does_not_replace_a_built_in_one() -> None:
@@ -109,8 +115,27 @@ def test_misspelled_command_of_another_package_is_suggested() -> None:
     assert "Did you mean 'count'?" in CliRunner().invoke(app, ["cuont", "up", "3"]).stderr
 
 
-def test_no_command_is_imported_before_it_is_called_or_listed() -> None:
-    code = "import sys, potluck.deploy.cli; print([n for n in sys.modules if 'command' in n])"
-    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
-    assert b"potluck.deploy.commands.all_commands" in printed
-    assert b"run_commands" not in printed
+@pytest.mark.parametrize(("called", "imported"), [("", []), ("config", ["config_command"])])
+def test_only_the_command_that_is_called_is_imported(called: str, imported: list[str]) -> None:
+    code = f"""
+import sys
+from typer.testing import CliRunner
+from potluck.deploy.cli import app
+assert not {called!r} or "[task]" in CliRunner().invoke(app, [{called!r}]).stdout
+print(*sorted(name for name in sys.modules if name.startswith("potluck.deploy.commands.")))
+"""
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    names = ["all_commands", *imported]
+    assert printed.split() == [f"potluck.deploy.commands.{name}" for name in names]
+
+
+def test_subcommands_of_clients_are_completed() -> None:
+    asked = {
+        "_POTLUCK_COMPLETE": "complete_bash",
+        "COMP_WORDS": "potluck clients ",
+        "COMP_CWORD": "2",
+    }
+    assert CliRunner(env=asked).invoke(app, [], prog_name="potluck").stdout.split() == [
+        *("list", "quarantine", "readmit")
+    ]

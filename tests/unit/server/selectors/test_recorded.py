@@ -1,14 +1,14 @@
 """Selectors against recorded inputs and picks, so that a change of their arithmetic is noticed.
 
 `inputs.json` in `tests/testdata/selectors` is a made-up federation: for each client its samples,
-interaction matrix, label counts and seconds, and for each round its loss on validation and training
-data, gradient norm and update. Each other file is a selector with its options, and the cohorts,
-weights and last state that follow. Other tests compare the same selectors with the authors' figures
-or with second implementations.
+interaction matrix, label counts, availability and seconds, and for each round its loss on
+validation and training data, gradient norm and update. Each other file is a selector with its
+options, and the cohorts, weights and last state that follow. Other tests compare the same selectors
+with the authors' figures or with second implementations.
 
-For a new selector, add a file with `options`, `count` and `rounds`. For it, and after an intended
-change, `pytest tests/unit/server/selectors/test_recorded.py --rewrite` writes the current picks;
-read the difference before you commit it.
+For a new selector, add a file with `options`, `count` and `rounds`. Then run
+`pytest tests/unit/server/selectors/test_recorded.py --rewrite`, which writes the current picks. Run
+it also after an intended change, and read the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ FILES = sorted(path for path in FOLDER.glob("*.json") if path.stem != "inputs")
 LOST = 5
 """Row of the client whose updates never arrive."""
 MOST = 100
-"""Number of values of an array above which only its size, mean and root mean square are kept."""
+"""Maximum number of values of an array that are recorded in full. Of larger arrays, the size, mean,
+root mean square and mean by place are recorded."""
 
 
 def answers_to(ask: Ask, place: int) -> Answers:
@@ -110,6 +111,10 @@ def replayed(path: Path) -> dict[str, Any]:
         if selection.weights is not None:
             weights = selection.weights
             picks[-1]["weights"] = weights.tolist()
+        if selection.epochs is not None:
+            picks[-1]["epochs"] = selection.epochs.tolist()
+        if selection.dropped is not None:
+            picks[-1]["dropped"] = [sorted(names) for names in selection.dropped]
         arrived = selection.rows[selection.rows != LOST]
         facts = facts_of(
             np.array(INPUTS["updates"][number - 1])[arrived], rows=arrived, number=number
@@ -132,7 +137,7 @@ def replayed(path: Path) -> dict[str, Any]:
 
 
 def mean_loss(losses: Floats, wanted: MeasureMean) -> float:
-    """Return a measure of the model that combines the updates of these clients."""
+    """Return the mean loss of these clients; 2 if there are none."""
     return float(np.mean(losses[wanted.rows])) if len(wanted.rows) else 2.0
 
 
@@ -141,14 +146,22 @@ def as_json(state: State) -> dict[str, Any]:
     arrays = {
         name: [None if np.isnan(value) else value for value in array.ravel().tolist()]
         if array.size <= MOST
-        else [float(array.size), float(array.mean()), float(np.sqrt(np.mean(array**2)))]
+        else summary(array.ravel().astype(np.float64))
         for name, array in state.arrays.items()
     }
     return {**arrays, **state.scalars}
 
 
+def summary(values: Floats) -> list[float]:
+    """Return the size, mean, root mean square, and mean of the values times their places."""
+    assert np.isfinite(values).all()
+    places = np.linspace(0, 1, len(values))
+    means = (values.mean(), np.sqrt(np.mean(values**2)), np.mean(values * places))
+    return [float(len(values)), *map(float, means)]
+
+
 def test_every_selector_is_recorded() -> None:
-    assert [path.stem for path in FILES] == sorted(built_in(SELECTORS))
+    assert sorted(path.stem for path in FILES) == sorted(built_in(SELECTORS))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -160,7 +173,8 @@ def test_recorded_inputs_give_the_recorded_picks(path: Path, pytestconfig: pytes
     for number, (pick, expected) in enumerate(
         zip(found["picks"], recorded["picks"], strict=True), start=1
     ):
-        assert pick["cohort"] == expected["cohort"], f"round {number}"
+        for name in ("cohort", "epochs", "dropped"):
+            assert pick.get(name) == expected.get(name), f"{name} of round {number}"
         assert pick.get("weights", []) == pytest.approx(expected.get("weights", []), rel=1e-9)
     assert found["state"].keys() == recorded["state"].keys()
     for name, values in recorded["state"].items():
