@@ -1,14 +1,16 @@
 """Fill the tables of docs/research/leaderboard.md from the results that come with Potluck.
 
-    PYTHONPATH=tools .venv/bin/python tools/leaderboard_page.py
+    python tools/leaderboard_page.py
 
 Tiers without results have no tables.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+from potluck.common.errors import PotluckError
 from potluck.experiments.benchmark.leaderboard import comparable, leaderboard
 from potluck.experiments.benchmark.standing import published
 from potluck.experiments.benchmark.tier import TIERS, tier_named
@@ -34,4 +36,7 @@ def tables(name: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    try:
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    except PotluckError as error:
+        sys.exit(f"leaderboard_page.py: {error}")

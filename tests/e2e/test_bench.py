@@ -45,7 +45,8 @@ def test_arm_of_a_tiny_tier_gets_a_row(tmp_path: Path) -> None:
     folder = ResultsFolder(tmp_path / "bench")
     console = Console(file=io.StringIO())
 
-    def run(cells: Sequence[Cell]) -> Mapping[str, CellResult]:
+    def run(cells: Sequence[Cell], purpose: str) -> Mapping[str, CellResult]:
+        assert purpose == "results"  # an arm without a grid is not tuned
         work = GridWork(list(cells), folder, None, "cpu", 1)
         return run_work(work, RayChoice(None, gpus=0.0, apart=False), console).results
 

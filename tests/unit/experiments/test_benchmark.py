@@ -20,6 +20,7 @@ from potluck.experiments.benchmark.leaderboard import (
     learned,
     profile_scores,
     ratios,
+    tuning_note,
 )
 from potluck.experiments.benchmark.selection_time import server_seconds
 from potluck.experiments.benchmark.standing import (
@@ -41,8 +42,13 @@ from potluck.experiments.benchmark.tier import (
     with_grid,
 )
 from potluck.experiments.grid.grid_cells import Cell
-from potluck.experiments.grid.label_mix import SAMPLES, SECONDS
-from potluck.experiments.grid.results import CellResult, RoundResult, Timings
+from potluck.experiments.grid.results import (
+    SAMPLES,
+    SECONDS,
+    CellResult,
+    RoundResult,
+    Timings,
+)
 from potluck.server.selectors.oort import Oort
 from potluck.server.selectors.uniform import Uniform
 
@@ -116,8 +122,10 @@ class Runner:
 
     def __init__(self, accuracy: Accuracy) -> None:
         self.accuracy, self.batches = accuracy, list[list[Cell]]()
+        self.purposes = list[str]()
 
-    def __call__(self, cells: Sequence[Cell]) -> Mapping[str, CellResult]:
+    def __call__(self, cells: Sequence[Cell], purpose: str) -> Mapping[str, CellResult]:
+        self.purposes.append(purpose)
         self.batches.append(list(cells))
         return {cell.digest: finished(cell, self.accuracy) for cell in cells}
 
@@ -175,16 +183,20 @@ def test_standard_tier_is_estimated_at_twelve_hours_on_two_processors() -> None:
     assert estimate(tier, list(tier.arms), baseline=True).seconds / 2 <= 12 * 3600
 
 
-def test_tried_settings_are_within_the_budget_and_always_the_same() -> None:
-    tier = with_grid(SMALL, "refl", {"rest": [1, 2, 3]})
+def test_tried_settings_are_within_the_budget_and_always_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "grid.toml"
+    file.write_text("rest = [1, 2, 3]\n")
+    tier = with_grid(SMALL, "refl", file)
     tries = option_choices(tier, "refl")
     assert tries == option_choices(tier, "refl")
     assert tries[0] == {}
     assert [sorted(each) for each in tries[1:]] == [["selector.rest"]]
 
 
-def test_own_value_of_an_option_is_not_tried_twice() -> None:
-    assert option_choices(with_grid(SMALL, "oort", {"exploration": [OORT, 0.7]}), "oort") == [
+def test_own_value_of_an_option_is_not_tried_twice(tmp_path: Path) -> None:
+    file = tmp_path / "grid.toml"
+    file.write_text(f"exploration = [{OORT}, 0.7]\n")
+    assert option_choices(with_grid(SMALL, "oort", file), "oort") == [
         {},
         {"selector.exploration": 0.7},
     ]
@@ -201,11 +213,30 @@ def test_invalid_grid_file_is_refused(tmp_path: Path) -> None:
     assert read_grid(file) == {"explored": [0.2, 0.5]}
 
 
+@pytest.mark.parametrize(
+    ("grid", "fault"),
+    [
+        ("explored = [0.2]", r"grid\.toml: .*oort.* no option 'explored'"),
+        ("exploration = [0.2, 0.3, 0.4, 0.5, 7]", r"grid\.toml: .*oort.*'exploration' is 7"),
+    ],
+)
+def test_invalid_value_of_a_grid_is_refused_even_if_it_is_not_drawn(
+    grid: str, fault: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "grid.toml"
+    file.write_text(grid)
+    with pytest.raises(ConfigurationError, match=fault):
+        with_grid(SMALL, "oort", file)
+    with pytest.raises(PluginError, match=r"^potluck\.selectors: 'oorrt' is not installed"):
+        with_grid(SMALL, "oorrt", file)
+
+
 # Running ----------------------------------------------------------------------------------------
 
 
 def test_baseline_tunes_training_and_arms_tune_their_options(results: dict[str, ArmResult]) -> None:
     uniform, other = results["uniform"], results["pow-d"]
+    assert (other.grid, other.package) == ({"candidates": [4]}, None)
     rate = {"training.learning_rate": 0.5}
     assert uniform.training == other.training == {"skew": rate, "noise": rate, "lost": rate}
     assert other.tuned == {name: {"selector.candidates": 4} for name in SMALL.workloads}
@@ -236,6 +267,7 @@ def test_stored_baseline_is_not_run_again(results: dict[str, ArmResult]) -> None
     selectors = {settings(c)["selector"]["name"] for batch in runner.batches for c in batch}
     assert selectors == {"pow-d"}
     assert [len(batch) for batch in runner.batches] == [4, 6]
+    assert runner.purposes == ["tuning", "results"]
 
 
 def test_unknown_selector_is_refused_before_any_cell_runs() -> None:
@@ -247,7 +279,7 @@ def test_unknown_selector_is_refused_before_any_cell_runs() -> None:
 
 def test_failed_cell_is_an_error_that_names_it() -> None:
     with pytest.raises(RunError, match="4 of 4 cells failed, the first: uniform · skew · seed 9"):
-        run_arms(SMALL, [], None, lambda cells: {})
+        run_arms(SMALL, [], None, lambda cells, purpose: {})
 
 
 # What is learnt and what it takes ---------------------------------------------------------------
@@ -324,6 +356,21 @@ def test_leaderboard_has_a_row_per_arm(results: dict[str, ArmResult]) -> None:
     assert (first["rounds"], first["lost"], first["ε"]) == ("1.00", "+0.000", "0")
     assert first["learns about clients"] == learned(results["pow-d"]) == "answers: loss"
     assert dict(zip(rows[0], rows[3], strict=True))["learns about clients"] == "nothing"
+
+
+def test_every_table_highlights_the_marked_arm(results: dict[str, ArmResult]) -> None:
+    text = leaderboard(SMALL, list(results.values()), marked="pow-d")
+    assert text.count("\n| **pow-d** |") == 4
+    assert "\n| pow-d |" not in text
+
+
+def test_tuning_note_lists_tried_and_best_settings(results: dict[str, ArmResult]) -> None:
+    assert tuning_note(SMALL, results["pow-d"]) == (
+        "pow-d was tuned with 2 settings: its own options; candidates = 4. "
+        "Best: candidates = 4 in skew, noise."
+    )
+    untuned = results["pow-d"].model_copy(update={"arm": "round-robin"})
+    assert tuning_note(SMALL, untuned) == "round-robin was not tuned, since it has no grid."
 
 
 def test_profile_scores_fall_with_the_ratio_to_the_best_arm(results: dict[str, ArmResult]) -> None:

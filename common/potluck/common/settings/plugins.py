@@ -120,6 +120,14 @@ def origin(group: str, name: str) -> str:
     return min((point.value for point in points if point.name == name), default="")
 
 
+def package_of(group: str, name: str) -> str | None:
+    """Return the package of the plug-in called `name` as "package version"; None if unknown."""
+    for point in _entry_points(group, tuple(sys.path)):
+        if point.name == name and point.dist is not None:
+            return f"{point.dist.name} {point.dist.version}"
+    return None
+
+
 def find(group: str, name: str) -> type[Any]:
     """Return the plug-in class called `name`.
 

@@ -30,9 +30,9 @@ from potluck.experiments.grid.results import CellResult
 from potluck.experiments.reports.readings import mean, reading_of
 from potluck.server.selection import Selector
 
-RunCells = Callable[[Sequence[Cell]], Mapping[str, CellResult]]
+RunCells = Callable[[Sequence[Cell], str], Mapping[str, CellResult]]
 """Function that runs those cells that have no result yet, and returns the results of all finished
-cells, by digest."""
+cells, by digest. The second argument says what the cells are for: "tuning" or "results"."""
 
 Choices = dict[str, dict[str, Any]]
 """Changes to a workload's run, by workload."""
@@ -97,7 +97,7 @@ def _tuned(
         Trial(arm=name, workload=workload, choice={**training.get(workload, {}), **choice})
         for name, workload, choice in trials
     ]
-    results = _run(tier, made, tier.tuning.seeds, run)
+    results = _run(tier, made, tier.tuning.seeds, "tuning", run)
     best: dict[tuple[str, str], tuple[float, Choice]] = {}
     for (name, workload, choice), cells in zip(trials, results, strict=True):
         value = mean([_read(tier, each) for each in cells])
@@ -124,19 +124,19 @@ def _finals(
         for workload in tier.workloads
     ]
     found: dict[str, dict[str, list[CellResult]]] = {}
-    for trial, cells in zip(trials, _run(tier, trials, tier.seeds, run), strict=True):
+    for trial, cells in zip(trials, _run(tier, trials, tier.seeds, "results", run), strict=True):
         found.setdefault(trial.arm, {})[trial.workload] = cells
     return found
 
 
 def _run(
-    tier: Tier, trials: Sequence[Trial], seeds: Iterable[int], run: RunCells
+    tier: Tier, trials: Sequence[Trial], seeds: Iterable[int], purpose: str, run: RunCells
 ) -> list[list[CellResult]]:
     """Return the results of each trial, in the order of `seeds`. Raises RunError if one is
     missing."""
     planned = trial_cells(tier, trials, tuple(seeds))
     cells = [cell for of in planned for cell in of]
-    results = run(cells) if cells else {}
+    results = run(cells, purpose) if cells else {}
     missing = [cell.title for cell in cells if cell.digest not in results]
     if missing:
         raise RunError(
@@ -161,6 +161,12 @@ def _options(choice: Choice) -> dict[str, Any]:
     return {key.removeprefix(prefix): v for key, v in choice.items() if key.startswith(prefix)}
 
 
+def _package(selector: str) -> str | None:
+    """Return the package that a selector comes from; None if it comes with Potluck."""
+    found = plugins.package_of(plugins.SELECTORS, selector)
+    return None if found is None or found.split()[0] == "potluck" else found
+
+
 def _result(
     tier: Tier,
     name: str,
@@ -178,7 +184,9 @@ def _result(
         arm=name,
         selector=selector,
         software=software_version(),
+        package=_package(selector),
         options=dict(arm.options),
+        grid=dict(arm.grid),
         tuned={each: of for each, of in tuned.items() if of},
         training=training,
         targets=targets,

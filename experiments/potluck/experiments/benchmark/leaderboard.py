@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from potluck.deploy.view.readable import readable_bytes, readable_count, readable_seconds
 from potluck.experiments.benchmark.standing import ArmResult
-from potluck.experiments.benchmark.tier import Tier
+from potluck.experiments.benchmark.tier import Choice, Tier, option_choices
 from potluck.experiments.grid.definition import Reading
 from potluck.experiments.reports.contests import LAST, Competitor, Contest
 from potluck.experiments.reports.differences import difference_table, differences, with_all
@@ -53,7 +53,7 @@ def leaderboard(tier: Tier, results: Sequence[ArmResult], *, marked: str | None 
     ordered = sorted(results, key=lambda each: order.get(each.arm, len(order)))
     reading = _reading(tier)
     parts = [
-        "\n".join(_standings(tier, ordered, ranks, marked)),
+        "\n".join(_standings(tier, ordered, ranks)),
         _rank_note(tier, ranks),
         _DIFFERENCES.format(baseline=tier.baseline),
         "\n".join(difference_table(reading, _contests(tier, ordered), _METRIC, LAST)),
@@ -62,15 +62,35 @@ def leaderboard(tier: Tier, results: Sequence[ArmResult], *, marked: str | None 
         _PROFILE,
         "\n".join(_profile_table(tier, ordered)),
     ]
-    return "\n\n".join(each for each in parts if each) + "\n"
+    text = "\n\n".join(each for each in parts if each) + "\n"
+    return text if marked is None else text.replace(f"\n| {marked} |", f"\n| **{marked}** |")
+
+
+def tuning_note(tier: Tier, result: ArmResult) -> str:
+    """Return which settings of an arm were tried, and which were best in each ranked workload."""
+    tried = option_choices(tier, result.arm)
+    if len(tried) == 1:
+        return f"{result.arm} was not tuned, since it has no grid."
+    best: dict[str, list[str]] = {}
+    for workload in tier.ranked:
+        best.setdefault(_setting(result.tuned.get(workload, {})), []).append(workload)
+    chosen = "; ".join(f"{setting} in {', '.join(of)}" for setting, of in best.items())
+    return (
+        f"{result.arm} was tuned with {readable_count(len(tried), 'setting')}: "
+        f"{'; '.join(map(_setting, tried))}. Best: {chosen}."
+    )
+
+
+def _setting(choice: Choice) -> str:
+    """Return changed options as text."""
+    changed = (f"{key.removeprefix('selector.')} = {value}" for key, value in choice.items())
+    return ", ".join(changed) or "its own options"
 
 
 # The main table -----------------------------------------------------------------------------------
 
 
-def _standings(
-    tier: Tier, results: Sequence[ArmResult], ranks: Ranks | None, marked: str | None
-) -> list[str]:
+def _standings(tier: Tier, results: Sequence[ArmResult], ranks: Ranks | None) -> list[str]:
     harder = [name for name, each in tier.workloads.items() if each.harder]
     heads = ["arm", "mean rank", "accuracy", f"minus {tier.baseline}"]
     heads += [*RESOURCES.values(), *harder, "ε", "seconds to select", "learns about clients"]
@@ -84,7 +104,7 @@ def _standings(
         lines.append(
             line(
                 [
-                    f"**{name}**" if name == marked else name,
+                    name,
                     _NONE if ranks is None else f"{ranks.means[name]:.2f}",
                     f"{_accuracy(result, tier.ranked):.3f}",
                     _NONE if difference is None else f"{difference.test.difference:+.3f}",

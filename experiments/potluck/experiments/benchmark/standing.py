@@ -17,8 +17,7 @@ from potluck.common.errors import ConfigurationError, StorageError
 from potluck.common.settings import plugins
 from potluck.experiments.benchmark.tier import Tier, TierName
 from potluck.experiments.grid.definition import Reading
-from potluck.experiments.grid.label_mix import SAMPLES, SECONDS
-from potluck.experiments.grid.results import CellResult
+from potluck.experiments.grid.results import SAMPLES, SECONDS, CellResult
 from potluck.experiments.reports.readings import (
     WORST_TENTH,
     mean,
@@ -71,8 +70,11 @@ class ArmResult(BaseModel):
     """Result of an arm in a tier; a file of the leaderboard.
 
     rules: digest of the tier. software: version of Potluck. options: the selector's options in all
-    workloads. tuned: settings by workload that the tuning chose, by dotted key. training, targets:
-    tuned training settings and targets by workload, which the baseline set. learns: data about
+    workloads. package: name and version of the package that the selector comes from; None if it
+    comes with Potluck. grid: option values from which the tried settings were drawn. tuned:
+    settings by workload that the tuning chose, by dotted key; a workload is omitted if `options`
+    were best. training, targets: tuned training settings and targets by workload, which the
+    baseline set. learns: data about
     clients that the selector uses, by kind. epsilon: privacy loss of a client by workload, for
     profiles with noise; None if profiles were exact. server_seconds: seconds of a selection with
     the tier's `server_clients`; None if it was not measured.
@@ -86,7 +88,9 @@ class ArmResult(BaseModel):
     arm: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     selector: str
     software: str
+    package: str | None = None
     options: dict[str, Any]
+    grid: dict[str, list[Any]] = {}
     tuned: dict[str, dict[str, Any]]
     training: dict[str, dict[str, Any]]
     targets: dict[str, float]

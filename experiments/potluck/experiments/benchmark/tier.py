@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from potluck.common.errors import ConfigurationError
+from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.settings import plugins
 from potluck.common.settings.configuration import Settings, validate
 from potluck.common.settings.wanted import meant
@@ -167,6 +167,12 @@ TIERS: tuple[str, ...] = ("smoke", "standard", "full")
 TierName = Literal["smoke", "standard", "full"]
 
 
+def is_published(tier: str, arm: str) -> bool:
+    """Return True if the result of an arm comes with Potluck."""
+    folder = resources.files("potluck.experiments.benchmark").joinpath("published", tier)
+    return folder.joinpath(f"{arm}.json").is_file()
+
+
 def tier_named(name: str) -> Tier:
     """Return a tier. Raises ConfigurationError with the known names if it does not exist."""
     if name not in TIERS:
@@ -226,10 +232,14 @@ def training_choices(tier: Tier) -> list[dict[str, Any]]:
 def option_choices(tier: Tier, name: str) -> list[dict[str, Any]]:
     """Return the settings of a selector's options that are tried, the arm's own first.
 
-    Raises PluginError if the selector is not installed or refuses its options.
+    Raises PluginError if the selector is not installed or refuses its options, or a value of its
+    grid.
     """
     arm = tier.arm(name)
     selector = plugins.create(Selector, arm.selector or name, dict(arm.options))
+    for key, values in arm.grid.items():
+        for value in values:  # a value that is not drawn must be valid as well
+            plugins.create(Selector, arm.selector or name, {**arm.options, key: value})
     grid = {f"selector.{key}": values for key, values in arm.grid.items()}
     own = {f"selector.{key}": getattr(selector, key, None) for key in arm.grid}
     return _drawn(grid, own, tier.tuning.settings, f"{tier.name}/{name}")
@@ -244,10 +254,22 @@ def _drawn(
     return [{}, *random.Random(purpose).sample(others, min(count - 1, len(others)))]
 
 
-def with_grid(tier: Tier, name: str, grid: Mapping[str, list[Any]]) -> Tier:
-    """Return the tier with another grid for an arm."""
-    arm = tier.arm(name).model_copy(update={"grid": dict(grid)})
-    return tier.model_copy(update={"arms": {**tier.arms, name: arm}})
+def with_grid(tier: Tier, name: str, file: Path) -> Tier:
+    """Return the tier with the grid of a file for an arm.
+
+    Raises ConfigurationError if the file is not a grid or has invalid options or values,
+    PluginError if the selector is not installed.
+    """
+    grid = read_grid(file)
+    arm = tier.arm(name)
+    plugins.create(Selector, arm.selector or name, dict(arm.options))
+    arms = {**tier.arms, name: arm.model_copy(update={"grid": grid})}
+    changed = tier.model_copy(update={"arms": arms})
+    try:
+        option_choices(changed, name)
+    except PluginError as error:
+        raise ConfigurationError(f"{file}: {error}", path=file) from error
+    return changed
 
 
 def read_grid(path: Path) -> dict[str, list[Any]]:

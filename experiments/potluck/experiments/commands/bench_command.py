@@ -84,11 +84,7 @@ def bench(
     potluck bench --tier standard --estimate
     ```
     """
-    from potluck.experiments.benchmark.contestants import run_arms
-    from potluck.experiments.benchmark.leaderboard import comparable, leaderboard
-    from potluck.experiments.benchmark.standing import published, write_result
-    from potluck.experiments.benchmark.tier import read_grid, tier_named, with_grid
-    from potluck.experiments.grid.results import ResultsFolder
+    from potluck.experiments.benchmark.tier import is_published, tier_named, with_grid
 
     plan = tier_named(tier)
     arms = selectors or list(plan.arms)
@@ -97,22 +93,28 @@ def bench(
             raise ConfigurationError(
                 "--grid is for the options of one selector; name one that is not the baseline"
             )
-        plan = with_grid(plan, arms[0], read_grid(grid))
-    known = published(plan)
-    baseline = known.get(plan.baseline)
+        plan = with_grid(plan, arms[0], grid)
     if estimate:
-        print_line(_estimate(plan, arms, baseline=baseline is None))
+        first = not is_published(plan.name, plan.baseline)
+        print_line(_estimate(plan, arms, jobs, baseline=first))
         return
+    from potluck.experiments.benchmark.contestants import run_arms
+    from potluck.experiments.benchmark.leaderboard import comparable, leaderboard, tuning_note
+    from potluck.experiments.benchmark.standing import published, write_result
+    from potluck.experiments.grid.results import ResultsFolder
+
+    known = published(plan)
     cluster = RayChoice(ray, gpus=ray_gpus, apart=False)
     folder = ResultsFolder(output or FOLDERS / f"bench-{plan.name}")
     console = terminal(stderr=True)
 
-    def run(cells: Sequence[Cell]) -> Mapping[str, CellResult]:
+    def run(cells: Sequence[Cell], purpose: str) -> Mapping[str, CellResult]:
+        console.print(f"{purpose}: {readable_count(len(cells), 'cell')}", highlight=False)
         work = GridWork(list(cells), folder, data_folder(data), device, jobs)
         return run_work(work, cluster, console).results
 
     with folder.opened():
-        results = run_arms(plan, arms, baseline, run)
+        results = run_arms(plan, arms, known.get(plan.baseline), run)
     paths = [write_result(each, folder.folder / "results") for each in results]
     merged = {**known, **{each.arm: each for each in results}}
     shown = comparable(list(merged.values()), merged[plan.baseline])
@@ -120,7 +122,11 @@ def bench(
     print_line(leaderboard(plan, shown, marked=own).rstrip())
     if len(shown) < len(merged):
         print_line(f"\n{_left_out(merged, shown)}")
+    if own is not None:
+        print_line(f"\n{tuning_note(plan, merged[own])}")
     print_line("\n" + "\n".join(map(str, paths)))
+    if own is not None and own not in known:
+        print_line("next: docs/guides/add-to-the-leaderboard.md says how to publish the row")
 
 
 def _left_out(merged: Mapping[str, ArmResult], shown: Sequence[ArmResult]) -> str:
@@ -128,14 +134,14 @@ def _left_out(merged: Mapping[str, ArmResult], shown: Sequence[ArmResult]) -> st
     return f"not shown, since they had another baseline: {', '.join(names)}"
 
 
-def _estimate(tier: Tier, arms: Sequence[str], *, baseline: bool) -> str:
+def _estimate(tier: Tier, arms: Sequence[str], jobs: int | None, *, baseline: bool) -> str:
     from potluck.experiments.benchmark.tier import estimate
 
     found = estimate(tier, arms, baseline=baseline)
-    processors = available_processors()
+    processors = min(available_processors(), jobs or available_processors())
     return (
         f"{readable_count(found.cells, 'cell')}, about {readable_seconds(found.seconds)} of one "
-        f"processor; {readable_seconds(found.seconds / processors)} if the "
-        f"{readable_count(processors, 'processor')} of this machine do nothing else. Selectors "
-        "that ask clients take longer."
+        f"processor; {readable_seconds(found.seconds / processors)} on "
+        f"{readable_count(processors, 'idle processor')}. Selectors that ask clients take longer. "
+        "Finished cells are counted, but not run again."
     )

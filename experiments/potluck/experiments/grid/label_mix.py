@@ -19,16 +19,15 @@ from potluck.common.names import ClientId
 from potluck.common.task import Examples
 from potluck.common.tasks.label_noise import LabelNoise
 from potluck.experiments.grid.grid_cells import Cell
-
-SAMPLES = "samples"
-LABEL_ENTROPY = "label entropy, bits"
-WRONG_LABELS = "wrong labels"
-RARE_CLASSES = "rare classes"
-RARE_GROUPS = "rare groups"
-SECONDS = "seconds per sample"
-DROP_OUTS = "chance to drop out"
-"""Names of clients' traits. The two about rare kinds (classes or groups) are shares of a client's
-samples."""
+from potluck.experiments.grid.results import (
+    DROP_OUTS,
+    LABEL_ENTROPY,
+    RARE_CLASSES,
+    RARE_GROUPS,
+    SAMPLES,
+    SECONDS,
+    WRONG_LABELS,
+)
 
 
 class LabelMix:

@@ -15,6 +15,16 @@ from potluck.common.run_file.runfile import RunFile
 from potluck.deploy.view.run_summary import CoverageSummary
 from potluck.experiments.grid.grid_cells import Cell
 
+SAMPLES = "samples"
+LABEL_ENTROPY = "label entropy, bits"
+WRONG_LABELS = "wrong labels"
+RARE_CLASSES = "rare classes"
+RARE_GROUPS = "rare groups"
+SECONDS = "seconds per sample"
+DROP_OUTS = "chance to drop out"
+"""Names of clients' traits. The two about rare kinds (classes or groups) are shares of a client's
+samples."""
+
 
 class RoundResult(BaseModel):
     """A committed round. Metrics are shares in [0, 1]; None if not evaluated.

@@ -17,9 +17,8 @@ from potluck.experiments.reports.contests import (
 )
 from potluck.experiments.reports.differences import difference_table, told_apart_table
 from potluck.experiments.reports.experiment_summary import Summary
-from potluck.experiments.reports.plots import MEASURES
 from potluck.experiments.reports.ranks import Ranks
-from potluck.experiments.reports.readings import BUDGETS, deviation, mean
+from potluck.experiments.reports.readings import BUDGETS, MEASURES, deviation, mean
 from potluck.experiments.reports.tables import line, ranked, rule
 
 _NONE = "–"

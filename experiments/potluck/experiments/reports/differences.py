@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from potluck.experiments.grid.definition import Reading
 from potluck.experiments.reports.contests import BEST, EQUAL, LAST, Contest, measures_of, together
 from potluck.experiments.reports.experiment_summary import PairedTest, paired_test
-from potluck.experiments.reports.plots import MEASURES
 from potluck.experiments.reports.ranks import LEVEL, holm
+from potluck.experiments.reports.readings import MEASURES
 from potluck.experiments.reports.tables import line, rule
 
 _NONE = "–"

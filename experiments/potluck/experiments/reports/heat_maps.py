@@ -20,8 +20,8 @@ from potluck.experiments.reports.contests import (
 )
 from potluck.experiments.reports.differences import baseline_of, differences, with_all
 from potluck.experiments.reports.experiment_summary import Summary
-from potluck.experiments.reports.plots import MEASURES, first_ranks, png
-from potluck.experiments.reports.readings import BUDGETS, mean
+from potluck.experiments.reports.plots import first_ranks, png
+from potluck.experiments.reports.readings import BUDGETS, MEASURES, mean
 
 _INK = "#333333"
 _FAR = 0.3

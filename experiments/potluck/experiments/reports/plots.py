@@ -19,18 +19,7 @@ from potluck.experiments.grid.results import CellResult, RoundResult
 from potluck.experiments.reports.contests import BEST, RankedReading
 from potluck.experiments.reports.experiment_summary import Arm, Summary
 from potluck.experiments.reports.ranks import Ranks
-from potluck.experiments.reports.readings import deviation, evaluations
-
-# Names of metrics ---------------------------------------------------------------------------------
-
-MEASURES = {
-    "accuracy": "accuracy",
-    "worst_group_accuracy": "worst group",
-    "weighted_f1": "weighted F1",
-    "loss": "loss",
-    "worst_tenth": "worst tenth of clients",
-}
-
+from potluck.experiments.reports.readings import MEASURES, deviation, evaluations
 
 # Pictures -----------------------------------------------------------------------------------------
 

@@ -20,6 +20,14 @@ from potluck.experiments.grid.results import CellResult, RoundResult
 
 WORST_TENTH = "worst_tenth"
 """Name, used like a metric's, of the mean accuracy of the worst tenth of the clients."""
+MEASURES = {
+    "accuracy": "accuracy",
+    "worst_group_accuracy": "worst group",
+    "weighted_f1": "weighted F1",
+    "loss": "loss",
+    WORST_TENTH: "worst tenth of clients",
+}
+"""Titles of metrics in tables and pictures."""
 
 
 def evaluations(
