@@ -248,7 +248,7 @@ def test_deploy_creates_changes_and_removes_a_federation_on_two_machines(lab: La
     deployment = replace(deployment, second=lab.second)
     done = roll_out(deployment, inventory.machines, Console(quiet=True))
     failed = failures(done.results)
-    assert list(failed) == ["gpu-2"]
+    assert list(failed) == ["gpu-2"], failed
     assert isinstance(failed["gpu-2"], PotluckError)
     assert "no Docker engine answers" in failed["gpu-2"].message
     said = lab.potluck("up", fails=True)  # the engine is still dead

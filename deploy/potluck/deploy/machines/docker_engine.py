@@ -150,9 +150,19 @@ def _forwarded_socket(machine: MachineSettings) -> Iterator[str]:
                 process.stderr.close()
 
 
+def _is_listening(path: Path) -> bool:
+    """Return whether a socket accepts connections; its file exists a little earlier."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        return True
+
+
 def _await_socket(machine: MachineSettings, process: subprocess.Popen[bytes], path: Path) -> None:
     deadline = time.monotonic() + CONNECT_SECONDS
-    while not path.exists():
+    while not _is_listening(path):
         if process.poll() is not None:
             raise UnreachableError(
                 f"can't reach {machine.engine} over ssh: {_says(process)}; add the machine's key "
