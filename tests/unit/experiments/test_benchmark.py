@@ -42,13 +42,7 @@ from potluck.experiments.benchmark.tier import (
     with_grid,
 )
 from potluck.experiments.grid.grid_cells import Cell
-from potluck.experiments.grid.results import (
-    SAMPLES,
-    SECONDS,
-    CellResult,
-    RoundResult,
-    Timings,
-)
+from potluck.experiments.grid.results import SAMPLES, SECONDS, CellResult, RoundResult, Timings
 from potluck.server.selectors.oort import Oort
 from potluck.server.selectors.uniform import Uniform
 

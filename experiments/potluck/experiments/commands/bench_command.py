@@ -122,7 +122,7 @@ def bench(
     print_line(leaderboard(plan, shown, marked=own).rstrip())
     if len(shown) < len(merged):
         print_line(f"\n{_left_out(merged, shown)}")
-    if own is not None:
+    if own is not None and own != plan.baseline:
         print_line(f"\n{tuning_note(plan, merged[own])}")
     print_line("\n" + "\n".join(map(str, paths)))
     if own is not None and own not in known:
