@@ -4,15 +4,24 @@ import pytest
 from support.repository import ROOT
 from typer.testing import CliRunner
 
+from potluck.experiments.benchmark.tier import tier_named
 from potluck.experiments.commands.data_commands import app
+from potluck.experiments.grid.definition import merged
 from potluck.experiments.reports.workload_card import card_markdown, workload_card
 
 PAGE = (ROOT / "docs" / "reference" / "workloads.md").read_text()
 
 
-def test_the_page_has_the_card_that_the_code_makes() -> None:
-    card = card_markdown(workload_card("heart", {}, None))
-    assert f"\n{card}\n" in PAGE
+def test_the_page_has_the_cards_that_the_code_makes() -> None:
+    """Checked are the workloads of the standard tier that need no files."""
+    tier = tier_named("standard")
+    tasks = [merged(tier.run, each.run)["task"] for each in tier.workloads.values()]
+    own = [task for task in tasks if task["name"] in ("heart", "digits", "colored-digits")]
+    assert len(own) == 8
+    for task in own:
+        options = {key: value for key, value in task.items() if key != "name"}
+        card = card_markdown(workload_card(task["name"], options, None))
+        assert f"\n{card}\n" in PAGE
 
 
 def test_a_card_has_the_counts_of_its_clients() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,6 @@ def _range(values: NDArray[Any]) -> Range:
 def card_markdown(card: WorkloadCard, *, heading: str = "##") -> str:
     """Return the card as Markdown, ending with a line end. heading: Markdown marks of its title."""
     about, metrics = card.description, card.description.metrics
-    options = ", ".join(f"`{key} = {_value(value)}`" for key, value in card.options.items())
     total = sum(client.samples for client in about.clients)
     rows = [
         ("clients", f"{len(about.clients)}"),
@@ -99,7 +99,7 @@ def card_markdown(card: WorkloadCard, *, heading: str = "##") -> str:
         ),
     ]
     lines = [
-        f"{heading} {about.task}" + (f", {options}" if options else ""),
+        card_title(about.task, card.options, heading=heading),
         "",
         "| | |",
         "|---|---|",
@@ -115,6 +115,13 @@ def card_markdown(card: WorkloadCard, *, heading: str = "##") -> str:
     return "\n".join(lines) + "\n"
 
 
+def card_title(task: str, options: Mapping[str, Any], *, heading: str = "##") -> str:
+    """Return the first line of a card. heading: Markdown marks of the title."""
+    return ", ".join(
+        [f"{heading} {task}", *(f"`{key} = {_value(value)}`" for key, value in options.items())]
+    )
+
+
 def _shown(values: Range, form: str) -> str:
     least, median, most = (form.format(value) for value in values)
     return f"{least} to {most}, median {median}"
@@ -125,4 +132,5 @@ def _metric(value: float | None) -> str:
 
 
 def _value(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    """Return a value as in TOML."""
+    return json.dumps(value, ensure_ascii=False)
