@@ -1,18 +1,25 @@
-"""The benchmark of selection with real federations: a baseline and an arm of a tiny tier."""
+"""The benchmark of selection with real federations, in a tiny tier."""
 
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.programs import run_program
+from typer.testing import CliRunner
 
+from potluck.experiments.benchmark import tier as tiers
 from potluck.experiments.benchmark.contestants import run_arms
 from potluck.experiments.benchmark.leaderboard import leaderboard
 from potluck.experiments.benchmark.standing import read_result, write_result
 from potluck.experiments.benchmark.tier import Tier
+from potluck.experiments.commands.bench_command import app
 from potluck.experiments.commands.grid_work import GridWork, RayChoice, run_work
 from potluck.experiments.grid.grid_cells import Cell
 from potluck.experiments.grid.results import CellResult, ResultsFolder
@@ -51,7 +58,7 @@ def test_arm_of_a_tiny_tier_gets_a_row(tmp_path: Path) -> None:
         return run_work(work, RayChoice(None, gpus=0.0, apart=False), console).results
 
     with folder.opened():
-        uniform, other = run_arms(TINY, ["dc-balanced"], None, run)
+        uniform, other = run_arms(TINY, ["dc-balanced"], None, run, data={})
     assert uniform.epsilon == {"skew": 0.0}
     assert other.epsilon == {"skew": 0.2}
     assert other.learns == {"profiles": ["label_counts"]}
@@ -61,3 +68,35 @@ def test_arm_of_a_tiny_tier_gets_a_row(tmp_path: Path) -> None:
     assert cell.to_target.client_seconds
     assert read_result(write_result(other, tmp_path), TINY) == other
     assert "| dc-balanced |" in leaderboard(TINY, [uniform, other])
+
+
+@pytest.mark.slow
+def test_selector_of_the_template_gets_a_tuned_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = run_program("potluck", "new", "selector", "my-choice", folder=tmp_path)
+    assert made.returncode == 0, made.stderr
+    package, installed = tmp_path / "my-choice-selector", tmp_path / "installed"
+    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile"]
+    pip = [sys.executable, "-m", "pip", "install", *options, "--target", str(installed)]
+    subprocess.run([*pip, str(package)], check=True)
+    monkeypatch.syspath_prepend(installed)
+    monkeypatch.setenv("PYTHONPATH", str(installed), prepend=os.pathsep)
+
+    tuning = TINY.tuning.model_copy(update={"settings": 2})
+    # No results of the full tier come with Potluck, so the baseline runs first.
+    tier = TINY.model_copy(update={"name": "full", "tuning": tuning})
+    monkeypatch.setattr(tiers, "tier_named", lambda name: tier)
+    folder = tmp_path / "bench"
+    choice = ["my-choice", "--tier", "full", "--grid", str(package / "grid.toml")]
+    told = CliRunner().invoke(
+        app, [*choice, "--output", str(folder), "--jobs", "2"], catch_exceptions=False
+    )
+    assert told.exit_code == 0, told.output
+    assert "| **my-choice (my-choice-selector 0.1)** |" in told.output
+    assert "my-choice was tuned with 2 settings: its own options; explored = " in told.output
+    own = read_result(folder / "results" / "my-choice.json", tier)
+    assert own.package == "my-choice-selector 0.1"
+    assert own.tried[0] == {}
+    assert len(own.tried) == 2
+    assert read_result(folder / "results" / "uniform.json", tier).arm == "uniform"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from potluck.common.errors import ConfigurationError, PluginError, RunError
-from potluck.experiments.benchmark.contestants import run_arms
+from potluck.experiments.benchmark.contestants import data_digests, run_arms, seconds_of
 from potluck.experiments.benchmark.leaderboard import (
     comparable,
     leaderboard,
@@ -34,6 +34,7 @@ from potluck.experiments.benchmark.tier import (
     TIERS,
     Tier,
     Trial,
+    Workload,
     estimate,
     option_choices,
     read_grid,
@@ -41,11 +42,13 @@ from potluck.experiments.benchmark.tier import (
     trial_cells,
     with_grid,
 )
+from potluck.experiments.data_sets.prepare import known_sha256
 from potluck.experiments.grid.grid_cells import Cell
 from potluck.experiments.grid.results import SAMPLES, SECONDS, CellResult, RoundResult, Timings
 from potluck.server.selectors.oort import Oort
 from potluck.server.selectors.uniform import Uniform
 
+DATA = {"mnist": "0" * 64}
 OORT = Oort().exploration
 SMALL = Tier.model_validate(
     {
@@ -133,7 +136,8 @@ def by_selector(run: dict[str, Any]) -> float:
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, ArmResult]:
-    return {each.arm: each for each in run_arms(SMALL, ["pow-d"], None, Runner(by_selector))}
+    runner = Runner(by_selector)
+    return {each.arm: each for each in run_arms(SMALL, ["pow-d"], None, runner, data=DATA)}
 
 
 # Tiers ------------------------------------------------------------------------------------------
@@ -230,7 +234,8 @@ def test_invalid_value_of_a_grid_is_refused_even_if_it_is_not_drawn(
 
 def test_baseline_tunes_training_and_arms_tune_their_options(results: dict[str, ArmResult]) -> None:
     uniform, other = results["uniform"], results["pow-d"]
-    assert (other.grid, other.package) == ({"candidates": [4]}, None)
+    assert (other.grid, other.package, other.data) == ({"candidates": [4]}, None, DATA)
+    assert other.tried == [{}, {"selector.candidates": 4}]
     rate = {"training.learning_rate": 0.5}
     assert uniform.training == other.training == {"skew": rate, "noise": rate, "lost": rate}
     assert other.tuned == {name: {"selector.candidates": 4} for name in SMALL.workloads}
@@ -256,7 +261,7 @@ def test_scores_count_costs_until_the_target(results: dict[str, ArmResult]) -> N
 
 def test_stored_baseline_is_not_run_again(results: dict[str, ArmResult]) -> None:
     runner = Runner(by_selector)
-    [again] = run_arms(SMALL, ["pow-d"], results["uniform"], runner)
+    [again] = run_arms(SMALL, ["pow-d"], results["uniform"], runner, data=DATA)
     assert again.cells == results["pow-d"].cells
     selectors = {settings(c)["selector"]["name"] for batch in runner.batches for c in batch}
     assert selectors == {"pow-d"}
@@ -267,13 +272,40 @@ def test_stored_baseline_is_not_run_again(results: dict[str, ArmResult]) -> None
 def test_unknown_selector_is_refused_before_any_cell_runs() -> None:
     runner = Runner(by_selector)
     with pytest.raises(PluginError, match="'pow-e' is not installed"):
-        run_arms(SMALL, ["pow-e"], None, runner)
+        run_arms(SMALL, ["pow-e"], None, runner, data={})
     assert runner.batches == []
 
 
 def test_failed_cell_is_an_error_that_names_it() -> None:
     with pytest.raises(RunError, match="4 of 4 cells failed, the first: uniform · skew · seed 9"):
-        run_arms(SMALL, [], None, lambda cells, purpose: {})
+        run_arms(SMALL, [], None, lambda cells, purpose: {}, data={})
+
+
+def test_other_data_than_the_baselines_are_refused_before_any_cell_runs(
+    results: dict[str, ArmResult],
+) -> None:
+    runner = Runner(by_selector)
+    with pytest.raises(ConfigurationError, match=r"your mnist; .* potluck data prepare mnist$"):
+        run_arms(SMALL, ["pow-d"], results["uniform"], runner, data={"mnist": "1" * 64})
+    assert runner.batches == []
+
+
+def test_data_of_a_tier_have_digests_that_other_arrays_change(tmp_path: Path) -> None:
+    run = {"task": {"name": "mnist", "clients": 4}}
+    tier = SMALL.model_copy(update={"workloads": {"mnist": Workload.model_validate(
+        {"run": run, "start_seconds": 1, "round_seconds": 1}
+    )}})  # fmt: skip
+    with pytest.raises(ConfigurationError, match=r"task mnist needs .*mnist\.npz"):
+        data_digests(tier, tmp_path)
+    found = []
+    for value in (0, 0, 1):
+        images, labels = np.full((2, 28, 28), value, np.uint8), np.zeros(2, np.int64)
+        np.savez(
+            tmp_path / "mnist.npz", x_train=images, y_train=labels, x_test=images, y_test=labels
+        )
+        found.append(data_digests(tier, tmp_path)["mnist"])
+    assert found[0] == found[1] != found[2]
+    assert data_digests(SMALL, None) == {}
 
 
 # What is learnt and what it takes ---------------------------------------------------------------
@@ -298,6 +330,11 @@ def test_seconds_of_a_selection_are_measured_if_possible() -> None:
     assert server_seconds(ForFewClients(), 2_000) is None
 
 
+def test_seconds_to_select_are_those_of_the_slowest_options() -> None:
+    assert seconds_of("clustered-sampling", [{}], 2_000) is not None
+    assert seconds_of("clustered-sampling", [{}, {"by": "updates"}], 4_000) is None
+
+
 # Files ------------------------------------------------------------------------------------------
 
 
@@ -310,7 +347,7 @@ def test_written_result_is_read_again(results: dict[str, ArmResult], tmp_path: P
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"format": 2}, "is not a result of the benchmark in format 1: format: Input should be 1"),
+        ({"format": 1}, "is not a result of the benchmark in format 2: format: Input should be 2"),
         ({"extra": 1}, "extra: Extra inputs are not permitted"),
         ({"rules": "0" * 64}, "results of other rules than those of tier smoke; run the arm again"),
         ({"cells": []}, "must have one cell for each workload and seed of tier smoke"),
@@ -334,6 +371,13 @@ def test_published_results_are_comparable_with_their_baseline(name: str) -> None
         assert {each.arm for each in shown} == set(known)
 
 
+def test_published_results_are_of_the_known_data() -> None:
+    tier = tier_named("standard")
+    digests = {name: known_sha256(name) for name in ("mnist", "shakespeare")}
+    assert None not in digests.values()
+    assert all(each.data == digests for each in published(tier).values())
+
+
 # The leaderboard --------------------------------------------------------------------------------
 
 
@@ -354,16 +398,35 @@ def test_leaderboard_has_a_row_per_arm(results: dict[str, ArmResult]) -> None:
 
 def test_every_table_highlights_the_marked_arm(results: dict[str, ArmResult]) -> None:
     text = leaderboard(SMALL, list(results.values()), marked="pow-d")
-    assert text.count("\n| **pow-d** |") == 4
+    assert text.count("\n| **pow-d** |") == 5
     assert "\n| pow-d |" not in text
+
+
+def test_table_of_tuned_arms_has_the_best_setting_by_workload(
+    results: dict[str, ArmResult],
+) -> None:
+    best = {"skew": {"selector.candidates": 4}, "noise": {}}
+    arm = results["pow-d"].model_copy(update={"tuned": best})
+    text = leaderboard(SMALL, [results["uniform"], arm])
+    assert (
+        "\n| pow-d | candidates = 3 | 2 | candidates = 4 in skew; its own options in noise |"
+        in text
+    )
+    assert "\n| uniform | defaults | 2 | learning_rate = 0.5 in all |" in text
+
+
+def test_row_names_the_package_of_a_selector(results: dict[str, ArmResult]) -> None:
+    arm = results["pow-d"].model_copy(update={"package": "my-choice-selector 0.1.0"})
+    text = leaderboard(SMALL, [results["uniform"], arm], marked="pow-d")
+    assert "\n| **pow-d (my-choice-selector 0.1.0)** | 1.00 |" in text
 
 
 def test_tuning_note_lists_tried_and_best_settings(results: dict[str, ArmResult]) -> None:
     assert tuning_note(SMALL, results["pow-d"]) == (
         "pow-d was tuned with 2 settings: its own options; candidates = 4. "
-        "Best: candidates = 4 in skew, noise."
+        "Best: candidates = 4 in all."
     )
-    untuned = results["pow-d"].model_copy(update={"arm": "round-robin"})
+    untuned = results["pow-d"].model_copy(update={"arm": "round-robin", "tried": [{}]})
     assert tuning_note(SMALL, untuned) == "round-robin was not tuned, since it has no grid."
 
 

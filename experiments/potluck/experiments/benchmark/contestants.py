@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
-from potluck.common.errors import RunError
+from potluck.common.errors import ConfigurationError, RunError
 from potluck.common.net.build_version import software_version
 from potluck.common.settings import plugins
 from potluck.experiments.benchmark.selection_time import server_seconds
@@ -25,6 +26,8 @@ from potluck.experiments.benchmark.tier import (
     training_choices,
     trial_cells,
 )
+from potluck.experiments.data_sets.prepare import DATA_SETS, stored_sha256
+from potluck.experiments.grid.definition import merged
 from potluck.experiments.grid.grid_cells import Cell
 from potluck.experiments.grid.results import CellResult
 from potluck.experiments.reports.readings import mean, reading_of
@@ -39,24 +42,33 @@ Choices = dict[str, dict[str, Any]]
 
 
 def run_arms(
-    tier: Tier, arms: Sequence[str], baseline: ArmResult | None, run: RunCells
+    tier: Tier,
+    arms: Sequence[str],
+    baseline: ArmResult | None,
+    run: RunCells,
+    *,
+    data: Mapping[str, str],
 ) -> list[ArmResult]:
     """Tune and score some arms. Return their results, after the baseline's if it was run.
 
-    baseline: stored result of the baseline; None to run it first. Raises RunError if a cell failed,
-    PluginError or ConfigurationError if an arm can't run.
+    baseline: stored result of the baseline; None to run it first. data: SHA-256 of each data set
+    that the workloads read, by name. Raises RunError if a cell failed, PluginError or
+    ConfigurationError if an arm can't run or the baseline read other data.
     """
     others = [name for name in dict.fromkeys(arms) if name != tier.baseline]
     for name in others:  # raises before the work begins
         _selector(tier, name)
+    if baseline is not None and tier.baseline not in arms:
+        _check_data(data, baseline)
     found: list[ArmResult] = []
     if baseline is None or tier.baseline in arms:
-        tuned = _tuned(tier, {tier.baseline: training_choices(tier)}, {}, run)[tier.baseline]
+        tried = training_choices(tier)
+        tuned = _tuned(tier, {tier.baseline: tried}, {}, run)[tier.baseline]
         training = _spread(tier, tuned)
         cells = _finals(tier, {tier.baseline: training}, run)[tier.baseline]
         targets = {name: target_of(of, tier) for name, of in cells.items()}
         untuned: Choices = {name: {} for name in tier.workloads}
-        baseline = _result(tier, tier.baseline, untuned, training, targets, cells)
+        baseline = _result(tier, tier.baseline, tried, untuned, training, targets, cells, data=data)
         found.append(baseline)
     training, targets = baseline.training, baseline.targets
     tries = {name: option_choices(tier, name) for name in others}
@@ -67,8 +79,29 @@ def run_arms(
         for name, of in options.items()
     }
     for name, of_arm in _finals(tier, changes, run).items():
-        found.append(_result(tier, name, options[name], training, targets, of_arm))
+        found.append(
+            _result(tier, name, tries[name], options[name], training, targets, of_arm, data=data)
+        )
     return found
+
+
+def data_digests(tier: Tier, folder: Path | None) -> dict[str, str]:
+    """Return the SHA-256 of each data set that the workloads of a tier read, by name.
+
+    folder: data directory. Raises ConfigurationError if a file is missing or invalid.
+    """
+    tasks = {merged(tier.run, each.run)["task"]["name"] for each in tier.workloads.values()}
+    return {name: stored_sha256(name, folder) for name in sorted(tasks & DATA_SETS.keys())}
+
+
+def _check_data(data: Mapping[str, str], baseline: ArmResult) -> None:
+    """Raise ConfigurationError if the baseline read other data sets than these."""
+    other = [name for name, digest in baseline.data.items() if data.get(name) != digest]
+    if other:
+        raise ConfigurationError(
+            f"the published results are of other data than your {', '.join(other)}; write the file "
+            f"again with potluck data prepare {other[0]}"
+        )
 
 
 def _spread(tier: Tier, tuned: Choices) -> Choices:
@@ -167,32 +200,55 @@ def _package(selector: str) -> str | None:
     return None if found is None or found.split()[0] == "potluck" else found
 
 
+def seconds_of(selector: str, variants: Sequence[Mapping[str, Any]], clients: int) -> float | None:
+    """Return the processor seconds of a selection with the slowest of some options.
+
+    Three significant digits. None if one of the variants can't be measured. variants: options.
+    """
+    slowest = 0.0
+    distinct: list[Mapping[str, Any]] = []
+    for options in variants:
+        if options not in distinct:
+            distinct.append(options)
+    for options in distinct:
+        seconds = server_seconds(plugins.create(Selector, selector, dict(options)), clients)
+        if seconds is None:
+            return None
+        slowest = max(slowest, seconds)
+    return float(f"{slowest:.3g}")
+
+
 def _result(
     tier: Tier,
     name: str,
+    tried: Sequence[Choice],
     tuned: Choices,
     training: Choices,
     targets: dict[str, float],
     cells: Mapping[str, Sequence[CellResult]],
+    *,
+    data: Mapping[str, str],
 ) -> ArmResult:
     arm = tier.arm(name)
     selector = arm.selector or name
-    seconds = server_seconds(plugins.create(Selector, selector, {}), tier.server_clients)
+    variants = [{**arm.options, **_options(of)} for of in tuned.values()]
     return ArmResult(
         tier=cast(TierName, tier.name),
         rules=tier.digest,
         arm=name,
         selector=selector,
+        data=dict(data),
         software=software_version(),
         package=_package(selector),
         options=dict(arm.options),
         grid=dict(arm.grid),
+        tried=[dict(each) for each in tried],
         tuned={each: of for each, of in tuned.items() if of},
         training=training,
         targets=targets,
-        learns=learned_by(selector, [{**arm.options, **_options(of)} for of in tuned.values()]),
+        learns=learned_by(selector, variants),
         epsilon={workload: of[0].epsilon for workload, of in cells.items()},
-        server_seconds=None if seconds is None else float(f"{seconds:.3g}"),
+        server_seconds=seconds_of(selector, variants, tier.server_clients),
         cells=[
             score(cell, workload, seed, targets[workload], tier.reading)
             for workload, of in cells.items()

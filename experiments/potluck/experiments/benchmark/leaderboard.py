@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 from potluck.deploy.view.readable import readable_bytes, readable_count, readable_seconds
 from potluck.experiments.benchmark.standing import ArmResult
-from potluck.experiments.benchmark.tier import Choice, Tier, option_choices
+from potluck.experiments.benchmark.tier import Choice, Tier
 from potluck.experiments.grid.definition import Reading
 from potluck.experiments.reports.contests import LAST, Competitor, Contest
 from potluck.experiments.reports.differences import difference_table, differences, with_all
@@ -31,6 +32,7 @@ _DIFFERENCES = (
     "Accuracy minus that of `{baseline}`, with 95 % intervals; bold is significant (paired t test "
     "over seeds, Holm's correction for all arms of a column):"
 )
+_TUNED = "Settings that the tuning chose, by workload:"
 _PROFILE = (
     "Performance profile by rounds: share of the workloads in which an arm reaches the target with "
     "at most this multiple of the best arm's rounds:"
@@ -38,11 +40,13 @@ _PROFILE = (
 
 
 def comparable(results: Sequence[ArmResult], baseline: ArmResult) -> list[ArmResult]:
-    """Return the results with the baseline's training settings and targets."""
+    """Return the results with the baseline's data, training settings and targets."""
     return [
         each
         for each in results
-        if each.training == baseline.training and each.targets == baseline.targets
+        if each.data == baseline.data
+        and each.training == baseline.training
+        and each.targets == baseline.targets
     ]
 
 
@@ -55,6 +59,7 @@ def leaderboard(tier: Tier, results: Sequence[ArmResult], *, marked: str | None 
     parts = [
         "\n".join(_standings(tier, ordered, ranks)),
         _rank_note(tier, ranks),
+        *_tuning_table(tier, ordered),
         _DIFFERENCES.format(baseline=tier.baseline),
         "\n".join(difference_table(reading, _contests(tier, ordered), _METRIC, LAST)),
         "Median cost to the target, as rounds · bytes · simulated time · time of all clients:",
@@ -63,27 +68,51 @@ def leaderboard(tier: Tier, results: Sequence[ArmResult], *, marked: str | None 
         "\n".join(_profile_table(tier, ordered)),
     ]
     text = "\n\n".join(each for each in parts if each) + "\n"
-    return text if marked is None else text.replace(f"\n| {marked} |", f"\n| **{marked}** |")
+    if marked is None:
+        return text
+    return re.sub(rf"(?m)^\| ({re.escape(marked)}(?: \([^|]*\))?) \|", r"| **\1** |", text)
 
 
 def tuning_note(tier: Tier, result: ArmResult) -> str:
     """Return which settings of an arm were tried, and which were best in each ranked workload."""
-    tried = option_choices(tier, result.arm)
-    if len(tried) == 1:
+    if len(result.tried) == 1:
         return f"{result.arm} was not tuned, since it has no grid."
+    return (
+        f"{result.arm} was tuned with {readable_count(len(result.tried), 'setting')}: "
+        f"{'; '.join(map(_setting, result.tried))}. Best: {_chosen(tier, result)}."
+    )
+
+
+def _tuning_table(tier: Tier, results: Sequence[ArmResult]) -> list[str]:
+    """Return a table of the tuned arms with its caption; nothing if no arm was tuned."""
+    tuned = [each for each in results if len(each.tried) > 1]
+    if not tuned:
+        return []
+    lines = [line(["arm", "own options", "settings tried", "best"]), "| --- | --- | ---: | --- |"]
+    lines += [
+        line([each.arm, _own(each), str(len(each.tried)), _chosen(tier, each)]) for each in tuned
+    ]
+    return [_TUNED, "\n".join(lines)]
+
+
+def _own(result: ArmResult) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in result.options.items()) or "defaults"
+
+
+def _chosen(tier: Tier, result: ArmResult) -> str:
+    """Return the best settings of an arm, each with the ranked workloads in which it was best."""
+    chosen = result.training if result.arm == tier.baseline else result.tuned
     best: dict[str, list[str]] = {}
     for workload in tier.ranked:
-        best.setdefault(_setting(result.tuned.get(workload, {})), []).append(workload)
-    chosen = "; ".join(f"{setting} in {', '.join(of)}" for setting, of in best.items())
-    return (
-        f"{result.arm} was tuned with {readable_count(len(tried), 'setting')}: "
-        f"{'; '.join(map(_setting, tried))}. Best: {chosen}."
-    )
+        best.setdefault(_setting(chosen.get(workload, {})), []).append(workload)
+    if len(best) == 1:
+        return f"{next(iter(best))} in all"
+    return "; ".join(f"{setting} in {', '.join(of)}" for setting, of in best.items())
 
 
 def _setting(choice: Choice) -> str:
     """Return changed options as text."""
-    changed = (f"{key.removeprefix('selector.')} = {value}" for key, value in choice.items())
+    changed = (f"{key.rpartition('.')[2]} = {value}" for key, value in choice.items())
     return ", ".join(changed) or "its own options"
 
 
@@ -104,7 +133,7 @@ def _standings(tier: Tier, results: Sequence[ArmResult], ranks: Ranks | None) ->
         lines.append(
             line(
                 [
-                    name,
+                    name if result.package is None else f"{name} ({result.package})",
                     _NONE if ranks is None else f"{ranks.means[name]:.2f}",
                     f"{_accuracy(result, tier.ranked):.3f}",
                     _NONE if difference is None else f"{difference.test.difference:+.3f}",

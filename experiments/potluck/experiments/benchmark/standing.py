@@ -28,7 +28,7 @@ from potluck.experiments.reports.readings import (
 )
 from potluck.server.selection import Selector
 
-FORMAT: Literal[1] = 1
+FORMAT: Literal[2] = 2
 """Version of the result files."""
 
 # Records ------------------------------------------------------------------------------------------
@@ -69,28 +69,31 @@ class CellScore(BaseModel):
 class ArmResult(BaseModel):
     """Result of an arm in a tier; a file of the leaderboard.
 
-    rules: digest of the tier. software: version of Potluck. options: the selector's options in all
-    workloads. package: name and version of the package that the selector comes from; None if it
-    comes with Potluck. grid: option values from which the tried settings were drawn. tuned:
-    settings by workload that the tuning chose, by dotted key; a workload is omitted if `options`
-    were best. training, targets: tuned training settings and targets by workload, which the
-    baseline set. learns: data about
-    clients that the selector uses, by kind. epsilon: privacy loss of a client by workload, for
-    profiles with noise; None if profiles were exact. server_seconds: seconds of a selection with
-    the tier's `server_clients`; None if it was not measured.
+    rules: digest of the tier. data: SHA-256 of each data set that the workloads read, by name.
+    software: version of Potluck. package: name and version of the package that the selector comes
+    from; None if it comes with Potluck. options: the selector's options in all workloads. grid:
+    option values from which the tried settings were drawn. tried: all settings that the tuning
+    tried, by dotted key, the arm's own first. tuned: settings by workload that the tuning chose; a
+    workload is omitted if `options` were best. training, targets: tuned training settings and
+    targets by workload, which the baseline set. learns: data about clients that the selector uses,
+    by kind. epsilon: privacy loss of a client by workload, for profiles with noise; None if
+    profiles were exact. server_seconds: seconds of a selection among the tier's `server_clients`,
+    with the slowest of the settings in `tuned`; None if it was not measured.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     tier: TierName
     rules: str = Field(pattern=r"^[0-9a-f]{64}$")
     arm: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     selector: str
+    data: dict[str, str]
     software: str
-    package: str | None = None
+    package: str | None
     options: dict[str, Any]
-    grid: dict[str, list[Any]] = {}
+    grid: dict[str, list[Any]]
+    tried: list[dict[str, Any]]
     tuned: dict[str, dict[str, Any]]
     training: dict[str, dict[str, Any]]
     targets: dict[str, float]

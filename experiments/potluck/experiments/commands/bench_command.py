@@ -98,23 +98,25 @@ def bench(
         first = not is_published(plan.name, plan.baseline)
         print_line(_estimate(plan, arms, jobs, baseline=first))
         return
-    from potluck.experiments.benchmark.contestants import run_arms
+    from potluck.experiments.benchmark.contestants import data_digests, run_arms
     from potluck.experiments.benchmark.leaderboard import comparable, leaderboard, tuning_note
     from potluck.experiments.benchmark.standing import published, write_result
     from potluck.experiments.grid.results import ResultsFolder
 
     known = published(plan)
+    sources = data_folder(data)
+    digests = data_digests(plan, sources)
     cluster = RayChoice(ray, gpus=ray_gpus, apart=False)
     folder = ResultsFolder(output or FOLDERS / f"bench-{plan.name}")
     console = terminal(stderr=True)
 
     def run(cells: Sequence[Cell], purpose: str) -> Mapping[str, CellResult]:
         console.print(f"{purpose}: {readable_count(len(cells), 'cell')}", highlight=False)
-        work = GridWork(list(cells), folder, data_folder(data), device, jobs)
+        work = GridWork(list(cells), folder, sources, device, jobs)
         return run_work(work, cluster, console).results
 
     with folder.opened():
-        results = run_arms(plan, arms, known.get(plan.baseline), run)
+        results = run_arms(plan, arms, known.get(plan.baseline), run, data=digests)
     paths = [write_result(each, folder.folder / "results") for each in results]
     merged = {**known, **{each.arm: each for each in results}}
     shown = comparable(list(merged.values()), merged[plan.baseline])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,13 @@ from potluck.common.errors import ConfigurationError, StorageError
 from potluck.experiments.data_sets import cifar, flamby_files, idx, leaf, photographs, plays
 from potluck.experiments.data_sets import covertype_download as covertype
 from potluck.experiments.data_sets.search import Found
-from potluck.experiments.tasks.arrays import DataFormat, array_sha256, checked
+from potluck.experiments.tasks.arrays import (
+    DataFormat,
+    array_sha256,
+    checked,
+    mapped_arrays,
+    open_arrays,
+)
 from potluck.experiments.tasks.covertype import BINARY, SEVEN
 from potluck.experiments.tasks.femnist import Femnist
 from potluck.experiments.tasks.flamby import Isic2019, TcgaBrca
@@ -90,6 +97,29 @@ def prepare(name: str, source: Path, target: Path, side: int) -> Prepared:
         sums=sums,
         known=bool(data_set.sums),
     )
+
+
+def stored_sha256(name: str, folder: Path | None) -> str:
+    """Return the SHA-256 of a prepared data set: of the names and digests of its arrays.
+
+    folder: data directory. Raises ConfigurationError if the file is missing or invalid.
+    """
+    form = DATA_SETS[name].form
+    open_arrays(form, folder)  # checks the file
+    arrays = mapped_arrays((folder or Path()) / form.file_name)
+    return _whole_sha256({key: array_sha256(arrays[key]) for key in form.required})
+
+
+def known_sha256(name: str) -> str | None:
+    """Return what `stored_sha256` returns for the known arrays of a data set; None if unknown."""
+    data_set = DATA_SETS[name]
+    complete = set(data_set.sums) == set(data_set.form.required)
+    return _whole_sha256(data_set.sums) if complete else None
+
+
+def _whole_sha256(sums: Mapping[str, str]) -> str:
+    text = "".join(f"{key} {sums[key]}\n" for key in sorted(sums))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _sized(read: Callable[[Path, int], Found], side: int, folder: Path) -> Found:
