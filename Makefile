@@ -4,11 +4,14 @@
 VENV := .venv
 INSTALLED := $(VENV)/installed
 EVERYTHING := -e '.[dev,postgresql]'
+INSTALLED_TESTS := $(VENV)/installed-tests
+FOR_TESTS := -e '.[test,postgresql]'
+TESTS := $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(INSTALLED_TESTS))
 # README.md needs a fifth of the packages; matplotlib draws the demo's picture. Python compiles a
 # module at its first import, which saves the time to compile all of torch.
 INSTALLED_DEMO := $(VENV)/installed-demo
 FOR_DEMO := --no-compile -e '.[page]' matplotlib
-DEMO := $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(INSTALLED_DEMO))
+DEMO := $(firstword $(wildcard $(INSTALLED) $(INSTALLED_TESTS)) $(INSTALLED_DEMO))
 BUF_VERSION := 1.75.0
 BUF := build/buf-$(BUF_VERSION)/node_modules/.bin/buf
 STUBS := common/potluck/rpc
@@ -58,8 +61,16 @@ venv: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(call install,$(EVERYTHING))
-	@# Compiling warns about some libraries, and in tests a warning is an error.
+	$(compile_after_demo)
+
+$(INSTALLED_TESTS): pyproject.toml constraints.txt
+	$(call install,$(FOR_TESTS))
+	$(compile_after_demo)
+
+# Compiling warns about some libraries, and in tests a warning is an error.
+define compile_after_demo
 	@if [ -e $(INSTALLED_DEMO) ]; then $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true; fi
+endef
 
 $(INSTALLED_DEMO): pyproject.toml constraints.txt
 	$(call install,$(FOR_DEMO))
@@ -87,21 +98,21 @@ demo: $(DEMO)
 	$(VENV)/bin/potluck demo $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED)
+test: $(TESTS)
 	$(VENV)/bin/pytest tests/unit -m "not slow" $(SIDE_BY_SIDE) $(PROCESSORS) $(ARGS)
 
 .PHONY: test-federation
-test-federation: $(INSTALLED)
+test-federation: $(TESTS)
 	$(VENV)/bin/pytest tests/integration tests/e2e tests/adversary tests/gpu -m "not slow" $(SIDE_BY_SIDE) $(WORKERS) $(ARGS)
 
 # Their bodies run on a processor too, in test-federation.
 .PHONY: test-gpu
-test-gpu: $(INSTALLED)
+test-gpu: $(TESTS)
 	$(VENV)/bin/pytest tests -m gpu $(ARGS)
 
 # pytest exits with 5 where it finds nothing to run.
 .PHONY: test-slow
-test-slow: $(INSTALLED)
+test-slow: $(TESTS)
 	$(VENV)/bin/pytest -m slow $(SIDE_BY_SIDE) $(WORKERS) $(ARGS) || { \
 		status=$$?; \
 		if [ $$status -ne 5 ]; then exit $$status; fi; \
@@ -109,7 +120,7 @@ test-slow: $(INSTALLED)
 	}
 
 .PHONY: bench-smoke
-bench-smoke: $(INSTALLED)
+bench-smoke: $(TESTS)
 	$(VENV)/bin/potluck bench --tier smoke $(ARGS)
 
 # Separate targets, so that `make -k check` shows everything that is wrong at once.
