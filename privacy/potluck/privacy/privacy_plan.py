@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from potluck.client.training.questions.availability import AVAILABILITY
+from potluck.client.disclosure.disclosure_policy import AVAILABILITY
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.task_loading import make_task
 from potluck.common.learning.training import training_for

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 from potluck.client.objective import Objective
 from potluck.client.training.objective_sum import ObjectiveSum
-from potluck.client.training.objectives.fedprox import FedProx
 from potluck.client.training.plugin_options import json_object
 from potluck.client.training.steps.loop import TrainingContext, TrainingResult, train, trainable
 from potluck.client.training.steps.smaller_batches import within_memory
 from potluck.client.training.task_training import LoadedTask, TrainingFiles
 from potluck.common.errors import ProtocolError
 from potluck.common.learning.training import training_for
+from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples, Task
 from potluck.common.tensors.tensor_files import write_tensors
@@ -60,7 +60,7 @@ class Ditto:
 
         Raises what `train` of the loop raises, LayoutError and StorageError.
         """
-        held = ObjectiveSum((objective, FedProx(mu=self.pull)))
+        held = ObjectiveSum((objective, plugins.create(Objective, "fedprox", {"mu": self.pull})))
 
         def attempt(settings: LocalTraining) -> TrainingResult:
             loaded.set_weights(files)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from potluck.client.objective import Batch, LocalContext, Objective
-from potluck.client.training.objectives.cross_entropy import CrossEntropy
+from potluck.common.settings import plugins
 
 
 class ObjectiveSum(Objective):
@@ -35,5 +35,5 @@ def composed(terms: Sequence[Objective]) -> Objective:
 
     Cross-entropy comes first if none of the terms is a loss of the labels."""
     if not any(term.supervised for term in terms):
-        terms = (CrossEntropy(), *terms)
+        terms = (plugins.create(Objective, "cross-entropy", {}), *terms)
     return terms[0] if len(terms) == 1 else ObjectiveSum(terms)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from potluck.client.objective import Batch, LocalContext, Objective
-from potluck.client.training.objectives.cross_entropy import CrossEntropy
+from potluck.client.training.objective_sum import composed
 from potluck.client.training.objectives.generalized_cross_entropy import (
     GeneralizedCrossEntropy,
     generalized_cross_entropy,
@@ -292,7 +292,7 @@ def _attributes(pivot: _Split, labels: Tensor, terms: EstimateTerms) -> tuple[Te
     _train(
         head,
         examples,
-        CrossEntropy(),
+        composed(()),  # cross-entropy alone
         terms,
         steps=terms.settings.attribute_steps,
         stage=0,
