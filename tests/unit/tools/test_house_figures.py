@@ -1,5 +1,6 @@
 """The counts of the code's shape."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ from potluck.secagg.protocol import (
     masks,
 )
 from potluck.secagg.coordinator.counts import Counts
+
+class LiveShown:
+    bytes_up: int
 
 class Committed:
     bytes_up: int
@@ -53,8 +57,9 @@ def test_lines_imports_and_classes_of_modules_are_counted(
     house: list[house_figures.Module],
 ) -> None:
     commit = next(module for module in house if module.name.endswith("commit"))
-    assert (commit.import_lines, commit.lines, commit.subpackage) == (5, 12, "server.runs")
-    assert [node.name for node in commit.classes] == ["Committed", "Part"]
+    assert (commit.import_lines, commit.lines, commit.subpackage) == (5, 15, "server.runs")
+    assert commit.plain_lines == 4
+    assert [node.name for node in commit.classes] == ["LiveShown", "Committed", "Part"]
     importers = house_figures.importers(house)
     assert importers["potluck.server.runs.commit"] == {"potluck.server.service"}
     assert len(importers["potluck.secagg.protocol.masks"]) == 3
@@ -64,6 +69,7 @@ def test_round_forms_are_classes_and_messages_with_bytes_up(
     house: list[house_figures.Module],
 ) -> None:
     schema = {"a.proto": "message Yes {\n  uint64 bytes_up = 1;\n}\nmessage No {\n}\n"}
+    schema["b.proto"] = "message RoundProgress {\n  uint64 bytes_up = 1;\n}\n"
     assert house_figures.round_forms(house, schema) == [
         "potluck.server.runs.commit.Committed",
         "a.proto: Yes",
@@ -82,7 +88,7 @@ def test_walk_that_enters_a_subpackage_again_is_counted_as_a_return() -> None:
     )
     passed = house_figures.walk(page)
     assert passed == ["server.runs", "server.store", "server.runs", "server.store"]
-    assert house_figures.returns(passed) == 2
+    assert house_figures.returns(passed) == {"server.runs": 1, "server.store": 1}
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +100,34 @@ def test_every_guest_package_exists_in_the_tree(product: list[house_figures.Modu
     names = [module.name for module in product]
     guests = {house_figures.guest_of(name) for name in names}
     assert set(house_figures.GUESTS) <= guests
+
+
+def test_every_class_that_is_not_a_committed_round_exists_with_the_field() -> None:
+    modules = house_figures.read_modules()
+    names = {node.name for module in modules for node in module.classes}
+    names |= {
+        name for text in house_figures.read_schema().values() for name in messages_with_field(text)
+    }
+    assert set(house_figures.NOT_COMMITTED) <= names
+
+
+def messages_with_field(text: str) -> list[str]:
+    """Return the messages of a schema's file that have the field of a committed round."""
+    found = house_figures.MESSAGE.findall(text)
+    return [name for name, body in found if house_figures.ROUND_FIELD in body]
+
+
+def test_table_on_the_page_has_a_row_per_figure_and_cells_of_few_words(
+    product: list[house_figures.Module],
+) -> None:
+    table = house_figures.page_table(product)
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    on_page = house_figures.filled(house_figures.PAGE.read_text(), table)
+    figures = re.findall(r"^\| (.*?) \|", house_figures.PAGE.read_text(), re.MULTILINE)
+    assert table in on_page
+    assert {row[0] for row in rows} == set(house_figures.REASONS)
+    assert set(house_figures.REASONS) <= set(figures)
+    assert [row for row in rows if len(row) != 4 or len(row[3].split()) > 20] == []
 
 
 def test_figures_table_lists_each_goal(product: list[house_figures.Module]) -> None:
