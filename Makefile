@@ -158,7 +158,9 @@ pages: $(INSTALLED)
 	$(VENV)/bin/python tools/metrics_page.py > build/metrics.md && mv build/metrics.md docs/reference
 	$(VENV)/bin/python tools/rooms_picture.py > build/rooms.svg && mv build/rooms.svg docs/images
 	$(VENV)/bin/python tools/package_tables.py
+	$(VENV)/bin/python tools/house_figures.py --page
 	$(VENV)/bin/python tools/system_picture.py > build/system.svg && mv build/system.svg docs/images
+	$(VENV)/bin/python tools/round_picture.py > build/round.svg && mv build/round.svg docs/images
 	$(VENV)/bin/python tools/secagg_picture.py > build/secure-sum.svg && mv build/secure-sum.svg docs/images
 	$(VENV)/bin/python tools/compatibility_table.py docs/reference/strategies/compatibility.md
 	PYTHONPATH=tools $(VENV)/bin/python tools/reference_pages.py
