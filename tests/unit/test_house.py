@@ -623,3 +623,51 @@ for entry in distribution("potluck").entry_points:
         print(f"{entry.group}: {entry.name} = {entry.value}: {error}")
 """
     assert run_with_wheel(unpacked_wheel, program) == ""
+
+
+def test_state_machine_of_a_run_imports_neither_clock_nor_disk_nor_network() -> None:
+    imports = imports_by_module()
+    package = "potluck.server.rounds"
+    pending, machine = [f"{package}.machine"], set[str]()
+    while pending:
+        module = pending.pop()
+        machine.add(module)
+        inside = {other for other in imports[module] if within(other, (package,))}
+        pending += inside - machine
+    libraries = {
+        name.partition(".")[0]
+        for module in machine
+        for name in imported_names(source_of(module), package)
+    }
+    pure = {"__future__", "collections", "dataclasses", "enum", "math", "numpy", "potluck"}
+    assert len(machine) > 5
+    assert libraries <= pure
+
+
+def source_of(module: str) -> str:
+    """Return the source of a module that is not a package."""
+    return HOUSE.joinpath(module.split(".")[1], *module.split(".")).with_suffix(".py").read_text()
+
+
+UNPICKLING = {
+    "potluck.client.training.processes.device_process": "results of the host's own worker",
+    "potluck.client.training.processes.training_jobs": "its own errors, as a check",
+    "potluck.client.training.processes.training_worker": "jobs of its own host",
+    "potluck.experiments.traces.fedscale": "FedScale's files, with plain dictionaries only",
+    "potluck.experiments.weights": "pretrained weights, by torch with weights_only",
+    "potluck.federation.session_plugins": "classes of a notebook, written by the same user",
+}
+"""Modules that can unpickle, and what they read."""
+
+
+def test_only_listed_modules_can_unpickle() -> None:
+    libraries = {"cloudpickle", "dill", "joblib", "marshal", "multiprocessing", "pickle", "shelve"}
+    calls = re.compile(r"allow_pickle=True|weights_only=False|torch\.load\((?!.*weights_only=True)")
+    found = set[str]()
+    for folder in written_packages():
+        for path in folder.rglob("*.py"):
+            source = path.read_text()
+            names = imported_names(source, f"potluck.{folder.name}")
+            if calls.search(source) or libraries & {name.partition(".")[0] for name in names}:
+                found.add(".".join(path.relative_to(folder.parents[1]).with_suffix("").parts))
+    assert found == set(UNPICKLING)
