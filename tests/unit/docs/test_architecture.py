@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.source_imports import SOURCE_ROOTS, packages, written_packages
 
 HOUSE = Path(__file__).resolve().parents[3]
 WALKS = ["docs/contributing/architecture.md", "docs/contributing/walks.md"]
@@ -75,24 +76,32 @@ def test_every_function_on_the_pages_of_walks_is_in_its_file() -> None:
     assert missing == []
 
 
+def test_lists_of_source_roots_on_the_pages_are_complete() -> None:
+    decision = (HOUSE / "docs/contributing/adr/0001-source-roots.md").read_text()
+    [listed] = re.findall(r"Each source root \((.*?)\)", decision, re.DOTALL)
+    rules = re.findall(r"Imports point one way: .*?\n\n", decision, re.DOTALL)
+    assert re.findall(r"`(\w+)/`", listed) == list(SOURCE_ROOTS)
+    assert set(re.findall(r"\w+", rules[0])) >= set(SOURCE_ROOTS)
+    contributing = (HOUSE / "CONTRIBUTING.md").read_text()
+    [paragraph] = re.findall(r"Imports point\none way: .*?\n\n", contributing, re.DOTALL)
+    assert set(re.findall(r"\w+", paragraph)) >= set(SOURCE_ROOTS)
+
+
+def test_architecture_page_names_the_packages_missing_from_its_picture() -> None:
+    text = (HOUSE / "docs/contributing/architecture.md").read_text()
+    [paragraph] = re.findall(r"Not in the picture are .*?\n\n", text, re.DOTALL)
+    links = {(HOUSE / "docs/contributing" / target).resolve() for target in LINK.findall(paragraph)}
+    drawn = {room.parents[1] for room in HOUSE.glob("*/potluck/*/*/__init__.py")}
+    assert set(packages()) - drawn - links == set()
+    guests = {"integrations", "privacy", "secagg", "verifiable"}
+    [named] = re.findall(r"the core\nimports none of (.*?) \(", text)
+    assert set(re.findall(r"`(\w+)`", named)) == guests
+    assert guests < {folder.name for folder in written_packages()}
+
+
 NAMED_FILE = re.compile(r"(?<![\w/.*{}<>$…-])((?:[\w.-]+/)*[\w-]+\.py|tests/[\w./-]*\w)(?![\w/(*])")
 """Pattern of a Python file's or a test's name, alone or with the folders that contain it."""
-ROOTS = (
-    "api",
-    "benchmarks",
-    "client",
-    "common",
-    "deploy",
-    "examples",
-    "experiments",
-    "integrations",
-    "page",
-    "privacy",
-    "relay",
-    "server",
-    "tests",
-    "tools",
-)
+ROOTS = (*SOURCE_ROOTS, "benchmarks", "examples", "tests", "tools")
 
 
 def remarks(module: Path) -> Iterator[str]:
