@@ -9,10 +9,9 @@ Counts are over the source roots, without generated stubs.
 - A *guest* is code that the core works without, such as secure aggregation or the adapters of
   libraries. `GUESTS` lists the packages. Counted are the names that modules of the core import from
   them, each once.
-- *Returns* of an update's walk: docs/contributing/architecture.md names the modules that an
-  update passes, in order, and a test checks that the functions named there exist. Each module
-  stands for its subpackage. Counted is how often the walk enters a subpackage that it has left
-  before.
+- *Returns* of an update's walk: docs/contributing/walks.md names the modules that an update passes,
+  in order, and a test checks that the functions named there exist. Each module stands for its
+  subpackage. Counted is how often the walk enters a subpackage that it has left before.
 - A *form* of a committed round is a class or a message of the schema with a field `bytes_up`, apart
   from those in `NOT_COMMITTED`. The tool does not see other forms: classes that inherit the field
   (`Round` of `potluck.federation`), dictionaries (`--json`, sinks, reports) and rows of tables
@@ -37,6 +36,7 @@ import package_tables
 
 HOUSE = Path(__file__).resolve().parents[1]
 PAGE = HOUSE / "docs" / "contributing" / "architecture.md"
+WALKS = PAGE.with_name("walks.md")
 BEGIN, END = "<!-- figures -->\n", "<!-- /figures -->"
 MARKED = re.compile(f"{BEGIN}.*{END}", re.DOTALL)
 
@@ -299,7 +299,7 @@ def figures(modules: Sequence[Module]) -> list[tuple[str, str, str]]:
     rows += [(f"… of {guest}", f"{len(by_name)}", "0") for guest, by_name in sorted(found.items())]
     rows.append(("modules of the core that import a guest", f"{len(importing)}", "0"))
     once = [name for name, others in importers(modules).items() if len(others) == 1]
-    passed = walk(PAGE.read_text())
+    passed = walk(WALKS.read_text())
     entered_again = returns(passed)
     spelling = [module for module in modules if re.search(rf"\b{ROUND_FIELD}\b", module.text)]
     rows += [
@@ -347,7 +347,7 @@ def page_table(modules: Sequence[Module]) -> str:
     """Return the table of architecture.md: the figures above their goal, with the reasons."""
     rows = figures(modules)
     now = {what: number for what, number, _ in rows}
-    again = returns(walk(PAGE.read_text()))
+    again = returns(walk(WALKS.read_text()))
     now["returns"] = ", ".join(f"{n} `{name.split('.')[-1]}`" for name, n in again.items())
     now["SMALL"] = str(SMALL)
     lines = ["| figure | now | goal | why it is above the goal |", "|---|---:|---:|---|"]
@@ -393,7 +393,7 @@ def names_counted(modules: Sequence[Module]) -> Iterator[str]:
         for name, others in sorted(by_name.items()):
             yield f"{guest}: {name} ← {', '.join(sorted(others))}"
     yield from (f"form: {form}" for form in round_forms(modules, read_schema()))
-    yield f"walk: {' → '.join(walk(PAGE.read_text()))}"
+    yield f"walk: {' → '.join(walk(WALKS.read_text()))}"
     yield from (f"small: {name}" for name in sorted(small_with_one_importer(modules)))
     for name, others in sorted(importers(modules).items()):
         if len(others) == 1:
