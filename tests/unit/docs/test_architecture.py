@@ -83,7 +83,7 @@ def test_lists_of_source_roots_on_the_pages_are_complete() -> None:
     assert re.findall(r"`(\w+)/`", listed) == list(SOURCE_ROOTS)
     assert set(re.findall(r"\w+", rules[0])) >= set(SOURCE_ROOTS)
     contributing = (HOUSE / "CONTRIBUTING.md").read_text()
-    [paragraph] = re.findall(r"Imports point\none way: .*?\n\n", contributing, re.DOTALL)
+    [paragraph] = re.findall(r"Imports point\sone way: .*?\n\n", contributing, re.DOTALL)
     assert set(re.findall(r"\w+", paragraph)) >= set(SOURCE_ROOTS)
 
 
@@ -94,7 +94,7 @@ def test_architecture_page_names_the_packages_missing_from_its_picture() -> None
     drawn = {room.parents[1] for room in HOUSE.glob("*/potluck/*/*/__init__.py")}
     assert set(packages()) - drawn - links == set()
     guests = {"integrations", "privacy", "secagg", "verifiable"}
-    [named] = re.findall(r"the core\nimports none of (.*?) \(", text)
+    [named] = re.findall(r"the core\simports none of (.*?) \(", text)
     assert set(re.findall(r"`(\w+)`", named)) == guests
     assert guests < {folder.name for folder in written_packages()}
 
