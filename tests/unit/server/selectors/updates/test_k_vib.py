@@ -1,14 +1,19 @@
-"""K-Vib's probabilities against conditions of an optimum, and its draws against frequencies."""
+"""K-Vib against a second implementation, its probabilities against a search, its draws against
+frequencies."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.plain_loops import limited
 from support.populations import context, facts_of, population
 
 from potluck.server.selection import RoundOutcome, Selection, SelectionContext
@@ -60,6 +65,117 @@ def test_systematic_draws_have_their_probabilities() -> None:
         assert len(set(drawn.tolist())) == 3
         seen[drawn] += 1
     assert seen / 4000 == pytest.approx(chances, abs=0.03)
+
+
+class PlainKVib:
+    """K-Vib in plain loops. rounds: T. earlier: W of each client. squares: all π² so far."""
+
+    def __init__(self, samples: Sequence[int], *, regularization: float, rounds: int) -> None:
+        self.shares = [size * len(samples) / sum(samples) for size in samples]
+        self.regularization, self.rounds = regularization, rounds
+        self.earlier = [0.0] * len(samples)
+        self.squares: list[float] = []
+
+    def probabilities(self, rows: Sequence[int], count: int) -> dict[int, float]:
+        theta = min(1.0, (len(rows) / (self.rounds * count)) ** (1 / 3))
+        typical = sum(self.squares) / len(self.squares) if self.squares else 0.0
+        gamma = self.regularization * typical * len(rows) / (theta * count)
+        found, free, places = {}, list(rows), count
+        while free:  # p ∝ √(W + γ), and clients for which this is above 1 are certain
+            lengths = {row: math.sqrt(self.earlier[row] + gamma) for row in free}
+            total = sum(lengths.values())
+            for row, length in lengths.items():
+                found[row] = places * (length / total if total else 1 / len(free))
+            certain = [row for row in free if found[row] > 1]
+            if not certain:
+                break
+            found |= dict.fromkeys(certain, 1.0)
+            free = [row for row in free if row not in certain]
+            places -= len(certain)
+        return {row: (1 - theta) * found[row] + theta * count / len(rows) for row in rows}
+
+    def learn(self, norms: Mapping[int, float], chances: Mapping[int, float]) -> None:
+        for row, norm in limited(norms, 100).items():
+            square = (self.shares[row] * norm) ** 2
+            self.squares.append(square)
+            self.earlier[row] += square / chances[row]
+
+
+def plain_draw(chances: Sequence[float], place: float) -> list[int]:
+    """Return the positions at `place`, `place` + 1, …, on a line of segments as long as chances."""
+    drawn, end = [], 0.0
+    for position, chance in enumerate(chances):
+        end += chance
+        if end > place:
+            drawn.append(position)
+            place += 1
+    return drawn
+
+
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 1000),
+    samples=st.lists(st.integers(1, 50), min_size=2, max_size=9),
+    count=st.integers(1, 4),
+    regularization=st.sampled_from([0.01, 0.1, 2.0]),
+    horizon=st.sampled_from([(0, 0, 1000), (0, 15, 15), (200, 15, 200)]),
+    weights=st.sampled_from(["inverse", "samples"]),
+)
+def test_rounds_agree_with_a_second_implementation(
+    seed: int,
+    samples: list[int],
+    count: int,
+    regularization: float,
+    horizon: tuple[int, int, int],
+    weights: Literal["inverse", "samples"],
+) -> None:
+    """horizon: the option `rounds`, the rounds of the run, and T."""
+    generator, clients = np.random.default_rng(seed), len(samples)
+    rounds, of_run, expected = horizon if weights == "inverse" else (200, 15, 200)
+    federation = replace(population(clients), samples=np.array(samples))
+    selector = KVib(regularization=regularization, rounds=rounds, weights=weights)
+    plain = PlainKVib(samples, regularization=regularization, rounds=expected)
+    state = selector.init(federation)
+    for number in range(1, 13):
+        here = np.flatnonzero(generator.random(clients) < 0.8)
+        here = here if len(here) else np.arange(clients)
+        given_context = replace(
+            context(federation, count, number=number, seed=seed, available=here), rounds=of_run
+        )
+        selection = select(selector, state, given_context)
+        size, twin = min(count, len(here)), given_context.generator("k-vib")
+        order = twin.permutation(here).tolist()
+        chances = plain.probabilities(order, size)
+        picks = [
+            order[at] for at in plain_draw([chances[row] for row in order], float(twin.random()))
+        ]
+        assert selection.rows.tolist() == picks
+        reported = [float(reason.split()[-1]) for reason in selection.reasons]
+        assert reported == pytest.approx([chances[row] for row in picks], rel=0.01)
+        sent = np.full(size, 5.0)
+        if weights == "inverse":
+            assert selection.weights is not None
+            sent = np.array([plain.shares[row] / chances[row] for row in picks])
+            assert selection.weights == pytest.approx(sent)
+        else:
+            assert selection.weights is None
+            chances = plain.probabilities(range(clients), size)
+
+        arrived = generator.random(size) < 0.8
+        norms = generator.lognormal(sigma=2, size=size) * generator.choice([0, 1, 1, 1e4], size)
+        facts = facts_of(np.ones((arrived.sum(), 2)), rows=selection.rows[arrived])
+        ended = RoundOutcome(
+            round=number,
+            selected=selection.rows,
+            included=selection.rows[arrived],
+            seconds=np.ones(size),
+            facts=replace(facts, norms=norms[arrived], samples=sent[arrived]),
+        )
+        state = selector.observe(state, ended)
+        plain.learn(dict(zip(facts.rows.tolist(), norms[arrived].tolist(), strict=True)), chances)
+        assert state.arrays["feedback"] == pytest.approx(plain.earlier)
+        assert state.scalars["sum"] == pytest.approx(sum(plain.squares))
+        assert state.scalars["number"] == len(plain.squares)
 
 
 def test_long_updates_are_drawn_more_often_and_weighted_less() -> None:
