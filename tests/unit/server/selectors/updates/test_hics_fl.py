@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from support.plain_loops import position_at
 from support.populations import context, facts_of, outcome, played, population, select
 
 from potluck.common.errors import ConfigurationError
@@ -115,3 +120,151 @@ def test_hics_fl_draws_by_samples_if_reported_entropies_differ() -> None:
     selection = select(selector, selector.init(federation), context(federation, 2))
     assert 0 in selection.rows
     assert all("drawn for place" in reason for reason in selection.reasons[:1])
+
+
+def plain_entropy(move: Sequence[float], temperature: float) -> float:
+    """Return the entropy of softmax(move / temperature), in nats."""
+    weights = [math.exp((change - max(move)) / temperature) for change in move]
+    shares = [weight / sum(weights) for weight in weights]
+    return -sum(share * math.log(share) for share in shares if share > 0)
+
+
+def plain_angle(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the angle of two vectors; 0 if one of them is zero."""
+    lengths = math.hypot(*one) * math.hypot(*other)
+    inner = sum(a * b for a, b in zip(one, other, strict=True))
+    return math.acos(max(-1.0, min(1.0, inner / lengths))) if lengths else 0.0
+
+
+def plain_clusters(
+    entropies: Sequence[float], moves: Sequence[Sequence[float]], number: int, weight: float
+) -> list[list[int]]:
+    """Merge those two clusters for which Ward's criterion grows least, until `number` are left.
+
+    The growth is that of the sum of squared distances to the centre, written with distances of
+    pairs only. The distance of a pair is its angle plus `weight` times its difference of entropies.
+    """
+
+    def apart(a: int, b: int) -> float:
+        return plain_angle(moves[a], moves[b]) + weight * abs(entropies[a] - entropies[b])
+
+    def mean_square(one: list[int], other: list[int]) -> float:
+        return sum(apart(a, b) ** 2 for a in one for b in other) / (len(one) * len(other))
+
+    def growth(pair: tuple[list[int], list[int]]) -> float:
+        one, other = pair
+        within = (mean_square(one, one) + mean_square(other, other)) / 2
+        mass = len(one) * len(other) / (len(one) + len(other))
+        return mass * (mean_square(one, other) - within)
+
+    found = [[client] for client in range(len(entropies))]
+    while len(found) > number:
+        one, other = min(
+            ((a, b) for place, a in enumerate(found) for b in found[:place]), key=growth
+        )
+        found = [each for each in found if each not in (one, other)] + [sorted(one + other)]
+    return found
+
+
+def plain_picks(
+    entropies: Sequence[float],
+    clusters: Sequence[list[int]],
+    places: int,
+    preference: float,
+    twin: np.random.Generator,
+) -> list[tuple[int, int]]:
+    """Return the drawn clients, each with its cluster. preference: γ(1 − t/T)."""
+    left = [list(cluster) for cluster in clusters]
+    chances = [math.exp(preference * statistics.mean(entropies[k] for k in c)) for c in clusters]
+    picks = []
+    for _ in range(places):
+        still = [chance if left[c] else 0.0 for c, chance in enumerate(chances)]
+        cluster = position_at(still, twin.random())
+        picks.append((left[cluster].pop(int(twin.integers(len(left[cluster])))), cluster))
+    return picks
+
+
+def agree(
+    selection: Selection,
+    order: Sequence[int],
+    entropies: Sequence[float],
+    drawn: Sequence[tuple[int, int]],
+) -> None:
+    """Compare the last clients of a cohort, and their reasons, with the second implementation."""
+    first = len(selection.rows) - len(drawn)
+    assert selection.rows[first:].tolist() == [order[position] for position, _ in drawn]
+    for reason, (position, cluster) in zip(selection.reasons[first:], drawn, strict=True):
+        assert reason.startswith(f"cluster {cluster + 1} of ")
+        assert float(reason.split()[-1]) == pytest.approx(entropies[position], abs=0.0051)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("clusters", "entropy_weight"), [(None, 10.0), (2, 0.5), (4, 3.0)])
+def test_rounds_agree_with_a_second_implementation(
+    clusters: int | None, entropy_weight: float, seed: int
+) -> None:
+    selector = HiCSFL(temperature=0.5, clusters=clusters, entropy_weight=entropy_weight)
+    generator, federation = np.random.default_rng(seed), population(9)
+    state, moves = selector.init(federation), dict[int, list[float]]()
+    picked, kinds = set[int](), Counter[str]()
+    for number in range(1, 17):
+        here = np.flatnonzero(generator.random(9) < 0.9)
+        given = context(federation, 3, number=number, seed=seed, available=here)
+        selection = select(selector, state, dataclasses.replace(given, rounds=16))
+        twin = given.generator("hics-fl")
+        new = np.array([row for row in here if row not in picked])
+        cohort = twin.choice(new, size=min(3, len(new)), replace=False).tolist()
+        assert selection.rows[: len(cohort)].tolist() == cohort
+        order = [row for row in twin.permutation(here).tolist() if row in moves]
+        order, places = [row for row in order if row not in cohort], 3 - len(cohort)
+        entropies = [plain_entropy(moves[row], 0.5) for row in order]
+        if not places or len(order) <= places:
+            kinds["all"] += 1
+            assert set(order[:places]) <= set(selection.rows.tolist())
+        elif statistics.pvariance(entropies) >= 0.1:
+            kinds["by similarity"] += 1
+            assert selection.reasons[-1].startswith("drawn for place")
+        else:
+            kinds["clusters"] += 1
+            wanted = min(clusters or places, len(order))
+            last = [moves[row] for row in order]
+            found = plain_clusters(entropies, last, wanted, entropy_weight)
+            drawn = plain_picks(entropies, found, places, 4 * (1 - number / 16), twin)
+            agree(selection, order, entropies, drawn)
+
+        arrived = selection.rows[generator.random(len(selection.rows)) < 0.9]
+        size = 2.0 if number == 10 else 0.3
+        table = (size * generator.normal(size=(len(arrived), 3))).astype(np.float32)
+        table[arrived == 0] = 0
+        table[arrived == 1] = [0.5, 0.25, 0]
+        ended = dataclasses.replace(
+            outcome(number, selection), included=arrived, facts=facts_of(table, rows=arrived)
+        )
+        state = selector.observe(state, ended)
+        picked.update(selection.rows.tolist())
+        moves.update(zip(arrived.tolist(), table.astype(np.float64).tolist(), strict=True))
+    assert kinds["clusters"] >= 6
+    assert kinds["by similarity"] >= 1
+
+
+def test_rounds_with_reported_entropies_agree_with_a_second_implementation() -> None:
+    """Clients are clustered by Ĥ only; some have equal ones, and two never answer."""
+    selector, federation = HiCSFL(entropies="told", spread=9.0, clusters=4), population(11)
+    told = dict(enumerate([0.9, 0.35, 1.4, 0.31, 0.9, 1.1, 0.2, 1.42, 0.9]))
+
+    def answering(ask: Ask) -> Answers:
+        rows = ask.rows[ask.rows < 9]
+        values = np.array([told[row] for row in rows.tolist()])
+        return Answers(rows=rows, values={"label-entropy": values})
+
+    state = selector.init(federation)
+    for number in range(1, 13):
+        given = dataclasses.replace(context(federation, 5, number=number), rounds=12)
+        selection, answers = played(selector, state, given, answering)
+        twin = given.generator("hics-fl")
+        order = [row for row in twin.permutation(given.available).tolist() if row in told]
+        entropies = [told[row] for row in order]
+        found = plain_clusters(entropies, [()] * 9, 4, 10)
+        drawn = plain_picks(entropies, found, 5, 4 * (1 - number / 12), twin)
+        agree(selection, order, entropies, drawn)
+        state = selector.observe(state, outcome(number, selection, answers))
