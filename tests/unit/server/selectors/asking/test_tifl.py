@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.plain_loops import limited, position_at
 from support.populations import context, played, population
 
 from potluck.server.selection import Answers, Ask, RoundOutcome, Selection
@@ -126,6 +129,125 @@ def test_a_client_that_failed_is_in_the_slowest_tier() -> None:
     )
     state = selector.observe(selector.init(federation), outcome)
     assert [rows.tolist() for rows in selector._groups(state)] == [[2], [1], [0]]
+
+
+class PlainTiFL:
+    """TiFL in plain loops. most: number of rounds that may use a tier. ranking: tiers by falling
+    loss when probabilities last changed; None before."""
+
+    def __init__(self, tiers: int, most: float) -> None:
+        self.tiers, self.most = tiers, most
+        self.times: dict[int, list[float]] = {}
+        self.used = [0] * tiers
+        self.losses = [math.nan] * tiers
+        self.ranking: list[int] | None = None
+        self.last: int | None = None
+
+    def groups(self) -> list[list[int]]:
+        means = {row: sum(times) / len(times) for row, times in self.times.items() if times}
+        means = {row: max(mean, 1e-6) for row, mean in limited(means, 10).items()}
+        left = sorted(self.times, key=lambda row: (means.get(row, math.inf), row))
+        size, larger = divmod(len(left), self.tiers)
+        found = []
+        for tier in range(self.tiers):
+            edge = size + (tier < larger)
+            found.append(left[:edge])
+            left = left[edge:]
+        return found
+
+    def judge(self, answers: Mapping[int, float]) -> None:
+        known, before = limited(answers, 100), self.losses
+        self.losses = [math.nan] * self.tiers
+        for tier, group in enumerate(self.groups()):
+            values = [known[row] for row in group if row in known]
+            if values:
+                self.losses[tier] = sum(values) / len(values)
+        if self.last is not None and self.losses[self.last] >= before[self.last]:
+            order = [-math.inf if math.isnan(loss) else loss for loss in self.losses]
+            self.ranking = sorted(range(self.tiers), key=lambda tier: (-order[tier], tier))
+
+    def probabilities(self, tiers: Sequence[int]) -> list[float]:
+        """Return the probability of each tier if only these are ranked; 0 for the others."""
+        found, count = [0.0] * self.tiers, len(tiers)
+        for tier in tiers:
+            found[tier] = 1 / self.tiers
+        for place, tier in enumerate(tier for tier in self.ranking or [] if tier in tiers):
+            found[tier] = (count - place) / (count * (count + 1) / 2)
+        return found
+
+    def tier(self, here: Sequence[Sequence[int]], share: float) -> int:
+        """Return the tier that this share in [0, 1) draws. here: available clients per tier."""
+        credit = [tier for tier in range(self.tiers) if self.used[tier] < self.most]
+        if not any(here[tier] for tier in credit):
+            credit = list(range(self.tiers))
+        chances = self.probabilities(credit)
+        return position_at([c if rows else 0 for c, rows in zip(chances, here, strict=True)], share)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("option", "rounds", "most"), [(0, 0, math.inf), (0, 24, 6), (4, 24, 4)])
+def test_rounds_agree_with_a_second_implementation(
+    option: int, rounds: int, most: float, seed: int
+) -> None:
+    """option: `credits`. most: the number of rounds of a tier that follows."""
+    generator, federation = np.random.default_rng(seed), population(11)
+    selector, plain = TiFL(tiers=4, interval=2, asked=3, credits=option), PlainTiFL(4, most)
+    state, questions = selector.init(federation), list[list[int]]()
+
+    def answer(ask: Ask) -> Answers:
+        questions.append(ask.rows.tolist())
+        rows = ask.rows[generator.random(len(ask.rows)) < 0.8]
+        values = generator.integers(0, 5, len(rows)).astype(np.float64)
+        values[generator.random(len(rows)) < 0.05] = 1e6
+        return Answers(rows=rows, values={"loss": values})
+
+    for number in range(1, 25):
+        here = np.flatnonzero(generator.random(11) < 0.7)
+        given = context(federation, 4, number=number, seed=seed, available=here)
+        selection, answers = played(selector, state, replace(given, rounds=rounds), answer)
+        picked, twin = selection.rows.tolist(), given.generator("tifl")
+        new, chosen = [row for row in here.tolist() if row not in plain.times], None
+        groups = [[row for row in group if row in here] for group in plain.groups()]
+        if new:
+            assert set(picked[: len(new)]) <= set(new)
+        else:
+            for each in answers:
+                asked = [twin.permutation(np.sort(group))[:3] for group in groups]
+                assert questions[-1] == np.sort(np.concatenate(asked)).tolist()
+                values = each.values["loss"].tolist()
+                plain.judge(dict(zip(each.rows.tolist(), values, strict=True)))
+            assert len(answers) == (number % 2 == 0)
+            for other in range(20 if number % 2 else 0):  # more draws from the same state
+                again = replace(given, seed=100 + other, rounds=rounds)
+                tier = plain.tier(groups, again.generator("tifl").random())
+                reason = played(selector, state, again)[0].reasons[0]
+                assert reason == f"drawn from tier {tier + 1} of 4"
+            chosen = drawn = plain.tier(groups, twin.random())
+            nearest = sorted(range(4), key=lambda tier: abs(tier - drawn))
+            expected = [tier for tier in nearest for _ in groups[tier]][:4]
+            assert [t for row in picked for t in range(4) if row in groups[t]] == expected
+            assert selection.reasons[0] == f"drawn from tier {chosen + 1} of 4"
+
+        arrived = generator.random(len(picked)) < 0.8
+        seconds = np.where(arrived, generator.choice([0, 1, 2, 2, 3, 500], len(picked)), np.nan)
+        ended = RoundOutcome(
+            round=number,
+            selected=selection.rows,
+            included=selection.rows[arrived],
+            seconds=seconds,
+            answers=answers,
+        )
+        state = selector.observe(state, ended)
+        for row, came, time_taken in zip(picked, arrived, seconds.tolist(), strict=True):
+            plain.times.setdefault(row, []).extend([time_taken] if came else [])
+        if chosen is not None:
+            plain.used[chosen] += 1
+            plain.last = chosen
+        assert state.arrays["used"].tolist() == plain.used
+        assert state.arrays["losses"] == pytest.approx(plain.losses, nan_ok=True)
+        assert state.arrays["probabilities"] == pytest.approx(plain.probabilities(range(4)))
+    assert sum(plain.used) >= 15
+    assert plain.ranking is not None
 
 
 def test_a_hundred_thousand_clients_take_seconds() -> None:
