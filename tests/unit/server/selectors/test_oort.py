@@ -1,9 +1,11 @@
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike
+from support.plain_loops import limited
 from support.populations import context, outcome, population, select
 
 from potluck.common.errors import ConfigurationError
@@ -194,3 +196,126 @@ def test_oort_selects_with_utilities_of_any_size() -> None:
         told = outcome(number, selection, utility=[1e308, 1e308])
         state = selector.observe(state, replace(told, seconds=np.array([1e308, 1e308])))
         assert sorted(selection.rows.tolist()) == [0, 1]
+
+
+class PlainOort:
+    """Oort in plain loops. last: L, the last round in which each client's update arrived. history:
+    mean utility of the clients chosen by score, in each round."""
+
+    def __init__(self, options: Mapping[str, float]) -> None:
+        self.options, self.percentile = options, options["percentile"]
+        self.utility: dict[int, float] = {}
+        self.seconds: dict[int, float] = {}
+        self.last: dict[int, int] = {}
+        self.history: list[float] = []
+
+    def speed(self, row: int) -> float:
+        seconds = limited(self.seconds, 100)
+        share, preferred = self.percentile / 100, math.inf
+        for number, duration in enumerate(sorted(seconds.values()), 1):
+            if share < 1 and number >= share * len(seconds):
+                preferred = min(preferred, duration)
+        if row not in seconds or seconds[row] <= preferred:
+            return 1.0
+        penalty: float = (preferred / seconds[row]) ** self.options["penalty"]
+        return penalty
+
+    def scores(self, rows: Sequence[int], number: int) -> dict[int, float]:
+        known = limited({row: self.utility[row] for row in rows}, 100)
+        ascending, place = sorted(known.values()), self.options["clip"] * (len(rows) - 1)
+        below, above = ascending[math.floor(place)], ascending[math.ceil(place)]
+        most = below + (place - math.floor(place)) * (above - below)
+        least = min(ascending)
+        found = {}
+        for row in rows:
+            exploited = (min(known[row], most) - least) / (most - least) if most > least else 0.0
+            uncertain = math.sqrt(0.1 * math.log(number) / self.last[row])
+            found[row] = (exploited + uncertain) * self.speed(row)
+        return found
+
+    def exploited(self, seen: int, unseen: int, size: int, number: int) -> int:
+        """Return the number of clients that are chosen by score."""
+        decayed = self.options["exploration"] * self.options["exploration_decay"] ** (number - 1)
+        share = 1 - max(decayed, self.options["exploration_minimum"])
+        return min(max(math.floor(share * size + 1e-9), size - unseen), seen)
+
+    def learn(
+        self, number: int, arrived: Mapping[int, tuple[float, float]], failed: Sequence[int]
+    ) -> None:
+        """Store a round. arrived: utility and seconds of each client whose update arrived."""
+        told = {row: utility if utility >= 0 else 0.0 for row, (utility, _) in arrived.items()}
+        values = [told[row] for row in arrived if row in self.last]
+        self.history.append(sum(values) / len(values) if values else 0.0)
+        self.seconds |= dict.fromkeys(failed, 600.0)
+        self.seconds |= {row: time for row, (_, time) in arrived.items() if time >= 0}
+        self.utility |= told
+        self.last |= dict.fromkeys(arrived, number)
+        width, step = int(self.options["pacer_rounds"]), self.options["pacer_step"]
+        before, lately = sum(self.history[-2 * width : -width]), sum(self.history[-width:])
+        if number % width or number < 2 * width or not before:
+            return
+        if abs(lately - before) <= 0.1 * before:
+            self.percentile = min(100.0, self.percentile + step)
+        elif abs(lately - before) >= 5 * before:
+            self.percentile = max(min(step, self.percentile), self.percentile - step)
+
+
+def plain_draw(weights: Mapping[int, float], size: int, twin: np.random.Generator) -> list[int]:
+    """Draw without replacement: the clients whose exponential waiting times, with their weights as
+    rates, end first. Clients of weight 0 come last."""
+    first, second = twin.exponential(size=(2, len(weights))).tolist()
+    waits = {
+        row: (first[place] / weight if weight else math.inf, second[place])
+        for place, (row, weight) in enumerate(weights.items())
+    }
+    return sorted(waits, key=lambda row: waits[row])[:size]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("penalty", "cutoff", "clip", "percentile"),
+    [(2.0, 0.95, 0.95, 10.0), (0.5, 0.3, 0.7, 50.0), (1.0, 0.6, 1.0, 97.0)],
+)
+def test_rounds_agree_with_a_second_implementation(
+    penalty: float, cutoff: float, clip: float, percentile: float, seed: int
+) -> None:
+    options = {"penalty": penalty, "cutoff": cutoff, "clip": clip, "percentile": percentile}
+    options |= {"exploration": 0.9, "exploration_decay": 0.8, "exploration_minimum": 0.2}
+    options |= {"pacer_step": 5.0}
+    selector, plain = Oort(pacer_rounds=3, **options), PlainOort(options | {"pacer_rounds": 3})
+    generator = np.random.default_rng(seed)
+    federation = replace(population(14), samples=generator.integers(1, 9, 14))
+    state, paces = selector.init(federation), set[float]()
+    for number in range(1, 25):
+        here = np.flatnonzero(generator.random(14) < 0.8)
+        given = context(federation, 5, number=number, seed=seed, available=here)
+        rows = select(selector, state, given).rows
+        picked, twin, size = rows.tolist(), given.generator("oort"), min(5, len(here))
+        seen = [row for row in here.tolist() if row in plain.last]
+        unseen = [row for row in here.tolist() if row not in plain.last]
+        count = plain.exploited(len(seen), len(unseen), size, number)
+        expected: list[int] = []
+        if count:
+            scores = plain.scores(seen, number)
+            least = sorted(scores.values())[-count]
+            enough = {row: score for row, score in scores.items() if score >= cutoff * least}
+            expected = plain_draw(enough, count, twin)
+        sizes = {row: int(federation.samples[row]) * plain.speed(row) for row in unseen}
+        assert picked == expected + plain_draw(sizes, size - count, twin)
+
+        came = generator.random(size) < 0.85
+        usual = [np.nan, -1, 0, 2, 3, 3, 900] if number < 12 else [2.8, 3, 3.2]  # flat at the end
+        utility = 10.0 ** (number == 8) * generator.choice(usual, size)
+        seconds = generator.choice([np.nan, 1, 2, 2, 3, 5, 1e4], size)
+        round_ended = ended(
+            number, picked, np.where(came, utility, np.nan), np.where(came, seconds, np.nan)
+        )
+        state = selector.observe(state, replace(round_ended, included=rows[came]))
+        told = zip(utility[came].tolist(), seconds[came].tolist(), strict=True)
+        arrived = dict(zip(rows[came].tolist(), told, strict=True))
+        plain.learn(number, arrived, rows[~came].tolist())
+        assert state.arrays["window"] == pytest.approx(plain.history[-6:])
+        assert state.scalars["percentile"] == plain.percentile
+        paces.add(plain.percentile)
+    assert len(plain.last) == 14
+    assert len(paces) > 1
