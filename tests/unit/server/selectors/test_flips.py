@@ -1,3 +1,4 @@
+import random
 from collections import Counter
 from dataclasses import replace
 
@@ -5,6 +6,7 @@ import numpy as np
 import pytest
 from support.populations import context, labelled, outcome, population, rounds, select
 
+from potluck.client.base.laplace import noisy_counts
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings.plugins import create
 from potluck.server.selection import Floats, Population, Rows, Selector
@@ -125,6 +127,32 @@ def test_clients_without_samples_or_profile_come_last() -> None:
     found = select(Flips(), after(clients=5), context(federation, 4))
     assert set(found.rows[:2].tolist()) == {1, 4}
     assert found.reasons[2] == found.reasons[3] == "no label counts; drawn uniformly"
+
+
+@pytest.mark.parametrize("clusters", [None, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_clusters_from_noisy_label_counts_are_covered(clusters: int | None, seed: int) -> None:
+    """Noise as with `disclosure = "noisy"`, ε = 1. The last of three kinds of clients is rare."""
+    randomness, kind = random.Random(seed), [0] * 24 + [1] * 16 + [2] * 6
+    exact = [[[40, 0, 0, 5], [0, 30, 30, 0], [0, 0, 2, 50]][each] for each in kind]
+    noisy: list[list[float]] = [
+        [*noisy_counts(counts, epsilon=1.0, adjacency="replace", randomness=randomness)]
+        for counts in exact
+    ]
+    assert noisy != exact
+    assert min(map(min, noisy)) < 0
+    kind.append(1)
+    noisy.append([-9, 5, 5, -1])  # of the second kind, because negative counts are read as 0
+    noisy.extend([[-3, 0, -1, 0], [0, 0, 0, 0]])
+
+    federation, selector = labelled(noisy), Flips(clusters=clusters)
+    found = clusters_of(federation, clusters).tolist()
+    assert found[47:] == [-1, -1], "no count is above 0"
+    assert len(set(zip(found[:47], kind, strict=True))) == len(set(found[:47])) == 3
+    for selection in rounds(selector, federation, 6, 8, seed=seed):
+        assert Counter(kind[row] for row in selection.rows.tolist()) == {0: 2, 1: 2, 2: 2}
+    everyone = select(selector, after(clients=49), context(federation, 49, seed=seed))
+    assert set(everyone.rows[47:].tolist()) == {47, 48}
 
 
 def plain_index(points: Floats, centres: Floats) -> float:
