@@ -10,7 +10,7 @@ import pytest_asyncio
 from support.federation import Federation, crash_federation, until
 
 from potluck.common.records.privacy_loss import ALL_RUNS_BUDGET_SPENT, RUN_BUDGET_SPENT
-from potluck.privacy.coordinator.round_ledger import RoundLedger, spent_by_client
+from potluck.privacy.coordinator.round_ledger import RoundLedger
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -75,7 +75,7 @@ async def test_coordinator_killed_between_charge_and_commit_charges_again(
     clips = [each.clip for each in ledger.rounds()]
     assert clips[0] == clips[1] == 0.5
     assert len(set(clips)) == 3, "each committed round adapts the bound of the next"
-    assert all(loss > 0 for loss in spent_by_client(federation.state, run_id, 1e-5).values())
+    assert all(loss > 0 for loss in RoundLedger(federation.state, run_id).spent(1e-5).values())
 
 
 async def test_resumed_run_excludes_clients_at_their_privacy_limit(federation: Federation) -> None:
@@ -113,7 +113,7 @@ async def test_repeated_round_excludes_clients_at_their_privacy_limit(
     assert set(again.clients) == set(second.clients) - spent
     used = await included(federation, run_id)
     assert used == Counter([*first.clients, *again.clients])
-    loss = spent_by_client(federation.state, run_id, 1e-5)
+    loss = RoundLedger(federation.state, run_id).spent(1e-5)
     assert max(loss.values()) <= 4.0
 
 
@@ -121,7 +121,7 @@ async def test_new_run_excludes_clients_at_the_limit_over_all_runs(federation: F
     much = (*NOISE, "privacy.noise_multiplier=0.03", "rounds=1", "clients_per_round=6")
     first = await federation.start_run(*much)
     await federation.finished(first)
-    assert 500 < max(spent_by_client(federation.state, first, 1e-5).values()) < LIMIT_OF_ALL_RUNS
+    assert 500 < max(RoundLedger(federation.state, first).spent(1e-5).values()) < LIMIT_OF_ALL_RUNS
     await federation.kill_coordinator()
     await federation.restart_coordinator()
     second = await federation.start_run(*much, "name=renamed")

@@ -223,13 +223,6 @@ def vectors_of(parameters: int, auxiliaries: Iterable[str]) -> Mapping[str, int]
     return {BODY: parameters, **beside}
 
 
-def largest_file(vectors: Mapping[str, int]) -> int:
-    """Return the maximum size in bytes of a file with these vectors."""
-    return _HEADER_BYTES + sum(
-        MOST_BYTES * length + blocks_of(length) for length in vectors.values()
-    )
-
-
 def write_lanes(
     path: Path,
     readers: Mapping[str, LaneReader],

@@ -206,15 +206,6 @@ def divergences(events: Mapping[GaussianSteps, int]) -> tuple[float, ...]:
     return found
 
 
-def spent_by_client(state_directory: Path, run_id: str, delta: float) -> Mapping[str, float]:
-    """Return each client's privacy loss ε from the noisy sums of a run so far.
-
-    Clients in no sum are omitted. Reads only, so it can be called during the run. Raises
-    StorageError.
-    """
-    return RoundLedger(state_directory, run_id).spent(delta)
-
-
 def _append(path: Path, lines: bytes, size: int) -> None:
     """Write lines at offset `size`, over the rest of a failed attempt; sync file and folder."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -15,7 +15,6 @@ from potluck.privacy.coordinator.round_ledger import (
     CoordinatorLedger,
     NoisedRound,
     RoundLedger,
-    spent_by_client,
 )
 from potluck.privacy.rdp_filter import epsilon_spent
 
@@ -66,11 +65,11 @@ def test_damaged_ledger_of_another_run_is_not_taken_for_an_empty_one(tmp_path: P
 
 
 def test_spent_epsilon_of_a_client_covers_the_sums_it_took_part_in(tmp_path: Path) -> None:
-    assert spent_by_client(tmp_path, "r", 1e-5) == {}
+    assert RoundLedger(tmp_path, "r").spent(1e-5) == {}
     ledger = RoundLedger(tmp_path, "r")
     ledger.charge(sum_of(1, "a", "b"))
     ledger.charge(sum_of(2, "b"))
-    found = spent_by_client(tmp_path, "r", 1e-5)
+    found = RoundLedger(tmp_path, "r").spent(1e-5)
     assert found["a"] == epsilon_spent(rdp_of(EVENT), 1e-5)
     assert found["b"] == epsilon_spent(rdp_of(GaussianSteps(noise_multiplier=4.0, steps=2)), 1e-5)
 

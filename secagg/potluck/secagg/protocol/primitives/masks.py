@@ -21,7 +21,6 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
-SEED_BYTES: Final = 32
 CHUNK_BYTES: Final = 256 * 1024
 """Size of a chunk: all keystreams are added to one chunk of a vector before the next chunk."""
 

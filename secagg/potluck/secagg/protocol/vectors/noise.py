@@ -29,8 +29,6 @@ from potluck.secagg.protocol.wire.messages import Noise
 
 LEAST_RATE: Final = 1e-4
 """Minimum of ε/Δ: below it, the table would grow beyond a million entries."""
-DELTA_BITS: Final = 60
-"""Exponent in the bound δ ≤ Q · 2^-60 for Q counts."""
 
 _WORD_BYTES: Final = 16
 _WORD: Final = 2 ** (8 * _WORD_BYTES)
