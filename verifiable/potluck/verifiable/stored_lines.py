@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from potluck.common.disk import sync_path
 from potluck.common.errors import StorageError
 
 Line = Mapping[str, Any]
@@ -68,18 +69,9 @@ class StoredLines:
             os.fsync(file.fileno())
         if not self._size:
             for folder in (self.path.parent, self.path.parent.parent):
-                sync_folder(folder)
+                sync_path(folder)
 
     def _unusable(self, error: OSError) -> StorageError:
         return StorageError(
             f"can't use {self.path}: {error.strerror}; check its disk", path=self.path
         )
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync a folder's list of files to disk. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

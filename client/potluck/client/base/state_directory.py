@@ -21,6 +21,7 @@ import os
 import shutil
 from pathlib import Path
 
+from potluck.common.disk import sync_path
 from potluck.common.errors import StorageError
 from potluck.common.names import is_name
 from potluck.common.process.folder_lock import FolderLock
@@ -116,11 +117,7 @@ def write_durably(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_path(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise storage_error(path, error) from error

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.common.disk import sync_path
 from potluck.common.errors import (
     LayoutError,
     NotFiniteError,
@@ -221,7 +222,7 @@ def write_tensors(
         temporary.replace(path)
         temporary = None
         if sync:
-            _sync_folder(path.parent)
+            sync_path(path.parent)
     except OSError as error:
         raise StorageError(
             f"can't write tensor file {path} of {layout.file_bytes} bytes: {error.strerror}",
@@ -360,11 +361,3 @@ def _pieces(
         # A piece is written right after it was hashed, while it is still in the cache.
         for begin in range(0, flat.size, _PIECE_BYTES):
             yield flat[begin : begin + _PIECE_BYTES].data
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

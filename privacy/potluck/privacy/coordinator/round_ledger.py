@@ -22,6 +22,7 @@ from typing import Final
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
+from potluck.common.disk import sync_path
 from potluck.common.errors import StorageError
 from potluck.privacy.accounting import GaussianSteps, rdp_of
 from potluck.privacy.rdp_filter import NOTHING, epsilon_spent
@@ -218,8 +219,4 @@ def _append(path: Path, lines: bytes, size: int) -> None:
         os.fsync(file.fileno())
     if not size:
         for folder in (path.parent, path.parent.parent):
-            held = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(held)
-            finally:
-                os.close(held)
+            sync_path(folder)

@@ -19,9 +19,9 @@ from pydantic import ValidationError
 
 from potluck.client.base.state_directory import clients_with_files, storage_error, write_durably
 from potluck.common.disclosure import SumKind
+from potluck.common.disk import sync_data
 from potluck.common.errors import StorageError
 from potluck.common.learning.step_by_step import LEAKS, UNSAFE_STEPWISE
-from potluck.common.process.disk import sync_data
 from potluck.secagg.protocol import Ledger, Purpose, entry_from_json
 from potluck.secagg.protocol.policy.ledger import LedgerEntry, SumRelease
 

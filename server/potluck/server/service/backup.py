@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
+from potluck.common.disk import sync_path
 from potluck.common.errors import ConfigurationError
 from potluck.common.net.build_version import software_version
 from potluck.common.process.folder_lock import NAME as LOCK
@@ -33,7 +34,6 @@ from potluck.server.service.backup_files import (
     digest_of,
     disk_errors_of,
     dump,
-    sync_folder,
 )
 from potluck.server.service.restore import check_not_interrupted
 from potluck.server.service.state_folders import MODELS
@@ -99,9 +99,9 @@ def back_up(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
         )
         (partial / LIST).write_text(listed.model_dump_json(indent=1))
         for each in (partial / LIST, partial):
-            sync_folder(each)
+            sync_path(each)
         partial.rename(folder)
-        sync_folder(folder.parent)
+        sync_path(folder.parent)
     yield f"{len(needed.last)} runs and {len(models)} model files are in {folder}"
     there = {Path(name).stem for name in models}
     for run_id, digests in needed.last.items():

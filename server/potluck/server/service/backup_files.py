@@ -16,8 +16,8 @@ from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy import URL
 
+from potluck.common.disk import sync_data
 from potluck.common.errors import ConfigurationError, StorageError, disk_error
-from potluck.common.process.disk import sync_data
 from potluck.server.store.sql.database import parse_url, shown_url
 from potluck.server.store.sql.schema import metadata
 
@@ -156,16 +156,6 @@ def copy(source: Path, target: Path) -> str:
     finally:
         temporary.unlink(missing_ok=True)
     return hasher.hexdigest()
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync a folder's list of file names to disk, so that new names survive a power failure. Raises
-    OSError."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

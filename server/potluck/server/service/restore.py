@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from potluck.common.disk import sync_path
 from potluck.common.errors import ConfigurationError, StorageError
 from potluck.common.net.key_files import KEY_MODE, write_whole
 from potluck.server.config import CoordinatorConfig
@@ -22,7 +23,6 @@ from potluck.server.service.backup_files import (
     disk_errors_of,
     put_back,
     read_list,
-    sync_folder,
     verify,
 )
 from potluck.server.service.state_folders import MODELS, locked_state
@@ -84,20 +84,20 @@ def restore(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
                 for suffix in ("-wal", "-shm"):
                     path.with_name(path.name + suffix).unlink(missing_ok=True)
                 made.replace(path)
-                sync_folder(path.parent)
+                sync_path(path.parent)
         # Delete the journal and the spool: they contain rounds after the backup, which will be
         # repeated.
         (state / JOURNAL).unlink(missing_ok=True)
         shutil.rmtree(state / "spool", ignore_errors=True)
         (state / _MARK).unlink()
-        sync_folder(state)
+        sync_path(state)
     models = sum(name.startswith(f"{STATE}/{MODELS}/") for name in found.files)
     yield f"{folder} of {found.created_at} is restored, with {models} model files"
 
 
 def _mark(state: Path, folder: Path) -> None:
     write_whole(state / _MARK, str(folder).encode(), KEY_MODE)
-    sync_folder(state)
+    sync_path(state)
 
 
 def _put(source: Path, target: Path, digest: str) -> None:
@@ -105,4 +105,4 @@ def _put(source: Path, target: Path, digest: str) -> None:
     if target.exists() and (target.parent.name != MODELS or digest_of(target) == digest):
         return
     copy(source, target)
-    sync_folder(target.parent)
+    sync_path(target.parent)

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from potluck.common.disk import sync_data
 from potluck.common.errors import StorageError
-from potluck.common.process.disk import sync_data
 
 _NOTHING = "-"
 _SPARE_LINES = 1000

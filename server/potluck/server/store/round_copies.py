@@ -22,8 +22,8 @@ from sqlalchemy import (
     update,
 )
 
+from potluck.common.disk import sync_data
 from potluck.common.errors import StorageError
-from potluck.common.process.disk import sync_data
 from potluck.server.store.attempt_table import last_commit
 from potluck.server.store.part import Part, upsert
 from potluck.server.store.records import LateState, RunState

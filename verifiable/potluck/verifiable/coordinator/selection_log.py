@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from potluck.common.disk import sync_path
 from potluck.common.errors import StorageError
 from potluck.common.net.key_files import KEY_MODE, write_file
 from potluck.verifiable.chain import Chain
 from potluck.verifiable.coordinator.selection_inputs import part_sha256
 from potluck.verifiable.documents import Attendees, Opening, Outcome
-from potluck.verifiable.stored_lines import Line, StoredLines, sync_folder
+from potluck.verifiable.stored_lines import Line, StoredLines
 
 FOLDER: Final = "selections"
 """Name of the folder in a coordinator's state directory."""
@@ -140,7 +141,7 @@ class SelectionLog:
             packed = zlib.compress(content, 1)
             write_file(self._parts / sha256, packed, KEY_MODE, remedy="free disk space")
         if new:
-            sync_folder(self._parts)
+            sync_path(self._parts)
 
     def part(self, sha256: str) -> bytes:
         """Return a stored part of a selection's inputs. Raises StorageError if it is missing or

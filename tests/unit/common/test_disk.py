@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.common.process.disk import sync_data
+from potluck.common.disk import sync_data
 
 
 @pytest.mark.parametrize("call", ["fdatasync", "fsync"])

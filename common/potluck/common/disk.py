@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def sync_data(descriptor: int) -> None:
@@ -12,3 +13,13 @@ def sync_data(descriptor: int) -> None:
         os.fdatasync(descriptor)
     else:  # macOS has no fdatasync
         os.fsync(descriptor)
+
+
+def sync_path(path: Path) -> None:
+    """Sync a file's content to disk, or a folder's list of file names, so that new names survive a
+    power failure. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
