@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTls
+from potluck.common.net.listening import ListenAddress
 from potluck.common.net.tls import TlsFiles
 from potluck.common.process.logs import LogFormat, LogLevel
 from potluck.common.settings.configuration import Settings, annotated_example, load
@@ -15,7 +16,6 @@ from potluck.common.settings.configuration_errors import RELAY
 
 ENVIRONMENT_PREFIX = "POTLUCK_RELAY"
 
-_LAST_PORT = 65_535
 
 _EXAMPLES = {
     "coordinator": '"coordinator.example:7443"',
@@ -34,7 +34,7 @@ class RelayConfig(Settings):
     kind = RELAY
 
     coordinator: str = Field(description="Address of the coordinator, HOST:PORT.")
-    listen: str = Field(
+    listen: ListenAddress = Field(
         description="Address on which the relay listens for hosts, HOST:PORT; hosts name the\n"
         "relay as their `coordinator`. 0.0.0.0 for every interface, port 0 for any free port."
     )
@@ -119,14 +119,6 @@ class RelayConfig(Settings):
         description="Certificate and key of the relay, for the coordinator and for hosts, made\n"
         "by `potluck pki issue FOLDER relay NAME`."
     )
-
-    @field_validator("listen")
-    @classmethod
-    def _an_address(cls, listen: str) -> str:
-        host, colon, port = listen.rpartition(":")
-        if not (host and colon and port.isascii() and port.isdigit() and int(port) <= _LAST_PORT):
-            raise ValueError(f"must be HOST:PORT, with a port from 0 to {_LAST_PORT}")
-        return listen
 
 
 def load_config(path: Path, overrides: Mapping[str, object]) -> RelayConfig:

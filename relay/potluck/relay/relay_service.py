@@ -24,7 +24,7 @@ from potluck.common.errors import (
 from potluck.common.monitoring.metric_labels import Direction
 from potluck.common.monitoring.metrics_server import monitoring
 from potluck.common.net.identity import Identity, Role
-from potluck.common.net.listening import not_listening
+from potluck.common.net.listening import bind
 from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES
 from potluck.common.net.tls import SERVER_OPTIONS
 from potluck.common.net.transfer import check_digest
@@ -239,7 +239,7 @@ async def serving(config: RelayConfig, state: RelayState) -> AsyncIterator[str]:
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(upstream.close)
         stack.push_async_callback(updates.close)
-        address = _bind(server, config.listen, certificate.credentials())
+        address = bind(server, config.listen, certificate.credentials())
         served = await stack.enter_async_context(
             monitoring(
                 config.metrics_address, metrics.instruments, metrics.ready, config.metrics_tls
@@ -262,11 +262,3 @@ def _limits(config: RelayConfig) -> Limits:
         stall_seconds=config.stall_seconds,
         least_bytes_per_second=config.least_bytes_per_second,
     )
-
-
-def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> str:
-    try:
-        port = server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise not_listening(address) from error
-    return f"{address.rpartition(':')[0]}:{port}"

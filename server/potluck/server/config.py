@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTls
+from potluck.common.net.listening import ListenAddress
 from potluck.common.net.tls import TlsFiles
 from potluck.common.process.logs import LogFormat, LogLevel
 from potluck.common.settings.configuration import Settings, annotated_example
@@ -16,7 +17,6 @@ from potluck.common.settings.configuration_errors import COORDINATOR
 from potluck.common.settings.plugins import MODEL_MODULES
 from potluck.common.tracing import TracingSettings
 
-_LAST_PORT = 65_535
 _STORE = re.compile(
     r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?P<prefix>(/(?!\.)[\w.-]+)*)/?", re.ASCII
 )
@@ -99,7 +99,7 @@ class CoordinatorConfig(Settings):
 
     kind = COORDINATOR
 
-    listen: str = Field(
+    listen: ListenAddress = Field(
         default="127.0.0.1:7443",
         description="Address on which the coordinator listens for hosts and operators,\n"
         "HOST:PORT; 0.0.0.0 for every interface, port 0 for any free port.",
@@ -240,14 +240,6 @@ class CoordinatorConfig(Settings):
         """Split a text at commas, because flags and environment variables contain lists as
         texts."""
         return tuple(value.split(",")) if isinstance(value, str) else value
-
-    @field_validator("listen")
-    @classmethod
-    def _an_address(cls, listen: str) -> str:
-        host, colon, port = listen.rpartition(":")
-        if not (host and colon and port.isascii() and port.isdigit() and int(port) <= _LAST_PORT):
-            raise ValueError(f"must be HOST:PORT, with a port from 0 to {_LAST_PORT}")
-        return listen
 
     def database_url(self) -> str:
         """Return the SQLAlchemy URL of the store."""

@@ -1,13 +1,46 @@
-"""Finds out why a server can't listen on an address, because gRPC does not report the cause."""
+"""Addresses on which servers listen: their form, and binding.
+
+If a server can't listen on an address, finds out the cause, because gRPC does not report it.
+"""
 
 from __future__ import annotations
 
 import errno
 import socket
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator
 
 from potluck.common.errors import UnreachableError
 
+if TYPE_CHECKING:
+    import grpc.aio
+
+_LAST_PORT = 65_535
 _UNPRIVILEGED = 1024
+
+
+def _an_address(listen: str) -> str:
+    host, colon, port = listen.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit() and int(port) <= _LAST_PORT):
+        raise ValueError(f"must be HOST:PORT, with a port from 0 to {_LAST_PORT}")
+    return listen
+
+
+ListenAddress = Annotated[str, AfterValidator(_an_address)]
+"""HOST:PORT on which a server listens. Port 0: any free port."""
+
+
+def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> str:
+    """Have a server listen on HOST:PORT. Return the address, with the port if it was 0.
+
+    Raises UnreachableError, which names the cause.
+    """
+    try:
+        port = server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise not_listening(address) from error
+    return f"{address.rpartition(':')[0]}:{port}"
 
 
 def check_not_in_use(address: str) -> None:

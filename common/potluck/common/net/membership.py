@@ -256,7 +256,7 @@ def load_members(path: Path, root: Path, *, federation: str) -> Members:
     Raises ConfigurationError if a file can't be read, and the errors of `verified_members`.
     """
     key = load_public_key(root)
-    return verified_members(_read(path), key, federation=federation, source=str(path))
+    return verified_members(read_file(path), key, federation=federation, source=str(path))
 
 
 def verified_members(
@@ -287,7 +287,7 @@ def verified_members(
 def read_membership(path: Path) -> MembershipDocument:
     """Return the document in a members.json, without verifying signatures. Raises
     ConfigurationError."""
-    return _parsed(_read(path), str(path)).document
+    return _parsed(read_file(path), str(path)).document
 
 
 def _parsed(data: bytes, source: str) -> SignedMembership:
@@ -313,7 +313,7 @@ def public_text(key: Ed25519PrivateKey) -> str:
 def load_private_key(path: Path) -> Ed25519PrivateKey:
     """Return an Ed25519 key in PEM form. Raises ConfigurationError."""
     try:
-        key = load_pem_private_key(_read(path), password=None)
+        key = load_pem_private_key(read_file(path), password=None)
     except (UnsupportedAlgorithm, TypeError, ValueError):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
@@ -328,7 +328,7 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
 def load_public_key(path: Path) -> Ed25519PublicKey:
     """Return an Ed25519 public key in PEM form. Raises ConfigurationError."""
     try:
-        key = load_pem_public_key(_read(path))
+        key = load_pem_public_key(read_file(path))
     except (UnsupportedAlgorithm, TypeError, ValueError):
         key = None
     if not isinstance(key, Ed25519PublicKey):
@@ -340,7 +340,8 @@ def load_public_key(path: Path) -> Ed25519PublicKey:
     return key
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """Return the content of a file. Raises ConfigurationError."""
     try:
         return path.read_bytes()
     except OSError as error:

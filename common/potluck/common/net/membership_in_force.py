@@ -9,10 +9,10 @@ from typing import Final
 
 import structlog
 
-from potluck.common.errors import ConfigurationError, IdentityError, PotluckError
+from potluck.common.errors import IdentityError, PotluckError
 from potluck.common.net.file_stamp import Stamp, stamp
 from potluck.common.net.key_files import PUBLIC_MODE, write_file
-from potluck.common.net.membership import Members, load_public_key, verified_members
+from potluck.common.net.membership import Members, load_public_key, read_file, verified_members
 
 log = structlog.get_logger()
 
@@ -52,7 +52,7 @@ class MembershipInForce:
         self._listeners: list[MembersListener] = []
         self._stamp: Stamp = () if file is None else stamp(file)
         if self._kept.exists():
-            self.document = _read(self._kept)
+            self.document = read_file(self._kept)
             self.members = self._verified(self.document, str(self._kept))
         if file is not None:
             self._take_file(file)
@@ -110,7 +110,7 @@ class MembershipInForce:
                 log.error("changed member list can't be used", why=error.message)
 
     def _take_file(self, file: Path) -> None:
-        document = _read(file)
+        document = read_file(file)
         found = self._verified(document, str(file))
         if found.epoch < self.epoch:
             log.warning(
@@ -122,10 +122,3 @@ class MembershipInForce:
 
     def _verified(self, document: bytes, source: str) -> Members:
         return verified_members(document, self._root, federation=self._federation, source=source)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"{path} can't be read: {error.strerror}", path=path) from None

@@ -15,7 +15,7 @@ from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.common.monitoring.metrics_server import Readiness, monitoring
 from potluck.common.net.identity import Credential
-from potluck.common.net.listening import not_listening
+from potluck.common.net.listening import bind
 from potluck.common.net.tls import SERVER_OPTIONS
 from potluck.common.process.memory import spare_what_is_loaded
 from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2_grpc
@@ -76,7 +76,7 @@ async def serving(
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(
             OperatorService(coordinator, revoking), server
         )
-        address = _bind(server, settings.listen, certificate.credentials())
+        address = bind(server, settings.listen, certificate.credentials())
         await server.start()
         spare_what_is_loaded()
         background = (revoking.watch(), guard.watch_expiry(), coordinator.store.look_for_ever())
@@ -101,11 +101,3 @@ def _limits(settings: CoordinatorConfig) -> Limits:
         stall_seconds=settings.stall_seconds,
         least_bytes_per_second=settings.least_bytes_per_second,
     )
-
-
-def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> str:
-    try:
-        port = server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise not_listening(address) from error
-    return f"{address.rpartition(':')[0]}:{port}"

@@ -118,6 +118,7 @@ class Cohort:
         self.rows.extend(rows)
         self._reasons.extend(reasons)
 
-    def selection(self) -> Selection:
-        """Return the finished cohort."""
-        return Selection(rows=np.array(self.rows, dtype=np.int64), reasons=tuple(self._reasons))
+    def selection(self, weights: Floats | None = None) -> Selection:
+        """Return the finished cohort. weights: see `Selection`."""
+        rows = np.array(self.rows, dtype=np.int64)
+        return Selection(rows=rows, reasons=tuple(self._reasons), weights=weights)

@@ -7,7 +7,7 @@ points below.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -84,7 +84,7 @@ class KVib(Selector):
         generator = context.generator("k-vib")
         cohort = Cohort(context, generator)
         if not cohort.size:
-            return self._weighted(cohort, np.zeros(0))
+            return cohort.selection(np.zeros(0) if self.sets_weights else None)
         state = _grown(state, len(context.population))
         rows = generator.permutation(context.available)
         chances = self._probabilities(state, rows, cohort.size, context.rounds)
@@ -92,7 +92,7 @@ class KVib(Selector):
         reasons = [f"drawn with probability {chance:.3g}" for chance in chances[drawn].tolist()]
         cohort.extend(rows[drawn].tolist(), reasons)
         weights = state.arrays["shares"][rows[drawn]] / chances[drawn]
-        return self._weighted(cohort, weights)
+        return cohort.selection(weights if self.sets_weights else None)
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Add the feedback of the round's updates."""
@@ -119,11 +119,6 @@ class KVib(Selector):
             },
             arrays={**state.arrays, "feedback": feedback},
         )
-
-    def _weighted(self, cohort: Cohort, weights: Floats) -> Selection:
-        """Return the finished cohort, with weights if the selector sets them."""
-        selection = cohort.selection()
-        return replace(selection, weights=weights) if self.sets_weights else selection
 
     def _probabilities(self, state: State, rows: Rows, count: int, rounds: int) -> Floats:
         """Return the probability of each of these rows, in (0, 1]; they sum to `count`."""

@@ -8,7 +8,7 @@ program, except for the points that `docs/reference/selectors/osmd.md` lists.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -84,14 +84,15 @@ class Osmd(Selector):
         generator = context.generator("osmd")
         cohort = Cohort(context, generator)
         if not cohort.size:
-            return self._weighted(cohort, np.zeros(0))
+            return cohort.selection(np.zeros(0) if self.sets_weights else None)
         state = _grown(state, len(context.population))
         rows = generator.permutation(context.available)
         included = least_variance(_mixed(state)[rows], cohort.size)
         drawn = systematic(included, cohort.size, generator)
         reasons = [f"drawn with probability {chance:.3g}" for chance in included[drawn].tolist()]
         cohort.extend(rows[drawn].tolist(), reasons)
-        return self._weighted(cohort, state.arrays["shares"][rows[drawn]] / included[drawn])
+        weights = state.arrays["shares"][rows[drawn]] / included[drawn]
+        return cohort.selection(weights if self.sets_weights else None)
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Let all experts learn from the round's updates, and start the next phase if this one is
@@ -141,11 +142,6 @@ class Osmd(Selector):
                 "trust": (1 + 1 / number) / (places * (places + 1)),
             },
         )
-
-    def _weighted(self, cohort: Cohort, weights: Floats) -> Selection:
-        """Return the finished cohort, with weights if the selector sets them."""
-        selection = cohort.selection()
-        return replace(selection, weights=weights) if self.sets_weights else selection
 
 
 def experts(rounds: int, clients: int, floor: float) -> int:
