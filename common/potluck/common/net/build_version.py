@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 RELEASE = "0.1.0"
 """Version of the next release; the released commit will get the tag `v` + RELEASE."""
@@ -37,6 +39,8 @@ SOURCE_ROOTS = (
 )
 """Folders that the digest of the sources includes."""
 
+_PACKAGES = ("numpy", "torch")
+"""Packages whose versions can change the exact bits of a model."""
 _DIGITS = 9
 _GIT_SECONDS = 20
 
@@ -57,6 +61,20 @@ def software_version() -> str:
         return version("potluck")
     except PackageNotFoundError:
         return f"{RELEASE}.dev0+unknown"
+
+
+@cache
+def software_versions() -> Mapping[str, str]:
+    """Return the versions of Potluck, of Python, and of the installed packages in `_PACKAGES`."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"potluck": software_version(), "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return MappingProxyType(found)
 
 
 def wheel_version() -> str:

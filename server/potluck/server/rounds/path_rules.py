@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from potluck.common.disclosure import Weighting
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.step_by_step import UNSAFE_STEPWISE
 from potluck.common.run_file.run_settings import RoundPolicy
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings import plugins
 from potluck.common.settings.plugins import Plugin
+from potluck.common.updates.lanes import LARGEST_WEIGHT, LaneTerms
+from potluck.server.strategy import Strategy, Summation
 
 OPEN, SUMMED, MASKED, NOISED = "open", "summed", "masked", "noised"
 
@@ -100,3 +103,16 @@ def path_of(run_file: RunFile) -> type[PathRules]:
 def collects_sums() -> bool:
     """Return True if this coordinator can collect secure sums of label counts."""
     return plugins.is_present(plugins.SECURE_SUMS, COLLECTOR)
+
+
+def lane_terms(run_file: RunFile, strategy: Strategy) -> LaneTerms:
+    """Return how clients convert updates to integers and weight them, which is the same in all
+    rounds."""
+    alike = run_file.weighting is Weighting.EQUAL or strategy.summation is Summation.EQUAL
+    cap = 1 if alike else run_file.sample_limits.maximum or LARGEST_WEIGHT
+    sums = run_file.host_sums
+    return LaneTerms(
+        quantum_bits=sums.quantum_bits,
+        weight_unit=1 if alike else sums.weight_unit,
+        weight_cap=min(cap, LARGEST_WEIGHT),
+    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.measures import MeasuredModel, own_trainer
@@ -38,10 +39,12 @@ from potluck.server.rounds.needs_and_hides import (
 )
 from potluck.server.rounds.path_rules import PathRules, path_of
 from potluck.server.rounds.round_rules import RoundRules
-from potluck.server.rounds.selection_rules import check_verifiable
 from potluck.server.selection import BeforeUpload, Selector
 from potluck.server.stopping import StopRule, remarks_on_best, stop_rule
 from potluck.server.strategy import Strategy
+
+_SELECTION_RULES: Final = "selection-rules"
+"""Entry-point name of the function that checks a run file, in the group `potluck.integrations`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +184,7 @@ def draw_up(
     selector = run_file.selector
     choosing = plugins.create(Selector, selector.name, selector.options)
     _check_selector(run_file, choosing, source)
-    check_verifiable(run_file, source=source)
+    _check_verifiable(run_file, source=source)
     if run_file.profiles.disclosure == UNSAFE_STEPWISE:
         choosing = by_protocol(choosing, run_file, source=source)
     strategy = plugins.create(Strategy, run_file.strategy.name, run_file.strategy.options)
@@ -234,6 +237,23 @@ def _path(run_file: RunFile, source: str) -> type[PathRules]:
     except ConfigurationError as error:
         raise ConfigurationError(f"{source}: {error.message}", **error.metadata) from None
     return path
+
+
+def _check_verifiable(run_file: RunFile, *, source: str) -> None:
+    """Raise ConfigurationError if the run's selections can't be verified as the run file
+    requests."""
+    if not run_file.selection.verifiable:
+        return
+    if not plugins.is_present(plugins.INTEGRATIONS, _SELECTION_RULES):
+        raise ConfigurationError(
+            f"{source}: selection.verifiable = true needs the package potluck.verifiable, which "
+            "this coordinator does not have; install all packages of Potluck, or remove "
+            "[selection]"
+        )
+    try:
+        plugins.integration(_SELECTION_RULES)(run_file)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error.message}", **error.metadata) from None
 
 
 def _check_parts(run_file: RunFile, task: Task, source: str) -> None:

@@ -17,8 +17,8 @@ from potluck.common.interruptible import in_thread, shielded
 from potluck.common.learning.measures import TRAINING, MeasuredModel, MeasureSums
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.learning.spread import Coverage, Spread
+from potluck.common.net.build_version import software_versions
 from potluck.common.process.memory import give_back_freed_memory
-from potluck.common.process.software import software_versions
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.clock import now, utc

@@ -34,7 +34,7 @@ from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.cohorts.cohort_limits import counted
 from potluck.server.hosts.instructions import SUM
 from potluck.server.rounds import events as rounds
-from potluck.server.rounds.summable import lane_terms
+from potluck.server.rounds.path_rules import lane_terms
 from potluck.server.runs.models import RoundModel
 from potluck.server.runs.report_checks import check_said, report_said
 from potluck.server.runs.run import Run

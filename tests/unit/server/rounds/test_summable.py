@@ -4,8 +4,8 @@ import pytest
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.updates.lanes import LARGEST_WEIGHT
+from potluck.server.rounds.path_rules import lane_terms
 from potluck.server.rounds.plan import RunPlan, draw_up
-from potluck.server.rounds.summable import lane_terms
 
 START = 'task.name = "colored-digits"\nhost_sums.enabled = true\n'
 

@@ -43,8 +43,7 @@ class GradientNorm(Question):
         One sample changes that sum by a vector of length at most `clip`. By the triangle
         inequality, it changes the norm of the sum by at most `clip`.
         """
-        from potluck.client.training.questions.bounded_rows import bounded_sum
-        from potluck.client.training.questions.sample_gradients import sample_gradients
+        from potluck.client.training.questions.bounded_rows import bounded_sum, sample_gradients
 
         rows, at_once = sample_gradients(context.model)
         total = bounded_sum(context, GRADIENT_NORM, rows, clip=clip, at_once=at_once)
