@@ -30,6 +30,7 @@ from typing import Any
 import tomlkit
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.run_file.runfile import stored_values
 from potluck.experiments.grid.definition import ExperimentFile, get, load_experiment
 from potluck.experiments.grid.results import CellResult
 
@@ -110,7 +111,7 @@ def own_method(experiment: ExperimentFile) -> Mapping[str, Any]:
 
 def steps(cell: CellResult) -> int:
     """Return the number of local steps of all rounds, from the clients' numbers of samples."""
-    training = tomlkit.parse(cell.run_file).unwrap()["training"]
+    training = stored_values(cell.run_file)["training"]
     epochs, batch = int(training["epochs"]), int(training["batch_size"])
     kept = 1.0 - float(training.get("validation_share", 0.0))
     samples = cell.traits["samples"]

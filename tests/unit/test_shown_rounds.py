@@ -21,7 +21,7 @@ from potluck.common.net.build_version import software_version
 from potluck.common.trainer import Measure
 from potluck.deploy.cards.card_source import make_card
 from potluck.deploy.operator.json_view import event_values
-from potluck.deploy.operator.model_download import metadata_of
+from potluck.deploy.operator.model_download import DownloadedModel
 from potluck.deploy.operator.run_view import RunView, observe
 from potluck.deploy.view.run_report import report_values, run_report
 from potluck.deploy.view.run_summary import summarise
@@ -127,6 +127,7 @@ def shown(store: Store, reader: RecordReader, run_id: str) -> dict[str, Any]:
     origin = operator_pb2.ModelOrigin(
         run_id=run_id, round=2, run_file=FILE, committed=committed[-1], best=status.best
     )
+    model = DownloadedModel(path=Path(), blake3=digest(2), size=0, origin=origin)
     kept, rounds = view.rounds, [round_of(each) for each in view.rounds]
     card = make_card(status, kept, FILE, [])
     frames = (rounds_frame(rounds), selections_frame(rounds), clients_frame(rounds))
@@ -146,7 +147,7 @@ def shown(store: Store, reader: RecordReader, run_id: str) -> dict[str, Any]:
             ),
         },
         "card": {"json": card.values(), "markdown": card.markdown()},
-        "metadata": metadata_of(origin, digest(2)),
+        "metadata": model.metadata(),
         "frames": [json.loads(each.to_json(orient="split")) for each in frames],
         "sinks": [{"row": each.row, "numbers": each.numbers} for each in tracked],
     }

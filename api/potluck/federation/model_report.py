@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import ConfigurationError, TrainingError
+from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings.extras import extra_named
 from potluck.common.task import Examples
 from potluck.federation.session_plugins import SessionPlugins
@@ -64,15 +64,15 @@ class ModelReport:
 
 
 def evaluated_model(
-    path: Path, run_file: str, session: SessionPlugins, data: Path | None
+    path: Path, run: RunFile, session: SessionPlugins, data: Path | None
 ) -> ModelReport:
     """Return the metrics of a downloaded model on its task's evaluation data.
 
     Raises ConfigurationError if the task has its own trainer or has no evaluation data on this
     machine, and the errors of `trained_model`.
     """
-    model = trained_model(path, run_file, session, data)
-    name = tomllib.loads(run_file)["task"]["name"]
+    model = trained_model(path, run, session, data)
+    name = run.task.name
     if model.task.trainer() is not None:
         raise ConfigurationError(
             f"task '{name}' measures models with its own trainer; `potluck export` has the "

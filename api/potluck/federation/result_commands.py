@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-import tomllib
 from collections.abc import Mapping
 from contextlib import aclosing
 from enum import StrEnum
@@ -128,13 +127,13 @@ async def _evaluate(
         found = await download_model(
             client, status.run_id, path, round_number=round_number, best=best
         )
-        report = evaluated_model(path, found.origin.run_file, SessionPlugins(), data)
+        report = evaluated_model(path, found.run_file, SessionPlugins(), data)
     if as_json:
         named = {"run": status.run_id, "round": found.origin.round}
         print_line(json.dumps(_without_nan({**named, **report.values()})))
     else:
         title = f"run {status.run_id} ({status.name}), round {found.origin.round}"
-        _show(report, title, tomllib.loads(found.origin.run_file)["task"]["name"])
+        _show(report, title, found.run_file.task.name)
 
 
 def _show(report: ModelReport, title: str, task: str) -> None:

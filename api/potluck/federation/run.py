@@ -231,7 +231,7 @@ class Run:
         with tempfile.TemporaryDirectory(prefix="potluck-model-") as folder:
             path = Path(folder) / "model.safetensors"
             found = self._download(path, round, best=best, describe=False)
-            made = trained_model(path, found.origin.run_file, self._session, self._data)
+            made = trained_model(path, found.run_file, self._session, self._data)
         return made.network
 
     def evaluate(self, round: int = 0, *, best: bool = False) -> ModelReport:  # noqa: A002
@@ -245,7 +245,7 @@ class Run:
         with tempfile.TemporaryDirectory(prefix="potluck-model-") as folder:
             path = Path(folder) / "model.safetensors"
             found = self._download(path, round, best=best, describe=False)
-            return evaluated_model(path, found.origin.run_file, self._session, self._data)
+            return evaluated_model(path, found.run_file, self._session, self._data)
 
     def save(self, path: str | Path, round: int = 0, *, best: bool = False) -> Path:  # noqa: A002
         """Write a round's weights and their origin to a safetensors file; return its path.

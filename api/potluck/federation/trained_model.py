@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import tomlkit
 
 from potluck.common.errors import LayoutError, StorageError
 from potluck.common.learning.task_loading import model_maker, models_seeded
@@ -33,17 +30,16 @@ class TrainedModel:
 
 
 def trained_model(
-    path: Path, run_file: str, session: SessionPlugins, data: Path | None
+    path: Path, run: RunFile, session: SessionPlugins, data: Path | None
 ) -> TrainedModel:
     """Return the network that a run trains, with the weights of a downloaded file.
 
     The network is a `torch.nn.Module` in evaluation mode, or a dict of arrays if the task's model
-    is a dict. run_file: the run's file, as TOML. data: the data directory; needed if the model's
-    base (pretrained weights) is read from it. Tensors that clients keep (`[model] keep`) have their
-    initial values. Raises PluginError for a task that is not installed here, LayoutError if the
-    file is of another model, ConfigurationError if the base is not in the data directory.
+    is a dict. run: the run's file. data: the data directory; needed if the model's base (pretrained
+    weights) is read from it. Tensors that clients keep (`[model] keep`) have their initial values.
+    Raises PluginError for a task that is not installed here, LayoutError if the file is of another
+    model, ConfigurationError if the base is not in the data directory.
     """
-    run = validate(RunFile, tomllib.loads(run_file), source="the run's file")
     task = session.make(Task, run.task.name, run.task.options)
     table = None if run.model is None else run.model.with_seed(run.seed)
     make = task.model
@@ -89,4 +85,5 @@ def load_model(path: str | Path, *, data: str | Path | None = None) -> Any:
     }
     table["seed"] = int(metadata.get("potluck.seed", 0))
     folder = None if data is None else Path(data)
-    return trained_model(Path(path), tomlkit.dumps(table), SessionPlugins(), folder).network
+    run = validate(RunFile, table, source="the run's file")
+    return trained_model(Path(path), run, SessionPlugins(), folder).network

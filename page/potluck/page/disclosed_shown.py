@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import tomllib
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from potluck.common.records.round import Round
 from potluck.common.run_file.claims import privacy_claim
+from potluck.common.run_file.runfile import stored_values
 from potluck.deploy.view.client_disclosures import (
     ClientDisclosures,
     client_disclosures,
@@ -125,5 +125,5 @@ def shown_privacy(
         sums_released=sum(each.released for each in sums),
         sums_aborted=sum(not each.released for each in sums),
         holds_against=holds_against(independent=any(part.independent_root for part in audits)),
-        claim=privacy_claim(tomllib.loads(run_file)),
+        claim=privacy_claim(stored_values(run_file)),
     )

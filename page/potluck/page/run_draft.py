@@ -110,9 +110,10 @@ def drafted(text: str, changes: Mapping[str, str]) -> DraftShown:
     try:
         changed = _changed(with_current_keys(text, OLD_KEYS), changes)
     except ConfigurationError as error:
-        return DraftShown(run_file=text, values={}, problems=[_refusal(text, error.message)])
-    problems = problems_of(changed)
-    return DraftShown(run_file=changed, values=_values(changed), problems=problems)
+        problem = _refusal(text, _read(text)[0], error.message)
+        return DraftShown(run_file=text, values={}, problems=[problem])
+    values, problems = _read(changed)
+    return DraftShown(run_file=changed, values=values, problems=problems)
 
 
 def _changed(text: str, changes: Mapping[str, str]) -> str:
@@ -144,11 +145,7 @@ def _without(text: str, key: str) -> str:
     return tomlkit.dumps(document)
 
 
-def _values(text: str) -> dict[str, str]:
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return {}
+def _values(table: Mapping[str, Any]) -> dict[str, str]:
     found = {field.key: _at(table, field.key) for field in _FIELDS}
     return {key: _written(value) for key, value in found.items() if value is not None}
 
@@ -170,15 +167,24 @@ def _written(value: Any) -> str:
 
 def problems_of(text: str) -> list[Problem]:
     """Return the problems of a run file that can be found without the coordinator's plug-ins."""
+    return _read(text)[1]
+
+
+def _read(text: str) -> tuple[dict[str, str], list[Problem]]:
+    """Return a run file's values in the form, and its problems; no values if it is not valid
+    TOML."""
     try:
-        values = tomllib.loads(text)
+        table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        return [_refusal(text, f"not valid TOML: {toml_fault(error)}")]
+        return {}, [_refusal(text, {}, f"not valid TOML: {toml_fault(error)}")]
+    values = _values(table)
     try:
-        values = current_keys(values, OLD_KEYS, source=_SOURCE)
+        table = current_keys(table, OLD_KEYS, source=_SOURCE)
     except ConfigurationError as error:
-        return [_refusal(text, error.message)]
-    return [Problem(key=key, line=line_of(text, key), text=said) for key, said in _problems(values)]
+        return values, [_refusal(text, values, error.message)]
+    return values, [
+        Problem(key=key, line=line_of(text, key), text=said) for key, said in _problems(table)
+    ]
 
 
 def _problems(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -203,11 +209,15 @@ def _problems(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def refused(text: str, message: str) -> list[Problem]:
     """Return the problems of a run file that the coordinator refused with `message`."""
-    return problems_of(text) or [_refusal(text, message)]
+    values, problems = _read(text)
+    return problems or [_refusal(text, values, message)]
 
 
-def _refusal(text: str, message: str) -> Problem:
-    """Return the coordinator's message as a problem, with the field if the message names one."""
+def _refusal(text: str, values: Mapping[str, str], message: str) -> Problem:
+    """Return a message about a run file as a problem, with the field if the message names one.
+
+    values: the file's values in the form.
+    """
     at = re.search(r"at line (\d+)", message)
     if at:
         return Problem(key="", line=int(at[1]), text=message)
@@ -216,7 +226,6 @@ def _refusal(text: str, message: str) -> Problem:
         if group in message or re.search(rf"\b{kind}s? '", message):
             return Problem(key=key, line=line_of(text, key), text=message)
     quoted = re.findall(r"'([\w.-]+)'", message)
-    values = _values(text)
     named = [key for key in _GROUP_OF.values() if values.get(key) in quoted]
     known = named + [key for key in quoted if line_of(text, key) is not None]
     key = known[0] if known else ""

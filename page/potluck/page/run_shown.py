@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +14,7 @@ from potluck.common.learning.measures import MeasuredModel
 from potluck.common.records.privacy_loss import RoundPrivacy
 from potluck.common.records.round import LEFT_OUT, Round
 from potluck.common.records.round_message import member_state_name
-from potluck.common.run_file.runfile import OLD_KEYS
+from potluck.common.run_file.runfile import OLD_KEYS, stored_values
 from potluck.deploy.operator.run_view import (
     ENDED,
     RunView,
@@ -283,7 +282,7 @@ _NO_SETTING = frozenset({"name"})
 
 def compared(runs: Sequence[RunShown], run_files: Sequence[str]) -> ComparisonShown:
     """Return the runs, and the settings in which their run files differ, in the files' order."""
-    tables = [tomllib.loads(text) for text in run_files]
+    tables = [stored_values(text) for text in run_files]
     current = [{OLD_KEYS.get(key, key): each[key] for key in each} for each in tables]
     settings = [dict(_settings(table)) for table in current]
     keys = dict.fromkeys(key for each in settings for key in each if key not in _NO_SETTING)

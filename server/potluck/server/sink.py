@@ -12,7 +12,6 @@ recorded: in `open`, it queries the tracker.
 
 from __future__ import annotations
 
-import tomllib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from datetime import datetime
 from typing import ClassVar
 
 from potluck.common.records.round import Round
+from potluck.common.run_file.runfile import stored_values
 from potluck.common.settings.plugins import SINKS, Plugin
 from potluck.common.tables.round_columns import TableRow, round_row
 
@@ -58,7 +58,7 @@ class TrackedRun:
             "count": str(self.count),
             "seed": str(self.seed),
         }
-        return found | _flat(tomllib.loads(self.run_file), "")
+        return found | _flat(stored_values(self.run_file), "")
 
 
 @dataclass(frozen=True, kw_only=True)

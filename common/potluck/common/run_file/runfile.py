@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Self
 
@@ -267,6 +268,15 @@ class RunFile(Settings):
 def parse_run_file(text: str, *, source: str) -> RunFile:
     """Return a run file from TOML text. Raises ConfigurationError."""
     return parse(RunFile, text, source=source)
+
+
+def stored_values(run_file: str) -> dict[str, Any]:
+    """Return the values of a stored run file, without the checks of `parse_run_file`.
+
+    A stored run file was valid when its run started, but perhaps in another release. Keys that have
+    been renamed or removed since would be refused, and yet the run must still be shown.
+    """
+    return tomllib.loads(run_file)
 
 
 def example_run_file() -> str:

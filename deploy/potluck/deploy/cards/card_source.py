@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -13,6 +12,7 @@ from potluck.common.errors import NotFoundError, PluginError
 from potluck.common.net.build_version import software_version
 from potluck.common.records.round import INCLUDED, Round, RoundMember
 from potluck.common.run_file.claims import privacy_claim
+from potluck.common.run_file.runfile import stored_values
 from potluck.common.settings import plugins
 from potluck.deploy.cards.card_parts import (
     CardClient,
@@ -76,7 +76,7 @@ def make_card(
 
     rounds: all rounds from round 1 on. If it is empty, the card is of the model before round 1.
     """
-    values = tomllib.loads(run_file)
+    values = stored_values(run_file)
     named = {
         "selector": {"name": status.selector},
         "strategy": {"name": status.strategy},

@@ -201,13 +201,13 @@ def _run(
     """Start one federation, and make one run in it for each of `arms`, the options of one run
     each."""
     first, *others = arms
-    texts = [demo_run_file(options) for options in arms]
+    made = [demo_run_file(options) for options in arms]
     with (
         hold(place),
         reserved_port() as port,
         reserved_ports(1 + first.hosts) as metrics_ports,
     ):
-        files = write_demo_files(place, first, port, more_runs=texts[1:])
+        files = write_demo_files(place, first, port, more_runs=[run for _, run in made[1:]])
         prometheus = serve_metrics(files, metrics_ports)
         console.print(
             f"all files of this demo are in {files.folder}",
@@ -220,7 +220,7 @@ def _run(
         )  # fmt: skip
         runs = [
             DemoRun(options.name, text, files.model_of(options.name) if others else files.model)
-            for options, text in zip(arms, texts, strict=True)
+            for options, (text, _) in zip(arms, made, strict=True)
         ]
         views = run_interruptibly(run_demo(files, console, runs))
     return files, [summarise(view, clients=first.clients) for view in views]

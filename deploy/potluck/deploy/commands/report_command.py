@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 from potluck.common.errors import NotFoundError
 from potluck.common.records.round import Round
 from potluck.common.run_file.claims import privacy_claim
+from potluck.common.run_file.runfile import stored_values
 from potluck.common.trainer import Measure
 from potluck.deploy.commands.connection import operator_command
 from potluck.deploy.commands.run_commands import AsJson, RunId, print_line
@@ -80,7 +80,7 @@ async def report(
         accuracies=found.accuracies,
         measures=titled_measures(found, shown_measures(status)),
     )
-    claim = privacy_claim(tomllib.loads(await client.fetch_run_file(run_id)))
+    claim = privacy_claim(stored_values(await client.fetch_run_file(run_id)))
     values = report_values(found)
     if as_json:
         for each in values:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -24,8 +23,6 @@ from potluck.deploy.commands.connection import operator_command
 from potluck.deploy.operator.json_view import best_values, status_values, to_line
 from potluck.deploy.operator.model_download import (
     download_model,
-    kept_patterns,
-    metadata_of,
     shard_bytes,
     split,
     whole_file,
@@ -114,9 +111,9 @@ async def run(
     """
     text, source = await _run_file(client, file, again)
     text = override(text, assignments or [], source=source)
-    parse_run_file(text, source=source)
+    checked = parse_run_file(text, source=source)
     run_id = await client.start_run(text)
-    claim = privacy_claim(tomllib.loads(text))
+    claim = privacy_claim(checked.model_dump(exclude_none=True))
     if claim and not watch:  # with --watch, it is shown as a notice
         typer.echo(claim, err=True)
     print_line(to_line({"run": run_id}) if as_json else run_id)
@@ -332,9 +329,9 @@ async def model(
             progress=lambda here, total: bar.update(task, completed=here, total=total),
             describe=not exact and most is None,
         )
-    origin = downloaded.origin
+    origin, kept = downloaded.origin, downloaded.kept_patterns
     if most is not None:
-        metadata = {} if exact else metadata_of(origin, downloaded.blake3)
+        metadata = {} if exact else downloaded.metadata()
         downloaded = await split(downloaded, metadata, most)
     cards: list[str] = []
     if card:
@@ -355,7 +352,6 @@ async def model(
             over = "" if behind is None else f" over {readable_coverage(behind)}"
             whose += f", its best {origin.best.measure} ({origin.best.value:.6g}{over})"
         size = readable_bytes(downloaded.size)
-        kept = kept_patterns(origin)
         lacks = (
             f"; the file does not contain the tensors that clients keep: {', '.join(kept)}"
             if kept

@@ -87,7 +87,7 @@ def _chosen_run(
         missing = "--selector" if selector is None else "--clients-per-round"
         raise typer.BadParameter("it is missing; give it, or name a run file", param_hint=missing)
     else:
-        run_file, source = parse_run_file('task.name = "digits"', source="the command line"), ""
+        run_file, source = RunFile(task=PluginTable(name="digits")), ""
     table = run_file.selector
     given = dict(table.options) if selector is None else {}
     chosen = {**given, **options, "name": selector or table.name}

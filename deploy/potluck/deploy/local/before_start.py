@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.run_file.runfile import RunFile, parse_run_file
+from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings.plugins import create
 from potluck.common.task import Task
 from potluck.deploy.local.demo_files import DemoOptions, client_ranges, demo_run_file
@@ -24,7 +24,7 @@ _BUNDLED: Final = {"digits", "colored-digits"}
 
 def check_demo(options: DemoOptions) -> None:
     """Raise ConfigurationError or PluginError if a demo can't run with these options."""
-    text = demo_run_file(options)
+    _, run_file = demo_run_file(options)
     client_ranges(options.clients, options.hosts)
     check_device(options.device)
     if options.data is not None and not options.data.is_dir():
@@ -32,7 +32,6 @@ def check_demo(options: DemoOptions) -> None:
             f"{options.data} is not a folder; name an existing folder with --data",
             path=options.data,
         )
-    run_file = parse_run_file(text, source="the demo's run file")
     _check_hosts(run_file, options.hosts)
     task = run_file.task
     if task.name not in _BUNDLED:

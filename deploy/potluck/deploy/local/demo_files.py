@@ -21,7 +21,7 @@ from potluck.common.net.identity import Role
 from potluck.common.net.tls import TlsFiles
 from potluck.common.process import folder_lock
 from potluck.common.process.folder_lock import FolderLock
-from potluck.common.run_file.runfile import parse_run_file
+from potluck.common.run_file.runfile import RunFile, parse_run_file
 from potluck.common.settings.plugins import (
     SELECTORS,
     STRATEGIES,
@@ -143,8 +143,9 @@ def client_ranges(clients: int, hosts: int) -> list[range]:
     return [range(first, end) for first, end in itertools.pairwise(bounds)]
 
 
-def demo_run_file(options: DemoOptions) -> str:
-    """Return the run file of a demo, checked. Raises ConfigurationError."""
+def demo_run_file(options: DemoOptions) -> tuple[str, RunFile]:
+    """Return the run file of a demo, as text and parsed. Raises ConfigurationError, and PluginError
+    if it names a plug-in that is not installed."""
     table = {
         "name": options.name,
         "rounds": options.rounds,
@@ -171,7 +172,7 @@ def demo_run_file(options: DemoOptions) -> str:
     ):
         if name not in installed(group):  # check the name only: importing the plug-in imports torch
             find(group, name)
-    return text
+    return text, run_file
 
 
 def _split(options: DemoOptions) -> dict[str, int]:
@@ -218,14 +219,14 @@ def hold(folder: Path) -> FolderLock:
 
 
 def write_demo_files(
-    folder: Path, options: DemoOptions, port: int, *, more_runs: Sequence[str] = ()
+    folder: Path, options: DemoOptions, port: int, *, more_runs: Sequence[RunFile] = ()
 ) -> DemoFiles:
     """Make the certificates and configuration files of a federation on this machine.
 
     more_runs: run files of further runs, which the hosts allow as well. Raises ConfigurationError
     if the folder holds a demo already, StorageError if it can't be written.
     """
-    run_file = demo_run_file(options)
+    text, run_file = demo_run_file(options)
     machines = Machines(
         clients=options.clients,
         hosts=options.hosts,
@@ -236,10 +237,10 @@ def write_demo_files(
         root=options.root,
         disclosure=_allowed([run_file, *more_runs]) | dict(options.disclosure),
     )
-    return write_federation_files(folder, run_file, machines, port)
+    return write_federation_files(folder, text, machines, port)
 
 
-def _allowed(run_files: Sequence[str]) -> dict[str, Any]:
+def _allowed(run_files: Sequence[RunFile]) -> dict[str, Any]:
     """Return the hosts' [disclosure] table of a demo.
 
     A demo's data need no protection. So the table allows everything that the demo's runs ask for,
@@ -248,9 +249,8 @@ def _allowed(run_files: Sequence[str]) -> dict[str, Any]:
     from potluck.server.selection import Selector  # imported late: only starting a run needs it
 
     asks: set[str] = set()
-    for text in run_files:
-        selector = parse_run_file(text, source="the demo's run file").selector
-        asks |= create(Selector, selector.name, selector.options).asks_questions
+    for each in run_files:
+        asks |= create(Selector, each.selector.name, each.selector.options).asks_questions
     return {"questions": sorted(asks), "held_out_counts": True, "masked_runs": 1000}
 
 

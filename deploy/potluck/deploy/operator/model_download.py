@@ -11,12 +11,13 @@ import json
 import os
 import re
 import shutil
-import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from potluck.common.errors import (
     ConfigurationError,
@@ -30,6 +31,7 @@ from potluck.common.errors import (
 )
 from potluck.common.net.transfer import FileReceiver, check_digest, held_bytes, part_path, verified
 from potluck.common.records.round_message import round_of
+from potluck.common.run_file.runfile import RunFile, parse_run_file, stored_values
 from potluck.common.tensors.layout import ALIGNMENT, LENGTH_BYTES
 from potluck.common.tensors.shards import write_shards
 from potluck.common.tensors.tensor_files import open_tensors
@@ -43,40 +45,6 @@ from potluck.rpc.v1 import operator_pb2, transfer_pb2
 
 _TABLES = ("task", "model", "selector", "strategy", "objective", "training")
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
-
-
-def metadata_of(origin: operator_pb2.ModelOrigin, blake3: str) -> dict[str, str]:
-    """Return the metadata for a model file; tables of the run file are JSON texts.
-
-    blake3: the digest of the file without metadata, by which the coordinator identifies the model.
-    """
-    metadata = {
-        "run": origin.run_id,
-        "name": origin.name,
-        "round": str(origin.round),
-        "blake3": blake3,
-    }
-    if origin.HasField("committed"):
-        committed = round_of(origin.committed)
-        metadata["measures"] = json.dumps(dict(sorted(committed.measures.items())))
-        coverage = {name: vars(each) for name, each in committed.coverage.items()}
-        metadata["coverage"] = json.dumps(coverage)
-        metadata["software"] = json.dumps(committed.software)
-        at = origin.committed.committed_at.ToDatetime(tzinfo=UTC)
-        metadata["committed_at"] = at.isoformat()
-    if origin.HasField("best"):
-        metadata["best_of"] = origin.best.measure
-    values = tomllib.loads(origin.run_file)
-    metadata["seed"] = str(values.get("seed", 0))
-    metadata |= {name: json.dumps(values[name], default=str) for name in _TABLES if name in values}
-    # Hugging Face's libraries refuse a file whose metadata don't name the tensors' framework.
-    return {"format": "pt", **{f"potluck.{name}": text for name, text in metadata.items()}}
-
-
-def kept_patterns(origin: operator_pb2.ModelOrigin) -> list[str]:
-    """Return name patterns of the tensors that clients keep; a run's models lack these tensors."""
-    table = tomllib.loads(origin.run_file).get("model", {})
-    return [str(pattern) for pattern in table.get("keep", ())]
 
 
 def write_metadata(path: Path, metadata: Mapping[str, str]) -> int:
@@ -125,7 +93,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadedModel:
-    """A complete, verified file. blake3: the digest of the coordinator's file.
+    """A complete, verified file. blake3: the digest of the coordinator's file, by which the
+    coordinator identifies the model.
 
     origin: the model's origin; empty if the coordinator did not send it.
     """
@@ -134,6 +103,45 @@ class DownloadedModel:
     blake3: str
     size: int
     origin: operator_pb2.ModelOrigin
+
+    @cached_property
+    def run_file(self) -> RunFile:
+        """The run's file, parsed. Raises ConfigurationError if this release refuses the file."""
+        return parse_run_file(self.origin.run_file, source="the run's file")
+
+    @cached_property
+    def _values(self) -> Mapping[str, Any]:
+        return stored_values(self.origin.run_file)
+
+    @property
+    def kept_patterns(self) -> list[str]:
+        """Name patterns of the tensors that clients keep; a run's models lack these tensors."""
+        return [str(pattern) for pattern in self._values.get("model", {}).get("keep", ())]
+
+    def metadata(self) -> dict[str, str]:
+        """Return the metadata for a model file; tables of the run file are JSON texts."""
+        origin, values = self.origin, self._values
+        metadata = {
+            "run": origin.run_id,
+            "name": origin.name,
+            "round": str(origin.round),
+            "blake3": self.blake3,
+        }
+        if origin.HasField("committed"):
+            committed = round_of(origin.committed)
+            metadata["measures"] = json.dumps(dict(sorted(committed.measures.items())))
+            coverage = {name: vars(each) for name, each in committed.coverage.items()}
+            metadata["coverage"] = json.dumps(coverage)
+            metadata["software"] = json.dumps(committed.software)
+            at = origin.committed.committed_at.ToDatetime(tzinfo=UTC)
+            metadata["committed_at"] = at.isoformat()
+        if origin.HasField("best"):
+            metadata["best_of"] = origin.best.measure
+        metadata["seed"] = str(values.get("seed", 0))
+        tables = {name: values[name] for name in _TABLES if name in values}
+        metadata |= {name: json.dumps(table, default=str) for name, table in tables.items()}
+        # Hugging Face's libraries refuse a file whose metadata don't name the tensors' framework.
+        return {"format": "pt", **{f"potluck.{name}": text for name, text in metadata.items()}}
 
 
 async def download_model(
@@ -250,13 +258,14 @@ async def _receive(
                 )
         finally:
             receiver.close()
-    size = header.size
+    model = DownloadedModel(path=path, blake3=header.blake3, size=header.size, origin=origin)
     if describe and origin.run_id:
-        size = await asyncio.to_thread(write_metadata, target, metadata_of(origin, header.blake3))
+        size = await asyncio.to_thread(write_metadata, target, model.metadata())
+        model = replace(model, size=size)
     target.replace(path)
     for leftover in _partial_files(path).values():
         part_path(leftover).unlink(missing_ok=True)
-    return DownloadedModel(path=path, blake3=header.blake3, size=size, origin=origin)
+    return model
 
 
 def _take(receiver: FileReceiver, frame: transfer_pb2.ModelFrame) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.common.errors import StorageError, disk_error
-from potluck.common.run_file.runfile import parse_run_file
 from potluck.common.tensors.digest import digest_of_file
 from potluck.experiments.grid.grid_cells import Cell
 
@@ -75,6 +74,5 @@ def _names(cell: Cell) -> list[str]:
     of_task = cell.task().data_files()
     if of_task is None:
         return ["."]
-    run_file = parse_run_file(cell.run_file, source=cell.title)
-    base = None if run_file.model is None else run_file.model.base
-    return [*of_task, *(name for name in (run_file.initial_model, base) if name)]
+    base = None if cell.run.model is None else cell.run.model.base
+    return [*of_task, *(name for name in (cell.run.initial_model, base) if name)]

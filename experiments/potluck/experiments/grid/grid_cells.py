@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,15 @@ class Cell:
     disclosure: Mapping[str, Any]
     digest: str
 
+    @cached_property
+    def run(self) -> RunFile:
+        """The run file, parsed."""
+        return parse_run_file(self.run_file, source=self.title)
+
     @property
     def clock(self) -> VirtualClock:
         """The clock that times the run's trainings."""
-        return parse_run_file(self.run_file, source="a cell").virtual_clock
+        return self.run.virtual_clock
 
     @property
     def simulated(self) -> bool:
@@ -80,7 +86,7 @@ class Cell:
     @property
     def task_text(self) -> str:
         """The task's table as text; the text is equal if the name and options are."""
-        table = parse_run_file(self.run_file, source="a cell").task
+        table = self.run.task
         return json.dumps({"name": table.name, "options": table.options}, sort_keys=True)
 
     def task(self) -> Task:

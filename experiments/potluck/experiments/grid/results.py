@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from potluck.common.errors import StorageError
 from potluck.common.process.folder_lock import FolderLock
-from potluck.common.run_file.runfile import RunFile
+from potluck.common.run_file.runfile import RunFile, stored_values
 from potluck.deploy.view.run_summary import CoverageSummary
 from potluck.experiments.grid.grid_cells import Cell
 
@@ -114,7 +113,7 @@ class CellResult(BaseModel):
     @property
     def stopped_early(self) -> bool:
         """True if `[stop]` of the run file ended the run before its last round."""
-        values = tomllib.loads(self.run_file)
+        values = stored_values(self.run_file)
         planned = values.get("rounds", RunFile.model_fields["rounds"].default)
         return "stop" in values and len(self.rounds) < planned
 
