@@ -7,12 +7,16 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import grpc
 import grpc.aio
 import structlog
 
+from potluck.client.transfer.file_download import FileDownloads
+from potluck.client.transfer.link import Link
 from potluck.client.transfer.model_cache import ModelCache
 from potluck.common.errors import (
     IdentityError,
@@ -21,7 +25,7 @@ from potluck.common.errors import (
     StorageError,
     UnreachableError,
 )
-from potluck.common.monitoring.metric_labels import Direction
+from potluck.common.monitoring.metric_labels import Direction, RelaySource
 from potluck.common.monitoring.metrics_server import monitoring
 from potluck.common.net.identity import Identity, Role
 from potluck.common.net.listening import bind
@@ -33,7 +37,6 @@ from potluck.relay.config import RelayConfig
 from potluck.relay.held_updates import HeldUpdates
 from potluck.relay.relay_metrics import RelayMetrics
 from potluck.relay.relay_state import RelayState, relay_disk
-from potluck.relay.relayed_files import RelayedFiles
 from potluck.relay.relayed_updates import RelayedUpdates
 from potluck.relay.upstream import Upstream, for_hosts
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -186,6 +189,58 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> rpc.SubmitUpdateResponse:
         """Receive an update: one header, chunks as memory views (see `guard.py`), one trailer."""
         return await self._updates.take(request_iterator, identity_of(context))
+
+
+# Files ------------------------------------------------------------------------------------------
+
+
+class RelayedFiles:
+    """Files for hosts, by digest: fetched once from the coordinator, and sent to every host that
+    requests them. Runs on the event loop; blocking work runs in threads."""
+
+    def __init__(
+        self,
+        link: Link,
+        cache: ModelCache,
+        folder: Path,
+        *,
+        maximum_bytes: int,
+        metrics: RelayMetrics,
+    ) -> None:
+        """`folder`: for files that are still arriving. Received parts survive a restart."""
+        self._cache = cache
+        self._files = FileDownloads(link, folder, maximum_bytes=maximum_bytes, spare=cache.spare)
+        self._metrics = metrics
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @contextlib.asynccontextmanager
+    async def lent(self, blake3: str) -> AsyncIterator[Path]:
+        """Yield the path of a file; the file is not deleted while the block runs.
+
+        Requests for the same file share one download, which is retried while the coordinator can't
+        be reached. Raises NotFoundError if the coordinator has no such file, DigestMismatchError,
+        TooLargeError, ProtocolError, StorageError for the coordinator's disk, or RelayStorageError
+        for this machine's disk.
+        """
+        check_digest(blake3)
+        with self._cache.pinned(blake3):
+            path = self._cache.path(blake3)
+            lock = self._locks.setdefault(blake3, asyncio.Lock())
+            with relay_disk(path):
+                async with lock:
+                    here = await self._cache.intact(blake3)
+                    if not here:
+                        await self._fetch(blake3)
+            self._metrics.lent(RelaySource.CACHE if here else RelaySource.COORDINATOR)
+            self._cache.touch(blake3)
+            yield path
+
+    async def _fetch(self, blake3: str) -> None:
+        """Fetch a file into the cache; retry until it is complete or an error is final."""
+        self._cache.make_room()
+        fetched = await self._files.fetch(blake3)
+        fetched.replace(self._cache.path(blake3))
+        self._cache.add(blake3)
 
 
 # Serving ------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from potluck.client.objective import Objective
 from potluck.client.private_training import check_terms, hides_records, private_loop
 from potluck.client.question import QuestionContext
 from potluck.client.training.auxiliary_files import Arrays, corrected, sendable, write_kept
-from potluck.client.training.device_memory import memory_taken
 from potluck.client.training.ditto import halves
 from potluck.client.training.lanes.group_training import (
     LaneOutcome,
@@ -28,7 +27,7 @@ from potluck.client.training.lanes.group_training import (
 )
 from potluck.client.training.lanes.lane_choice import LaneChoice, LaneChoices, measured, subject_of
 from potluck.client.training.lanes.lane_steps import LaneRules
-from potluck.client.training.processes.worker_count import TrainingMemory
+from potluck.client.training.processes.worker_count import TrainingMemory, memory_taken
 from potluck.client.training.samples import DeviceSamples, positions_within, validation_split
 from potluck.client.training.steps.in_turn import train_in_turn
 from potluck.client.training.steps.loop import (

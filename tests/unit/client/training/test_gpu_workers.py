@@ -9,13 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.client.training.device_memory import CONTEXT_BYTES, memory_taken
 from potluck.client.training.kept_choices import keep_choice, read_choice
 from potluck.client.training.processes.worker_count import (
+    CONTEXT_BYTES,
     SHARE_OF_FREE,
     TrainingMemory,
     WorkerChoice,
     chosen_workers,
+    memory_taken,
     workers_within,
 )
 

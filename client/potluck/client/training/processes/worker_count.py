@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from potluck.client.config import ClientConfig
 from potluck.client.training.kept_choices import KeptChoice
 from potluck.common.process.capacity import available_memory, available_processors
+
+if TYPE_CHECKING:
+    import torch
 
 # Processes that share a GPU -----------------------------------------------------------------------
 
 SHARE_OF_FREE: Final = 0.9
 """Usable share of the free memory; the remaining share covers differences between clients."""
 _GIBIBYTE: Final = 2**30
+CONTEXT_BYTES: Final = 600 * 2**20
+"""GPU memory of a process before its first tensor, a generous estimate.
+
+It can't be measured: neither the driver nor torch reports it if other processes use the GPU.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +38,26 @@ class TrainingMemory:
     peak: int
     context: int
     free: int
+
+
+def memory_taken(device: torch.device, train: Callable[[], None]) -> TrainingMemory:
+    """Run a training on a GPU and measure its memory. Raises what the training raises."""
+    import torch  # only the processes that train import it
+
+    torch.cuda.synchronize(device)
+    free_before, _ = torch.cuda.mem_get_info(device)
+    held_before = torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    train()
+    torch.cuda.synchronize(device)
+    free, _ = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device)
+    # Memory outside torch's allocator: the first training loads CUDA kernels and library
+    # workspaces.
+    loaded = max(0, (free_before - free) - (held - held_before))
+    context = CONTEXT_BYTES + loaded
+    peak = torch.cuda.max_memory_reserved(device)
+    return TrainingMemory(peak=peak, context=context, free=free + held + context)
 
 
 class WorkerChoice(KeptChoice):
