@@ -28,9 +28,9 @@ from potluck.client.private_training import SumGrid
 from potluck.common.models.lenet import lenet5
 from potluck.common.task import Examples
 from potluck.privacy.host.client_noise import ClientNoise
-from potluck.secagg.masked_lanes import NoiseInSums
+from potluck.secagg.masked_vectors import NoiseInSums
 from potluck.secagg.protocol.primitives.masks import Mask, StreamCipher, add_masks
-from potluck.secagg.protocol.vectors.fixed_point import to_words
+from potluck.secagg.protocol.vectors.word_limits import to_words
 
 BLOCK = 2**18
 SAMPLES = 1280

@@ -50,12 +50,12 @@ from potluck.secagg.protocol import (
     Expectation,
     FederationRoot,
     Header,
-    Lane,
-    LaneEncoding,
     MessageType,
     Purpose,
     Situation,
     SumParty,
+    SumVector,
+    VectorEncoding,
     client,
     complete_thresholds,
     coordinator,
@@ -157,28 +157,30 @@ class Bench:
         self.expected = Expectation(
             purpose=Purpose.UPDATE,
             input_id="update/1",
-            lengths={lane.name: lane.length for lane in self.header.lanes},
+            lengths={vector.name: vector.length for vector in self.header.vectors},
             model_digest=bytes(32),
             training_sha256=bytes(32),
         )
 
     def _header(self, issued_at: int) -> Header:
         thresholds = complete_thresholds(self.hosts.values())
-        body = Lane(
+        body = SumVector(
             name="body",
             length=self.length,
             modulus_bits=32,
-            encoding=LaneEncoding.FIXED_POINT,
+            encoding=VectorEncoding.FIXED_POINT,
             clip=CLIP,
         )
-        head = Lane(name="head", length=4, modulus_bits=64, encoding=LaneEncoding.HEAD, clip=1.0)
+        head = SumVector(
+            name="head", length=4, modulus_bits=64, encoding=VectorEncoding.HEAD, clip=1.0
+        )
         return Header(
             federation="benchmark",
             session_id=os.urandom(16),
             purpose=Purpose.UPDATE,
             subject="",
             disclosure="update",
-            lanes=(body, head),
+            vectors=(body, head),
             weight_bound=1000,
             least_hosts=min(5, self.clients),
             colluding_hosts=assumed_colluding_hosts(self.clients),
@@ -228,7 +230,7 @@ class Bench:
         words: Vectors = {"body": np.empty(self.length, "<u4")}
 
         def encode() -> None:
-            encoder = BodyEncoder(self.header, self.header.lane("body"), self.clients, WEIGHT)
+            encoder = BodyEncoder(self.header, self.header.vector("body"), self.clients, WEIGHT)
             for begin in range(0, self.length, BLOCK):
                 end = begin + BLOCK
                 encoder.encode(update[begin:end], words["body"][begin:end])
@@ -237,12 +239,12 @@ class Bench:
             )
 
         def mask() -> None:
-            for lane, values in words.items():
-                masking.add_masks(lane, values)
+            for vector, values in words.items():
+                masking.add_masks(vector, values)
 
         if name == MEASURED:
             self.clocked("other", encode)
-            spare = {lane: values.copy() for lane, values in words.items()}
+            spare = {vector: values.copy() for vector, values in words.items()}
             self.seconds["mask"] = fastest(mask, self.repeats)
             words |= spare  # masking was repeated for the timing: restore the words and mask once
             mask()
@@ -292,21 +294,21 @@ def measure(clients: int, length: int, drop: int, repeats: int) -> dict[str, Any
     unmasking = session.unmasking
     assert unmasking is not None
     masked = {
-        lane.name: np.sum(
-            [bench.uploads[name][lane.name] for name in unmasking.survivors],
+        vector.name: np.sum(
+            [bench.uploads[name][vector.name] for name in unmasking.survivors],
             axis=0,
-            dtype=np.dtype(f"<u{lane.modulus_bits // 8}"),
+            dtype=np.dtype(f"<u{vector.modulus_bits // 8}"),
         )
-        for lane in bench.header.lanes
+        for vector in bench.header.vectors
     }
     sums: Vectors = {}
 
     def unmask() -> None:
-        for lane, words in sums.items():
-            unmasking.remove(lane, words)
+        for vector, words in sums.items():
+            unmasking.remove(vector, words)
 
     def once() -> float:
-        sums.update({lane: words.copy() for lane, words in masked.items()})
+        sums.update({vector: words.copy() for vector, words in masked.items()})
         begun = time.process_time()
         unmask()
         return time.process_time() - begun
@@ -331,16 +333,16 @@ def measure(clients: int, length: int, drop: int, repeats: int) -> dict[str, Any
 def is_exact(bench: Bench, survivors: tuple[str, ...], sums: Vectors) -> bool:
     """Return True if the sum equals that of the fixed-point inputs, and its mean that of the
     updates."""
-    lane = bench.header.lane("body")
+    vector = bench.header.vector("body")
     plain = np.zeros(bench.length, np.uint32)
     mean = np.zeros(bench.length)
     words = np.empty(bench.length, "<u4")
     for name in survivors:
-        BodyEncoder(bench.header, lane, bench.clients, WEIGHT).encode(bench.means[name], words)
+        BodyEncoder(bench.header, vector, bench.clients, WEIGHT).encode(bench.means[name], words)
         plain += words
         mean += np.clip(bench.means[name], -CLIP, CLIP).astype(np.float64) / len(survivors)
     head = decode_head(bench.header, bench.clients, sums["head"], len(survivors))
-    found = BodyDecoder(bench.header, lane, bench.clients, head.weight).decode(sums["body"])
+    found = BodyDecoder(bench.header, vector, bench.clients, head.weight).decode(sums["body"])
     return bool(np.array_equal(plain, sums["body"]) and np.abs(found - mean).max() < 1e-6)
 
 

@@ -177,7 +177,7 @@ async def test_changed_instruction_field_that_no_update_depends_on_is_harmless(
             id="kept.included_update_id",
         ),
         pytest.param(merged(personal={"pull": 0.5}), ANOTHER_SUM, id="personal model"),
-        pytest.param(merged(summing={"quantum_bits": 9}), ANOTHER_SUM, id="lanes"),
+        pytest.param(merged(summing={"quantum_bits": 9}), ANOTHER_SUM, id="fixed point"),
         pytest.param(merged(auxiliary={"names": ["c"]}), "lacks the file", id="auxiliaries"),
         pytest.param(merged(before_upload={"kind": "loss"}), "'loss'", id="question"),
     ],
@@ -195,7 +195,9 @@ async def test_clients_with_different_training_digests_form_no_sum(scene: Scene)
 @pytest.mark.parametrize(
     ("edit", "why"),
     [
-        pytest.param(without_noise, "lanes have other names or lengths", id="others add no noise"),
+        pytest.param(
+            without_noise, "vectors have other names or lengths", id="others add no noise"
+        ),
         pytest.param(
             merged(privacy={"noise_multiplier": 3.9}), ANOTHER_SUM, id="others add less noise"
         ),

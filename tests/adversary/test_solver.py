@@ -382,7 +382,7 @@ class Attack:
         self._know(name, Secret.MASK_KEY, state.keys.mask_key.private_bytes_raw())
 
     def _see(self, name: str, masks: Mapping[str, Sequence[Any]]) -> None:
-        """Record a masked vector: the input of a client, and its masks on one lane."""
+        """Record a masked vector: the input of a client, and the vector's masks."""
         if name in self.world.colluding:
             return
         plan, place = self.plan, self.world.names.index(name)
@@ -392,7 +392,7 @@ class Attack:
             row = {(name, plan.update, 0): weight}
             if plan.settings == place + 1:
                 row[name, plan.update, plan.settings] = weight
-        for mask in masks[self.header.lanes[0].name]:
+        for mask in masks[self.header.vectors[0].name]:
             row[mask.seed] = row.get(mask.seed, 0) + (-1 if mask.negative else 1)
         self.world.vectors.append((row, {c for c in row if isinstance(c, bytes)}))
 
@@ -431,16 +431,16 @@ class Attack:
         self.world.sums += rebuilt >= len(self.sharers)
 
     def _know(self, owner: str, kind: Secret, secret: bytes) -> None:
-        people, lane = self.roster.participants, self.header.lanes[0].name
+        people, vector = self.roster.participants, self.header.vectors[0].name
         number, known = people[owner].number, self.world.known
         if kind is Secret.SEED:
-            known.add(self_seed(secret, self.sharers_sha256, number, lane))
+            known.add(self_seed(secret, self.sharers_sha256, number, vector))
             return
         private = X25519PrivateKey.from_private_bytes(secret)
         for other, person in people.items():
             if other != owner:
                 agreed = agree(private, person.advert.mask_key)
-                known.add(pair_seed(agreed, self.sharers_sha256, number, person.number, lane))
+                known.add(pair_seed(agreed, self.sharers_sha256, number, person.number, vector))
 
 
 def played(plans: Sequence[Plan], clients: int, colluders: int, **limits: int) -> World:

@@ -20,7 +20,7 @@ from support.sum_federation import Members
 
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.secagg.coordinator import masked_rounds
-from potluck.secagg.masked_lanes import METRIC_BOUND
+from potluck.secagg.masked_vectors import METRIC_BOUND
 from potluck.server.store import RunRow, RunState
 
 TRAINING = "steps = 5"

@@ -277,7 +277,7 @@ async def test_unsigned_or_malformed_masked_uploads_are_refused_and_the_round_co
             word = encode(replace(signed, signature=bytes(64))).hex()
         return file, word
 
-    def other_lanes(path: Path, update: Differences, *rest: Any) -> FileDigest:
+    def other_vectors(path: Path, update: Differences, *rest: Any) -> FileDigest:
         if "host-4" in path.parts:
             return write_tensors(
                 path, {"body": update.body}, layout=Layout.of({"body": update.body})
@@ -285,7 +285,7 @@ async def test_unsigned_or_malformed_masked_uploads_are_refused_and_the_round_co
         return write_masked(path, update, *rest)
 
     monkeypatch.setattr(SumSessions, "mask", mask)
-    monkeypatch.setattr("potluck.secagg.host.sum_sessions.write_masked", other_lanes)
+    monkeypatch.setattr("potluck.secagg.host.sum_sessions.write_masked", other_vectors)
     row = await federation.finished(ONE_ROUND)
     assert row.state is RunState.FINISHED, row.reason
     [committed] = await federation.coordinator.store.call(lambda store: store.rounds(row.run_id))

@@ -135,8 +135,10 @@ async def refusal(federation: SumFederation, kind: MessageType, edit: Edit) -> s
     return str(decode(RefusalMessage, message.payload).rule)
 
 
-def lanes(**changes: Any) -> Edit:
-    return header(lambda found: {"lanes": (replace(found.lanes[0], **changes), *found.lanes[1:])})
+def vectors(**changes: Any) -> Edit:
+    return header(
+        lambda found: {"vectors": (replace(found.vectors[0], **changes), *found.vectors[1:])}
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,9 +151,9 @@ def lanes(**changes: Any) -> Edit:
         pytest.param(header(lambda _: {"least_hosts": 3}), "policy", id="fewer hosts"),
         pytest.param(header(lambda _: {"disclosure": "total"}), "policy", id="as counts"),
         pytest.param(header(lambda _: {"threshold": 1}), "threshold", id="no threshold"),
-        pytest.param(lanes(length=1), "input", id="one parameter only"),
-        pytest.param(lanes(scale=2.0**40), "wrap", id="a sum that wraps"),
-        pytest.param(header(lambda found: {"lanes": found.lanes[1:]}), "input", id="no body"),
+        pytest.param(vectors(length=1), "input", id="one parameter only"),
+        pytest.param(vectors(scale=2.0**40), "wrap", id="a sum that wraps"),
+        pytest.param(header(lambda found: {"vectors": found.vectors[1:]}), "input", id="no body"),
         pytest.param(header(lambda _: {"weight_bound": 2**50}), "wrap", id="weights that wrap"),
     ],
 )

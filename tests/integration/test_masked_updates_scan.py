@@ -54,7 +54,7 @@ class Salted:
         client = int(path.parts[-3].removeprefix("host-"))
         update.body[:] = self.steps[client]
         weight = self.samples[client]
-        encoder = BodyEncoder(masking.header, masking.header.lane("body"), CLIENTS, weight)
+        encoder = BodyEncoder(masking.header, masking.header.vector("body"), CLIENTS, weight)
         word = np.empty(1, "<u4")
         encoder.encode(update.body[:1], word)
         self.words[client] = word[0]
@@ -117,7 +117,7 @@ async def test_coordinator_receives_and_stores_nothing_of_a_masked_update(
 async def test_scan_finds_updates_without_masks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def unmasked(self: Masking, lane: str, words: Any, first: int = 0) -> None:
+    def unmasked(self: Masking, vector: str, words: Any, first: int = 0) -> None:
         """Add no masks."""
 
     def removed(*_: Any) -> None:

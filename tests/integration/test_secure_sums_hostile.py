@@ -267,7 +267,7 @@ def now() -> int:
         (lambda: {"noise": Noise(epsilon=5.0, sensitivity=2, contributors=2)}, "policy"),
         (lambda: {"issued_at": now() - 900, "expires_at": now() - 600}, "expired"),
         (lambda: {"issued_at": now() + 900, "expires_at": now() + 999}, "clocks"),
-        (lambda: {"lanes": ()}, "input"),
+        (lambda: {"vectors": ()}, "input"),
     ],
 )
 async def test_clients_refuse_weakened_headers(

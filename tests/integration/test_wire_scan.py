@@ -132,7 +132,7 @@ async def test_scan_finds_counts_without_masks(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    def unmasked(self: Masking, lane: str, words: Any, first: int = 0) -> None:
+    def unmasked(self: Masking, vector: str, words: Any, first: int = 0) -> None:
         """Add no masks."""
 
     monkeypatch.setattr(Masking, "add_masks", unmasked)

@@ -30,8 +30,6 @@ from potluck.secagg.protocol import (
     Expectation,
     FederationRoot,
     Header,
-    Lane,
-    LaneEncoding,
     Ledger,
     MessageType,
     Purpose,
@@ -39,23 +37,29 @@ from potluck.secagg.protocol import (
     SetCertificate,
     Situation,
     SumParty,
+    SumVector,
     Unmasking,
+    VectorEncoding,
     client,
     complete_thresholds,
     coordinator,
     decode,
     encode,
 )
-from potluck.secagg.protocol.primitives.masks import lane_dtype
+from potluck.secagg.protocol.primitives.masks import word_dtype
 from potluck.secagg.protocol.primitives.thresholds import assumed_colluding_hosts
 from potluck.secagg.protocol.wire.messages import Shares, Stage
 from potluck.secagg.protocol.wire.transcript import sign
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 ISSUED = int(NOW.timestamp())
-COUNTS = Lane(name="counts", length=5, modulus_bits=64, encoding=LaneEncoding.COUNTS, clip=2.0**40)
-BODY = Lane(name="body", length=7, modulus_bits=32, encoding=LaneEncoding.FIXED_POINT, clip=0.25)
-HEAD = Lane(name="head", length=5, modulus_bits=64, encoding=LaneEncoding.HEAD, clip=1.0)
+COUNTS = SumVector(
+    name="counts", length=5, modulus_bits=64, encoding=VectorEncoding.COUNTS, clip=2.0**40
+)
+BODY = SumVector(
+    name="body", length=7, modulus_bits=32, encoding=VectorEncoding.FIXED_POINT, clip=0.25
+)
+HEAD = SumVector(name="head", length=5, modulus_bits=64, encoding=VectorEncoding.HEAD, clip=1.0)
 
 
 def member_record(client: str, **changes: Any) -> MemberRecord:
@@ -146,7 +150,7 @@ class Federation:
             "purpose": self.purpose,
             "subject": "labels",
             "disclosure": "update" if update else "cells",
-            "lanes": (BODY, HEAD) if update else (COUNTS,),
+            "vectors": (BODY, HEAD) if update else (COUNTS,),
             "metrics": ("accuracy",) if update else (),
             "weight_bound": 1000 if update else 0,
             "metric_bound": 1.0 if update else 0.0,
@@ -169,7 +173,7 @@ class Federation:
         values: dict[str, Any] = {
             "purpose": header.purpose,
             "input_id": f"input {header.model_digest.hex()}",
-            "lengths": {lane.name: lane.length for lane in header.lanes},
+            "lengths": {vector.name: vector.length for vector in header.vectors},
             "model_digest": header.model_digest,
             "training_sha256": header.training_sha256,
             "metrics": header.metrics,
@@ -200,7 +204,7 @@ class Run:
     seed: int = 1
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     certified: tuple[SetCertificate, ...] = ()
-    inputs: Callable[[str, Lane], NDArray[Any]] | None = None
+    inputs: Callable[[str, SumVector], NDArray[Any]] | None = None
     beside: list[Run] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -274,10 +278,10 @@ class Run:
         masking = self.sessions[name].masking
         assert masking is not None
         plain, masked = {}, {}
-        for lane in self.header.lanes:
-            plain[lane.name] = self._input(name, lane)
-            masked[lane.name] = plain[lane.name].copy()
-            masking.add_masks(lane.name, masked[lane.name])
+        for vector in self.header.vectors:
+            plain[vector.name] = self._input(name, vector)
+            masked[vector.name] = plain[vector.name].copy()
+            masking.add_masks(vector.name, masked[vector.name])
         self.plain[name], self.uploads[name] = plain, masked
         return hashlib.sha256(b"".join(each.tobytes() for each in masked.values())).digest()
 
@@ -319,32 +323,32 @@ class Run:
         return unmasking.survivors
 
     def total(self) -> dict[str, NDArray[Any]]:
-        """Return the unmasked sum, by lane."""
+        """Return the unmasked sum, by vector."""
         unmasking = self.session.unmasking
         assert unmasking is not None
         sums = self.masked_sum(unmasking)
-        for lane, words in sums.items():
-            unmasking.remove(lane, words)
+        for vector, words in sums.items():
+            unmasking.remove(vector, words)
         return sums
 
     def masked_sum(self, unmasking: Unmasking) -> dict[str, NDArray[Any]]:
         return {
-            lane.name: np.sum(
-                [self.uploads[name][lane.name] for name in unmasking.survivors],
+            vector.name: np.sum(
+                [self.uploads[name][vector.name] for name in unmasking.survivors],
                 axis=0,
-                dtype=lane_dtype(lane.modulus_bits),
+                dtype=word_dtype(vector.modulus_bits),
             )
-            for lane in self.header.lanes
+            for vector in self.header.vectors
         }
 
     def true_sum(self, names: Collection[str]) -> dict[str, NDArray[Any]]:
         return {
-            lane.name: np.sum(
-                [self.plain[name][lane.name] for name in names],
+            vector.name: np.sum(
+                [self.plain[name][vector.name] for name in names],
                 axis=0,
-                dtype=lane_dtype(lane.modulus_bits),
+                dtype=word_dtype(vector.modulus_bits),
             )
-            for lane in self.header.lanes
+            for vector in self.header.vectors
         }
 
     def is_exact(self) -> bool:
@@ -353,7 +357,7 @@ class Run:
         if unmasking is None:
             return False
         expected, found = self.true_sum(unmasking.survivors), self.total()
-        return all(np.array_equal(expected[lane], found[lane]) for lane in expected)
+        return all(np.array_equal(expected[vector], found[vector]) for vector in expected)
 
     def fork(self) -> Run:
         """Return a copy that continues independently; this is possible because all states are
@@ -367,11 +371,11 @@ class Run:
         other.generator.setstate(self.generator.getstate())
         return other
 
-    def _input(self, name: str, lane: Lane) -> NDArray[Any]:
+    def _input(self, name: str, vector: SumVector) -> NDArray[Any]:
         if self.inputs is not None:
-            return self.inputs(name, lane)
-        draws = np.random.Generator(np.random.PCG64([ord(name[-1]), self.seed, lane.length]))
-        return draws.integers(0, 1000, lane.length).astype(lane_dtype(lane.modulus_bits))
+            return self.inputs(name, vector)
+        draws = np.random.Generator(np.random.PCG64([ord(name[-1]), self.seed, vector.length]))
+        return draws.integers(0, 1000, vector.length).astype(word_dtype(vector.modulus_bits))
 
     def _send(self, step: CoordinatorStep) -> None:
         for name, envelope in step.messages:

@@ -75,7 +75,7 @@ ROOMS = {
     "integrations": "trackers adapters tracing s3",
     "secagg": (
         "protocol.rules protocol.primitives protocol.wire protocol.vectors protocol.policy "
-        "protocol.client protocol.coordinator protocol masked_lanes coordinator host"
+        "protocol.client protocol.coordinator protocol masked_vectors coordinator host"
     ),
     "experiments": (
         "templates tasks models weights data_sets traces presets grid cluster reports benchmark "
@@ -258,7 +258,7 @@ def test_guest_modules_loaded_by_hosts_import_only_common(
 
 COMMON = ("potluck.common", "potluck.rpc")
 SHARED = {  # what the images of both hosts and coordinators use
-    "secagg": ("protocol", "masked_lanes"),
+    "secagg": ("protocol", "masked_vectors"),
     "privacy": ("accounting", "planned_training", "rdp_filter"),
     "verifiable": ("chain", "documents", "draws", "rules", "stored_lines"),
 }

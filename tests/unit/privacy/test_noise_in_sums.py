@@ -21,7 +21,7 @@ from potluck.common.tensors.layout import Layout
 from potluck.privacy.host.client_noise import ClientNoise
 from potluck.secagg.coordinator.masked_reduction import opened_sum
 from potluck.secagg.host.masked_updates import write_noisy
-from potluck.secagg.masked_lanes import BODY, NoiseInSums, lane_lengths, lanes_of
+from potluck.secagg.masked_vectors import BODY, NoiseInSums, sum_vectors, vector_lengths
 from potluck.secagg.protocol import BrokenRuleError, Header, Purpose
 from potluck.secagg.protocol.primitives.thresholds import colluding_clients
 from potluck.secagg.protocol.wire.messages import Stage
@@ -71,7 +71,7 @@ class Noisy(Run):
             head = total.head  # every client has the same head, even if its training failed
             assert (head.weight, head.clipped, head.failed) == (len(unmasking.survivors), 0, 0)
             assert np.isnan(total.loss)
-            return total.mean()(0, self.header.lane(BODY).length)
+            return total.mean()(0, self.header.vector(BODY).length)
 
     def within(self) -> float:
         """Return the noisy share of updates within the clip."""
@@ -96,8 +96,8 @@ def header(
         counted_share=share,
     )
     masking = MaskingSettings.model_validate({"bits": bits})
-    lanes = lanes_of(lane_lengths(values, (), (), counts=share > 0), masking, noise)
-    values_of: dict[str, Any] = {"lanes": lanes, "metrics": (), "weight_bound": 1}
+    vectors = sum_vectors(vector_lengths(values, (), (), counts=share > 0), masking, noise)
+    values_of: dict[str, Any] = {"vectors": vectors, "metrics": (), "weight_bound": 1}
     return replace(plain, **values_of | changes)
 
 
@@ -221,16 +221,16 @@ def test_two_sums_of_the_same_clients_have_different_noise(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "changes", [{"weight_bound": 2}, {"lanes": ()}], ids=["weights", "auxiliary"]
+    "changes", [{"weight_bound": 2}, {"vectors": ()}], ids=["weights", "auxiliary"]
 )
 def test_sum_without_equal_weights_is_refused_before_the_charge(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     federation = Federation(CLIENTS, Purpose.UPDATE)
-    if "lanes" in changes:
-        lanes = header(federation, 10).lanes
-        beside = replace(lanes[0], name="auxiliary/control")
-        changes = {"lanes": (*lanes, beside)}
+    if "vectors" in changes:
+        vectors = header(federation, 10).vectors
+        beside = replace(vectors[0], name="auxiliary/control")
+        changes = {"vectors": (*vectors, beside)}
     run = Noisy(federation, header(federation, 10, **changes), folder=tmp_path)
     run.until(Stage.UPLOAD)
     with pytest.raises(BrokenRuleError, match="equal weights"):

@@ -31,25 +31,25 @@ from potluck.secagg.coordinator.sum_session import (
 from potluck.secagg.protocol import (
     CoordinatorStep,
     Header,
-    Lane,
-    LaneEncoding,
     Noise,
     Purpose,
     Rule,
     SessionRecord,
+    SumVector,
     Unmasking,
+    VectorEncoding,
     complete_thresholds,
     coordinator,
     session_record,
 )
-from potluck.secagg.protocol.primitives.masks import lane_dtype
+from potluck.secagg.protocol.primitives.masks import word_dtype
 from potluck.secagg.protocol.primitives.thresholds import (
     COMPLETE_LIMIT,
     assumed_colluding_hosts,
     colluding_clients,
 )
-from potluck.secagg.protocol.vectors.fixed_point import COUNT_LIMIT
 from potluck.secagg.protocol.vectors.histograms import decode_counts
+from potluck.secagg.protocol.vectors.word_limits import COUNT_LIMIT
 from potluck.secagg.protocol.wire.messages import SESSION_ID_BYTES
 from potluck.server.eligibility.collected_sums import PhaseObserver
 from potluck.server.hosts.attendance import Attendance
@@ -244,12 +244,12 @@ def _header(federation: str, terms: SumTerms, invited: Mapping[str, str]) -> Hea
         purpose=Purpose.HISTOGRAM,
         subject=terms.subject,
         disclosure=terms.kind.value,
-        lanes=(
-            Lane(
+        vectors=(
+            SumVector(
                 name=COUNTS,
                 length=terms.classes,
                 modulus_bits=64,
-                encoding=LaneEncoding.COUNTS,
+                encoding=VectorEncoding.COUNTS,
                 clip=float(COUNT_LIMIT),
             ),
         ),
@@ -290,8 +290,8 @@ def check_invited(invited: Mapping[str, str], header: Header) -> None:
 
 def _total(uploads: Mapping[str, bytes], unmasking: Unmasking) -> NDArray[np.int64]:
     """Return the unmasked sum of the survivors' uploads."""
-    lane = unmasking.header.lane(COUNTS)
-    words: NDArray[Any] = np.zeros(lane.length, lane_dtype(lane.modulus_bits))
+    vector = unmasking.header.vector(COUNTS)
+    words: NDArray[Any] = np.zeros(vector.length, word_dtype(vector.modulus_bits))
     for client in unmasking.survivors:
         words += np.frombuffer(uploads[client], words.dtype)
     unmasking.remove(COUNTS, words)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from potluck.common.errors import LayoutError, TrainingError
 from potluck.common.tensors.tensor_files import TensorFile, open_tensors
-from potluck.secagg.masked_lanes import (
+from potluck.secagg.masked_vectors import (
     AUXILIARY,
     BODY,
     HEAD,
@@ -29,8 +29,8 @@ from potluck.secagg.masked_lanes import (
     WITHIN,
     file_layout,
 )
-from potluck.secagg.protocol import Header, Lane, Unmasking
-from potluck.secagg.protocol.primitives.masks import lane_dtype
+from potluck.secagg.protocol import Header, SumVector, Unmasking
+from potluck.secagg.protocol.primitives.masks import word_dtype
 from potluck.secagg.protocol.vectors.updates import BodyDecoder, HeadSum, decode_head
 from potluck.server.aggregation.move_by_sum import BlockReader
 
@@ -39,12 +39,12 @@ _READ_ELEMENTS: Final = 2**16
 
 
 def check_masked(path: Path, header: Header) -> None:
-    """Check that a received file has the lanes (vectors of words) that its session prescribes.
+    """Check that a received file has the vectors of words that its session prescribes.
 
     Raises LayoutError, StorageError. The file's words are masked, so nothing else can be checked.
     """
     try:
-        open_tensors(path, expected=file_layout(header.lanes)).close()
+        open_tensors(path, expected=file_layout(header.vectors)).close()
     except LayoutError as error:
         raise LayoutError(f"masked update refused: {error.message}", **error.metadata) from None
 
@@ -60,7 +60,7 @@ class MaskedSum:
         """
         self._files, self._unmasking = files, unmasking
         self.header = unmasking.header
-        words = self.words(HEAD, 0, self.header.lane(HEAD).length)
+        words = self.words(HEAD, 0, self.header.vector(HEAD).length)
         self.head: HeadSum = decode_head(self.header, unmasking.participants, words, len(files))
         if not self.head.weight:
             raise TrainingError(
@@ -68,8 +68,8 @@ class MaskedSum:
                 "hosts for the reasons, and lower the learning rate if the training diverged"
             )
         self._within = 0.0
-        if WITHIN in {lane.name for lane in self.header.lanes}:
-            mean = self._reader(self.header.lane(WITHIN), self.head.weight)
+        if WITHIN in {vector.name for vector in self.header.vectors}:
+            mean = self._reader(self.header.vector(WITHIN), self.head.weight)
             self._within = float(mean(0, 1)[0])
 
     def share_within(self, counted: float) -> float:
@@ -94,35 +94,35 @@ class MaskedSum:
         """The mean of the clients' normalizers; 1 if none is needed."""
         return self.head.metrics.get(NORMALIZER, 1.0)
 
-    def words(self, lane: str, begin: int, end: int) -> NDArray[Any]:
-        """Return words [begin, end) of a lane's sum, without masks. lane: name of a vector in the
+    def words(self, vector: str, begin: int, end: int) -> NDArray[Any]:
+        """Return words [begin, end) of a vector's sum, without masks. vector: its name in the
         files, such as `body`. Thread-safe."""
-        total = np.zeros(end - begin, lane_dtype(self.header.lane(lane).modulus_bits))
+        total = np.zeros(end - begin, word_dtype(self.header.vector(vector).modulus_bits))
         for start in range(begin, end, _READ_ELEMENTS):
             stop = min(start + _READ_ELEMENTS, end)
             some = total[start - begin : stop - begin]
             for file in self._files:
-                np.add(some, file.arrays.stored[lane][start:stop], out=some)
-        self._unmasking.remove(lane, total, begin)
+                np.add(some, file.arrays.stored[vector][start:stop], out=some)
+        self._unmasking.remove(vector, total, begin)
         return total
 
     def mean(self) -> BlockReader:
         """Return a reader of the weighted mean difference from the model."""
-        return self._reader(self.header.lane(BODY), self.head.weight)
+        return self._reader(self.header.vector(BODY), self.head.weight)
 
     def sum(self, auxiliary: str) -> BlockReader:
         """Return a reader of an auxiliary's unweighted sum."""
-        return self._reader(self.header.lane(f"{AUXILIARY}{auxiliary}"), self.header.weight_bound)
+        return self._reader(self.header.vector(f"{AUXILIARY}{auxiliary}"), self.header.weight_bound)
 
-    def _reader(self, lane: Lane, weight: int) -> BlockReader:
-        decoder = BodyDecoder(self.header, lane, self._unmasking.participants, weight)
-        return lambda begin, end: decoder.decode(self.words(lane.name, begin, end))
+    def _reader(self, vector: SumVector, weight: int) -> BlockReader:
+        decoder = BodyDecoder(self.header, vector, self._unmasking.participants, weight)
+        return lambda begin, end: decoder.decode(self.words(vector.name, begin, end))
 
 
 @contextmanager
 def opened_sum(paths: Sequence[Path], unmasking: Unmasking) -> Iterator[MaskedSum]:
     """Open the survivors' files while the block runs."""
-    layout = file_layout(unmasking.header.lanes)
+    layout = file_layout(unmasking.header.vectors)
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open_tensors(path, expected=layout)) for path in paths]
         yield MaskedSum(files, unmasking)

@@ -39,12 +39,12 @@ from potluck.secagg.coordinator.maskable import MaskedRules, session_seconds, we
 from potluck.secagg.coordinator.masked_reduction import check_masked, opened_sum
 from potluck.secagg.coordinator.sum_session import RootInForce, SumTerms, earlier_certificates
 from potluck.secagg.coordinator.update_session import MaskedSession, SignedInput
-from potluck.secagg.masked_lanes import (
+from potluck.secagg.masked_vectors import (
     METRIC_BOUND,
     NoiseInSums,
-    lane_lengths,
-    lanes_of,
     metric_names,
+    sum_vectors,
+    vector_lengths,
 )
 from potluck.secagg.protocol import (
     CoordinatorSession,
@@ -85,8 +85,8 @@ _Ending: TypeAlias = Coroutine[Any, Any, CoordinatorSession]
 class _Sum:
     """The secure sum of one attempt at a round.
 
-    counted: κ; each update adds κ in the lane `WITHIN` if it is within the clip, else -κ. troubles:
-    reason, by client, of each client that left the sum.
+    counted: κ; each update adds κ in the vector `WITHIN` if it is within the clip, else -κ.
+    troubles: reason, by client, of each client that left the sum.
     """
 
     key: AttemptKey
@@ -229,7 +229,8 @@ class MaskedRounds(MaskedRules, UpdatePath):
         if head.clipped:
             run.say(
                 f"round {run.machine.round}: {head.clipped} parameter changes were clipped to "
-                f"±{unmasking.header.lanes[0].clip:g}; raise masking.clip if this warning repeats",
+                f"±{unmasking.header.vectors[0].clip:g}; raise masking.clip if this warning "
+                "repeats",
                 warning=True,
             )
         if unmasking.suspects:
@@ -292,7 +293,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
         certain = thresholds.quorum - colluding_clients(hosts, colluding)
         noise = _noise_in_sums(work, certain, thresholds.quorum)
         metrics = metric_names(normalized=work.normalized, noisy=work.HasField("privacy"))
-        lengths = lane_lengths(
+        lengths = vector_lengths(
             run.models.work.layout.parameters,
             metrics,
             plan.strategy.auxiliary,
@@ -308,7 +309,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
             purpose=Purpose.UPDATE,
             subject=f"model updates of {run_file.task.name}",
             disclosure=SumKind.UPDATE.value,
-            lanes=lanes_of(lengths, masking, noise),
+            vectors=sum_vectors(lengths, masking, noise),
             metrics=metrics,
             weight_bound=weight_bound(run_file, plan.strategy),
             metric_bound=METRIC_BOUND,

@@ -68,7 +68,7 @@ class RootInForce:
 # The session --------------------------------------------------------------------------------------
 
 COUNTS = "counts"
-"""Name of the lane (vector of words) that contains the label counts."""
+"""Name of the vector of words that contains the label counts."""
 
 _PRESENCE_SECONDS = 0.5
 """Seconds between two checks of clients that have not answered: they may have disconnected."""

@@ -23,25 +23,25 @@ from potluck.common.updates.training_agreement import (
 )
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
-from potluck.secagg.masked_lanes import (
+from potluck.secagg.masked_vectors import (
     AUXILIARY,
     BODY,
     HEAD,
     NORMALIZER,
     WITHIN,
     file_layout,
-    lane_lengths,
     metric_names,
+    vector_lengths,
 )
 from potluck.secagg.protocol import Envelope, Expectation, Masking, Purpose
-from potluck.secagg.protocol.primitives.masks import lane_dtype
+from potluck.secagg.protocol.primitives.masks import word_dtype
 from potluck.secagg.protocol.rules import BrokenRuleError, Rule, require
-from potluck.secagg.protocol.vectors.fixed_point import lane_scale, largest_sum, to_words
 from potluck.secagg.protocol.vectors.updates import (
     BodyEncoder,
     encode_failed_head,
     encode_head,
 )
+from potluck.secagg.protocol.vectors.word_limits import largest_sum, to_words, vector_scale
 
 # Appointments -------------------------------------------------------------------------------------
 # `sum_sessions` drives the session, and `training_handler` the training. An appointment connects
@@ -142,7 +142,7 @@ def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> E
         within=committed,
         purpose=Purpose.UPDATE,
         input_id=f"update {work.model.blake3}/epoch {data_epoch}{of_noise}",
-        lengths=lane_lengths(
+        lengths=vector_lengths(
             parameters, metrics, work.auxiliary.names, counts=work.privacy.counted_share > 0
         ),
         model_digest=bytes.fromhex(work.model.blake3),
@@ -159,7 +159,8 @@ def write_masked(
 ) -> FileDigest:
     """Encode an update, mask it and write its file. Blocks; writes over the update's arrays.
 
-    report: its number of samples is the weight; its other numbers go into the masked lane `head`.
+    report: its number of samples is the weight; its other numbers go into the masked vector
+    `head`.
     Writes zeros if the update contains NaN or infinity. Raises StorageError.
     """
     try:
@@ -175,14 +176,14 @@ def write_zeros(path: Path, masking: Masking) -> FileDigest:
     The vector's weight is 0, so no mean changes; the head counts the failed training. Raises
     StorageError.
     """
-    lanes = {
-        lane.name: np.zeros(lane.length, lane_dtype(lane.modulus_bits))
-        for lane in masking.header.lanes
+    words = {
+        vector.name: np.zeros(vector.length, word_dtype(vector.modulus_bits))
+        for vector in masking.header.vectors
     }
-    for name, words in lanes.items():
+    for name, zeros in words.items():
         if name != HEAD:
-            masking.add_masks(name, words)
-    return _write(path, lanes | {HEAD: encode_failed_head(masking.header)}, masking)
+            masking.add_masks(name, zeros)
+    return _write(path, words | {HEAD: encode_failed_head(masking.header)}, masking)
 
 
 def write_noisy(
@@ -190,87 +191,88 @@ def write_noisy(
 ) -> FileDigest:
     """Add noise to an update, or to zeros for None, mask it, write its file. Blocks the thread.
 
-    Charges the client's ledger first. The lane `head` is the same for all clients, so that only the
-    noisy numbers depend on data. Writes over the update's arrays. Raises StorageError,
+    Charges the client's ledger first. The vector `head` is the same for all clients, so that only
+    the noisy numbers depend on data. Writes over the update's arrays. Raises StorageError,
     BrokenRuleError (policy) if clients may have unequal weights, and what `UpdateNoise.charge`
     raises.
     """
     header, clients = masking.header, masking.clients
-    lane = header.lane(BODY)
+    body = header.vector(BODY)
     names = {BODY, HEAD} | ({WITHIN} if noise.counts else set())
-    plain = header.weight_bound == 1 and {each.name for each in header.lanes} == names
+    plain = header.weight_bound == 1 and {each.name for each in header.vectors} == names
     require(
         plain, Rule.POLICY, "updates with noise must have equal weights and no auxiliary values"
     )
     if noise.counts:  # the count gets the same noise as the parameters
-        alike = replace(header.lane(WITHIN), name=BODY, length=lane.length) == lane
+        alike = replace(header.vector(WITHIN), name=BODY, length=body.length) == body
         require(
             alike,
             Rule.POLICY,
-            "the lane of the count must have the same encoding as the lane of the update",
+            "the vector of the count must have the same encoding as the vector of the update",
         )
-    vector = np.zeros(lane.length, np.float32) if update is None else update.body
-    counted = None if update is None else noise.bound(vector)
+    values = np.zeros(body.length, np.float32) if update is None else update.body
+    counted = None if update is None else noise.bound(values)
     if counted is None:  # a failed training counts as half within the clip
-        vector[:], counted = 0.0, 0.0
+        values[:], counted = 0.0, 0.0
     draw = noise.charge(
         SumGrid(
-            scale=lane_scale(lane, clients),
-            values=lane.length + noise.counts,
+            scale=vector_scale(body, clients),
+            values=body.length + noise.counts,
             clients=clients,
             contributors=masking.certain,
-            largest=largest_sum(lane.modulus_bits),
+            largest=largest_sum(body.modulus_bits),
         )
     )
-    encoder, dtype = BodyEncoder(header, lane, clients, 1), lane_dtype(lane.modulus_bits)
-    out = vector.view(dtype) if dtype.itemsize == 4 else np.empty(vector.size, dtype)
-    for begin in range(0, vector.size, _BLOCK):
+    encoder, dtype = BodyEncoder(header, body, clients, 1), word_dtype(body.modulus_bits)
+    out = values.view(dtype) if dtype.itemsize == 4 else np.empty(values.size, dtype)
+    for begin in range(0, values.size, _BLOCK):
         block = out[begin : begin + _BLOCK]
-        encoder.encode(vector[begin : begin + _BLOCK], block)
-        block += to_words(draw(block.size), lane.modulus_bits)
+        encoder.encode(values[begin : begin + _BLOCK], block)
+        block += to_words(draw(block.size), body.modulus_bits)
         masking.add_masks(BODY, block, begin)
-    lanes = {BODY: out, HEAD: encode_head(header, clients, weight=1, metrics=(), clipped=0)}
+    words = {BODY: out, HEAD: encode_head(header, clients, weight=1, metrics=(), clipped=0)}
     if noise.counts:
-        lanes[WITHIN] = word = np.empty(1, dtype)
+        words[WITHIN] = word = np.empty(1, dtype)
         encoder.encode(np.array([counted]), word)
-        word += to_words(draw(1), lane.modulus_bits)
+        word += to_words(draw(1), body.modulus_bits)
         masking.add_masks(WITHIN, word)
-    return _write(path, lanes, masking)
+    return _write(path, words, masking)
 
 
 def _write(path: Path, words: Mapping[str, NDArray[Any]], masking: Masking) -> FileDigest:
-    """Mask the head, and write all lanes; the other lanes are already masked."""
+    """Mask the head, and write all vectors; the other vectors are already masked."""
     masking.add_masks(HEAD, words[HEAD])
-    return write_tensors(path, words, layout=file_layout(masking.header.lanes))
+    return write_tensors(path, words, layout=file_layout(masking.header.vectors))
 
 
 def _encoded(
     update: Differences, report: UpdateReport, masking: Masking
 ) -> dict[str, NDArray[Any]]:
-    """Return the words of all lanes; all lanes except the head are masked."""
+    """Return the words of all vectors; all vectors except the head are masked."""
     header, clients = masking.header, masking.clients
     values = report.values()
     metrics = {name: values[name] for name in header.metrics}
     normalizer = metrics.get(NORMALIZER, 1.0)
     words: dict[str, NDArray[Any]] = {}
     clipped = 0
-    for lane in header.lanes:
-        if lane.name == HEAD:
+    for vector in header.vectors:
+        if vector.name == HEAD:
             continue
-        of_body = lane.name == BODY
-        vector = update.body if of_body else update.auxiliaries[lane.name.removeprefix(AUXILIARY)]
+        of_body = vector.name == BODY
+        auxiliary = vector.name.removeprefix(AUXILIARY)
+        numbers = update.body if of_body else update.auxiliaries[auxiliary]
         # Auxiliaries are summed without weights: the maximum weight stands for 1.
         weight = report.samples if of_body else header.weight_bound
-        encoder = BodyEncoder(header, lane, clients, weight)
+        encoder = BodyEncoder(header, vector, clients, weight)
         if of_body and normalizer != 1.0:
-            _divide(vector, normalizer, update)
-        dtype = lane_dtype(lane.modulus_bits)
-        out = vector.view(dtype) if dtype.itemsize == 4 else np.empty(vector.size, dtype)
-        for begin in range(0, vector.size, _BLOCK):
+            _divide(numbers, normalizer, update)
+        dtype = word_dtype(vector.modulus_bits)
+        out = numbers.view(dtype) if dtype.itemsize == 4 else np.empty(numbers.size, dtype)
+        for begin in range(0, numbers.size, _BLOCK):
             block = out[begin : begin + _BLOCK]
-            encoder.encode(vector[begin : begin + _BLOCK], block)
-            masking.add_masks(lane.name, block, begin)
-        words[lane.name] = out
+            encoder.encode(numbers[begin : begin + _BLOCK], block)
+            masking.add_masks(vector.name, block, begin)
+        words[vector.name] = out
         clipped += encoder.clipped
     head = encode_head(
         header,

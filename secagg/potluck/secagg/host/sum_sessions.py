@@ -67,7 +67,7 @@ from potluck.secagg.protocol.wire.messages import Invitation, MessageType
 log = structlog.get_logger()
 
 COUNTS = "counts"
-"""Name of the lane (vector of words) that contains the label counts."""
+"""Name of the vector of words that contains the label counts."""
 
 _MOST_SESSIONS = 8
 """Maximum number of simultaneous sessions of one client; an honest coordinator has one."""
@@ -288,7 +288,7 @@ class SumSessions:
             else noise_share(header.noise, len(live.counts), self._source_of_noise(name, header))
         )
         try:
-            words = encode_counts(live.counts, header.lane(COUNTS), noise)
+            words = encode_counts(live.counts, header.vector(COUNTS), noise)
         except BrokenRuleError as error:
             return client.refuse(live.session, error.refusal), b""
         masking.add_masks(COUNTS, words)

@@ -25,7 +25,7 @@ Coordinator                                          Client
        ◀──────────────────────────────── SHARES ──                        situation)
        ── DELIVERY ───────────────────────────────▶  step = client.handle(…): store
                                                      step.entries, then encode the input into
-                                                     words, and session.masking.add_masks(lane,
+                                                     words, and session.masking.add_masks(vector,
                                                      words, first) block by block, in place, in
                                                      any order and thread
        ◀ · · · · · · · · · · · · the masked vector   (outside of the session)
@@ -37,7 +37,7 @@ Coordinator                                          Client
        ◀──────────────────────────────── REVEAL ──   then send
     session.unmasking is set:
     sum the words of unmasking.survivors modulo 2^32 or 2^64, and
-    unmasking.remove(lane, words, first) on any slice of the sum, in any order and thread
+    unmasking.remove(vector, words, first) on any slice of the sum, in any order and thread
 
 The caller that drives a session keeps these promises:
 
@@ -48,8 +48,8 @@ The caller that drives a session keeps these promises:
 - *Time.* If a stage takes too long, call `coordinator.close(session)`. If a client will not return,
   call `coordinator.lost(session, client)`. A client drops its session at `header.expires_at`.
 - *Identity.* `client`, an argument of `receive`, is the client that the transport authenticated.
-- *Uploads.* An upload contains all lanes' words, little-endian, `header.upload_bytes` in total. The
-  caller chooses the file format and the digest: 32 bytes of a cryptographic hash over the whole
+- *Uploads.* An upload contains all vectors' words, little-endian, `header.upload_bytes` in total.
+  The caller chooses the file format and the digest: 32 bytes of a cryptographic hash over the whole
   file, the same hash on both sides. Model digests are made in the same way. Only complete uploads
   are summed.
 - *One session per input.* `begin` gets the client's sessions in progress. The caller forgets those
@@ -95,11 +95,11 @@ from potluck.secagg.protocol.wire.message_encoding import decode, encode
 from potluck.secagg.protocol.wire.messages import (
     Envelope,
     Header,
-    Lane,
-    LaneEncoding,
     MessageType,
     Noise,
     Purpose,
+    SumVector,
+    VectorEncoding,
 )
 from potluck.secagg.protocol.wire.transcript import FederationRoot
 
@@ -114,8 +114,6 @@ __all__ = [
     "Expectation",
     "FederationRoot",
     "Header",
-    "Lane",
-    "LaneEncoding",
     "Ledger",
     "Masking",
     "MessageType",
@@ -128,8 +126,10 @@ __all__ = [
     "Situation",
     "StreamCipher",
     "SumParty",
+    "SumVector",
     "Thresholds",
     "Unmasking",
+    "VectorEncoding",
     "client",
     "complete_thresholds",
     "coordinator",

@@ -19,15 +19,15 @@ from potluck.common.tensors.tensor_files import TensorFile, open_tensors, write_
 from potluck.common.updates.update_report import UpdateReport
 from potluck.secagg.coordinator.masked_reduction import check_masked, opened_sum
 from potluck.secagg.host.masked_updates import write_masked
-from potluck.secagg.masked_lanes import (
+from potluck.secagg.masked_vectors import (
     BODY,
     METRIC_BOUND,
-    lane_lengths,
-    lanes_of,
     metric_names,
+    sum_vectors,
+    vector_lengths,
 )
 from potluck.secagg.protocol import BrokenRuleError, Purpose
-from potluck.secagg.protocol.vectors.fixed_point import lane_scale
+from potluck.secagg.protocol.vectors.word_limits import vector_scale
 from potluck.secagg.protocol.wire.messages import Stage
 from potluck.server.aggregation.apply_round import RoundNumbers
 from potluck.server.aggregation.move_by_sum import BLOCK_ELEMENTS, move_by_sum
@@ -86,7 +86,7 @@ def session(folder: Path, *, bits: int = 32, strategy: Strategy | None = None) -
     metrics = metric_names(normalized=normalized)
     masking = MaskingSettings.model_validate({"clip": 0.5, "bits": bits})
     header = federation.header(
-        lanes=lanes_of(lane_lengths(LAYOUT.parameters, metrics, auxiliary), masking),
+        vectors=sum_vectors(vector_lengths(LAYOUT.parameters, metrics, auxiliary), masking),
         metrics=metrics,
         weight_bound=CAP,
         metric_bound=METRIC_BOUND,
@@ -139,7 +139,7 @@ def mean(run: Filed, names: list[str], values: dict[str, NDArray[Any]]) -> NDArr
 
 def bound(run: Filed, names: list[str]) -> float:
     """Return the maximum error of the fixed-point numbers."""
-    scale = lane_scale(run.header.lane(BODY), 6)
+    scale = vector_scale(run.header.vector(BODY), 6)
     return len(names) / 2 / scale * CAP / sum(min(run.numbers[n].samples, CAP) for n in names)
 
 

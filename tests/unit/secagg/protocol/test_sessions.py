@@ -87,7 +87,7 @@ def test_session_over_a_neighbour_ring_gives_the_exact_sum() -> None:
 def test_sum_slices_are_unmasked_in_any_order_and_thread(dropped: str) -> None:
     federation = Federation(clients=6, purpose=Purpose.UPDATE)
     body = replace(BODY, length=300_001)
-    run = federation.run(federation.header(lanes=(body, HEAD))).until(Stage.UPLOAD)
+    run = federation.run(federation.header(vectors=(body, HEAD))).until(Stage.UPLOAD)
     run.answer([name for name in federation.names if name not in dropped])
     run.finish()
     unmasking = run.session.unmasking
@@ -110,7 +110,7 @@ def test_noisy_sum_equals_the_sum_plus_the_noise_shares() -> None:
     run = federation.run(
         federation.header(noise=noise),
         ledgers={name: Ledger(epsilon_budget=1.0) for name in counts},
-        inputs=lambda name, lane: encode_counts(counts[name], lane, shares[name]),
+        inputs=lambda name, vector: encode_counts(counts[name], vector, shares[name]),
     ).finish()
     total = decode_counts(run.total()[COUNTS.name])
     assert total.tolist() == [

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scipy import stats
 from support.secure_sums import COUNTS, Federation, Run, member_key, sabotage
 
-from potluck.secagg.protocol import Envelope, Lane, MessageType, Rule, client, decode, encode
+from potluck.secagg.protocol import Envelope, MessageType, Rule, SumVector, client, decode, encode
 from potluck.secagg.protocol.client.client_session import Accusing
 from potluck.secagg.protocol.coordinator.coordinator_session import Consenting, Revealing, Uploading
 from potluck.secagg.protocol.primitives.agreement import SharePair
@@ -263,12 +263,12 @@ def test_view_of_colluders_depends_only_on_the_sum() -> None:
     def seen(first: int, seed: int) -> Run:
         values = {"a": first, "b": 1000 - first}
 
-        def inputs(name: str, lane: Lane) -> np.ndarray[Any, Any]:
-            return np.full(lane.length, values.get(name, 5), np.uint64)
+        def inputs(name: str, vector: SumVector) -> np.ndarray[Any, Any]:
+            return np.full(vector.length, values.get(name, 5), np.uint64)
 
         federation = Federation(clients=6)
-        lanes = (replace(COUNTS, length=4000),)
-        return federation.run(federation.header(lanes=lanes), seed=seed, inputs=inputs).finish()
+        vectors = (replace(COUNTS, length=4000),)
+        return federation.run(federation.header(vectors=vectors), seed=seed, inputs=inputs).finish()
 
     one, other = seen(0, 1), seen(1000, 2)
     for name in "ab":
@@ -283,7 +283,7 @@ def test_no_message_contains_an_input() -> None:
     generator = random.Random(11)
     canaries = {name: [generator.randrange(2**39, 2**40) for _ in range(5)] for name in "abcdef"}
 
-    def inputs(name: str, lane: Lane) -> np.ndarray[Any, Any]:
+    def inputs(name: str, vector: SumVector) -> np.ndarray[Any, Any]:
         return np.array(canaries[name], "<u8")
 
     run = Federation(clients=6).run(inputs=inputs)
@@ -293,7 +293,7 @@ def test_no_message_contains_an_input() -> None:
         run.answer()
         traffic += [encode(each) for session in run.sessions.values() for each in session.said]
     assert run.is_exact()
-    traffic += [words.tobytes() for lanes in run.uploads.values() for words in lanes.values()]
+    traffic += [words.tobytes() for vectors in run.uploads.values() for words in vectors.values()]
     traffic += [ledger.model_dump_json().encode() for ledger in run.ledgers.values()]
     traffic.append(repr((run.session, run.sessions)).encode())
     assert len(traffic) > 50

@@ -156,12 +156,12 @@ class Masking:
             self.view.roster.listed_hosts, header.colluding_hosts
         )
 
-    def add_masks(self, lane: str, words: Words, first: int = 0) -> None:
-        """Mask words [first, first + words.size) of a lane, in place; safe for disjoint slices in
+    def add_masks(self, vector: str, words: Words, first: int = 0) -> None:
+        """Mask words [first, first + words.size) of a vector, in place; safe for disjoint slices in
         several threads. Mask each word only once: from two masked inputs, their difference can be
         computed.
         """
-        add_masks(words, self.masks[lane], first=first, cipher=self.header.cipher)
+        add_masks(words, self.masks[vector], first=first, cipher=self.header.cipher)
 
 
 @dataclass(frozen=True, kw_only=True)

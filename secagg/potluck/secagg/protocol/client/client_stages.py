@@ -190,17 +190,18 @@ def _masks(
 ) -> Mapping[str, tuple[Mask, ...]]:
     roster = state.roster
     number = roster.participants[state.agreed.client].number
-    lanes = [lane.name for lane in state.agreed.header.lanes]
+    vectors = [vector.name for vector in state.agreed.header.vectors]
     masks = {
-        lane: [Mask(self_seed(state.keys.seed, sharers_sha256, number, lane))] for lane in lanes
+        vector: [Mask(self_seed(state.keys.seed, sharers_sha256, number, vector))]
+        for vector in vectors
     }
     for partner in partners:
         other = roster.participants[partner]
         secret = agree(state.keys.mask_key, other.advert.mask_key)
-        for lane in lanes:
-            seed = pair_seed(secret, sharers_sha256, number, other.number, lane)
-            masks[lane].append(Mask(seed, negative=number > other.number))
-    return {lane: tuple(added) for lane, added in masks.items()}
+        for vector in vectors:
+            seed = pair_seed(secret, sharers_sha256, number, other.number, vector)
+            masks[vector].append(Mask(seed, negative=number > other.number))
+    return {vector: tuple(added) for vector, added in masks.items()}
 
 
 def consent(state: Uploaded, message: Survivors, situation: Situation) -> Answer:

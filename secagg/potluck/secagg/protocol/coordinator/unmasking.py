@@ -52,7 +52,7 @@ class ReconstructionError(BrokenRuleError):
 class Unmasking:
     """The masks in the sum of the survivors' vectors.
 
-    masks: masks by lane. suspects: clients suspected of wrong shares; the sum is right
+    masks: masks by vector. suspects: clients suspected of wrong shares; the sum is right
     nevertheless.
     """
 
@@ -62,13 +62,13 @@ class Unmasking:
     masks: Mapping[str, tuple[Mask, ...]] = field(repr=False)
     suspects: tuple[str, ...] = ()
 
-    def remove(self, lane: str, words: Words, first: int = 0) -> None:
-        """Unmask words [first, first + words.size) of a lane's sum, in place.
+    def remove(self, vector: str, words: Words, first: int = 0) -> None:
+        """Unmask words [first, first + words.size) of a vector's sum, in place.
 
-        words: the sum modulo the lane's modulus over the uploads of exactly `survivors`. Safe for
+        words: the sum modulo the vector's modulus over the uploads of exactly `survivors`. Safe for
         disjoint slices in several threads.
         """
-        add_masks(words, self.masks[lane], first=first, cipher=self.header.cipher)
+        add_masks(words, self.masks[vector], first=first, cipher=self.header.cipher)
 
 
 def unmask(
@@ -83,29 +83,29 @@ def unmask(
     Raises ReconstructionError.
     """
     secrets, suspects = _rebuild_all(roster, sharers, survivors, reveals)
-    lanes = [lane.name for lane in roster.header.lanes]
-    masks: dict[str, list[Mask]] = {lane: [] for lane in lanes}
+    vectors = [vector.name for vector in roster.header.vectors]
+    masks: dict[str, list[Mask]] = {vector: [] for vector in vectors}
     alive = frozenset(survivors)
     for owner in sharers:
         who, secret = roster.participants[owner], secrets[owner]
         if owner in alive:
-            for lane in lanes:
-                seed = self_seed(secret, sharers_sha256, who.number, lane)
-                masks[lane].append(Mask(seed, negative=True))
+            for vector in vectors:
+                seed = self_seed(secret, sharers_sha256, who.number, vector)
+                masks[vector].append(Mask(seed, negative=True))
             continue
         private = X25519PrivateKey.from_private_bytes(secret)
         for other in sorted(roster.neighbours[owner] & alive):
             partner = roster.participants[other]
             shared = agree(private, partner.advert.mask_key)
-            for lane in lanes:
-                seed = pair_seed(shared, sharers_sha256, who.number, partner.number, lane)
+            for vector in vectors:
+                seed = pair_seed(shared, sharers_sha256, who.number, partner.number, vector)
                 added = Mask(seed, negative=partner.number > who.number)
-                masks[lane].append(added.opposite)
+                masks[vector].append(added.opposite)
     return Unmasking(
         header=roster.header,
         survivors=tuple(survivors),
         participants=len(roster.participants),
-        masks={lane: tuple(removed) for lane, removed in masks.items()},
+        masks={vector: tuple(removed) for vector, removed in masks.items()},
         suspects=tuple(sorted(suspects)),
     )
 

@@ -213,21 +213,21 @@ def vector_sha256(header: Header) -> bytes:
     """Return the digest of everything that determines an update's vector, except the client's data.
 
     It covers the training, the model, the weight bound, the names, lengths, bits and clips of all
-    lanes, the normalisation and metrics in the head, and their bound. Empty for label counts,
+    vectors, the normalisation and metrics in the head, and their bound. Empty for label counts,
     whose vector is always the same within a data epoch. The number of invited clients is not
     included: it only sets how finely the vector is rounded.
     """
     if header.purpose is not Purpose.UPDATE:
         return b""
-    lanes = [
-        [lane.name, lane.length, lane.modulus_bits, lane.encoding.name, repr(lane.clip)]
-        for lane in header.lanes
+    vectors = [
+        [vector.name, vector.length, vector.modulus_bits, vector.encoding.name, repr(vector.clip)]
+        for vector in header.vectors
     ]
     terms = {
         "training": header.training_sha256.hex(),
         "model": header.model_digest.hex(),
         "weight_bound": header.weight_bound,
-        "lanes": lanes,
+        "lanes": vectors,  # a stored name
         "metrics": list(header.metrics),
         "metric_bound": repr(header.metric_bound),
     }

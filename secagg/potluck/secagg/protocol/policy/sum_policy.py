@@ -25,15 +25,15 @@ from potluck.secagg.protocol.primitives.thresholds import (
     majority,
 )
 from potluck.secagg.protocol.rules import Rule, require
-from potluck.secagg.protocol.vectors.fixed_point import check_lane
 from potluck.secagg.protocol.vectors.noise import LEAST_RATE
+from potluck.secagg.protocol.vectors.word_limits import check_vector
 from potluck.secagg.protocol.wire.messages import (
     DIGEST_BYTES,
     MAXIMUM_CLIENTS,
     VERSION,
     Header,
-    LaneEncoding,
     Purpose,
+    VectorEncoding,
 )
 from potluck.secagg.protocol.wire.transcript import Roster
 
@@ -92,7 +92,7 @@ class Expectation:
 
     input_id: the client's own name for the vector that it will send, e.g. "labels/epoch 3". Equal
     vectors have equal names; releases are recorded under the name. lengths: number of words of each
-    lane, by name. model_digest: digest of the model that an update starts from.
+    vector, by name. model_digest: digest of the model that an update starts from.
     training_sha256: digest of the parts of the training instruction that must be equal for all
     clients of the sum. settings_sha256: digest of those parts that are equal in all rounds of a
     run. data: version name of the data that an update is made of; empty for label counts.
@@ -171,8 +171,8 @@ def check_roster(roster: Roster, policy: ClientPolicy) -> None:
         f"a threshold of {header.threshold} is not secure for {clients} clients, of which "
         f"{colluding} may collude",
     )
-    for lane in header.lanes:
-        check_lane(lane, header, clients)
+    for vector in header.vectors:
+        check_vector(vector, header, clients)
     if header.noise is not None:
         honest = header.quorum - colluding
         require(
@@ -207,7 +207,7 @@ def _check_times(header: Header, policy: ClientPolicy, now: datetime) -> None:
 
 
 def _check_expectation(header: Header, expected: Expectation) -> None:
-    found = {lane.name: lane.length for lane in header.lanes}
+    found = {vector.name: vector.length for vector in header.vectors}
     require(
         header.purpose is expected.purpose,
         Rule.HEADER,
@@ -216,7 +216,7 @@ def _check_expectation(header: Header, expected: Expectation) -> None:
     require(
         found == dict(expected.lengths),
         Rule.INPUT,
-        "the sum's lanes have other names or lengths than this client expects",
+        "the sum's vectors have other names or lengths than this client expects",
     )
     require(
         header.model_digest == expected.model_digest,
@@ -286,12 +286,12 @@ def _check_protection(header: Header, policy: ClientPolicy) -> None:
 
 
 def _check_form(header: Header, policy: ClientPolicy) -> None:
-    names = [lane.name for lane in header.lanes]
-    require(bool(names), Rule.MALFORMED, "the sum's header has no lane")
+    names = [vector.name for vector in header.vectors]
+    require(bool(names), Rule.MALFORMED, "the sum's header has no vector")
     require(
         len(set(names)) == len(names),
         Rule.DUPLICATE,
-        "two lanes of the sum's header have the same name",
+        "two vectors of the sum's header have the same name",
     )
     require(
         header.upload_bytes <= policy.largest_upload_bytes,
@@ -311,12 +311,14 @@ def _check_form(header: Header, policy: ClientPolicy) -> None:
         Rule.MALFORMED,
         "the header of a sum of updates must name a training",
     )
-    for lane in header.lanes:
-        check_lane(lane, header, 1)
+    for vector in header.vectors:
+        check_vector(vector, header, 1)
     if header.noise is not None:
-        counts = all(lane.encoding is LaneEncoding.COUNTS for lane in header.lanes)
+        counts = all(vector.encoding is VectorEncoding.COUNTS for vector in header.vectors)
         require(
-            counts, Rule.MALFORMED, "the header asks for noise, which only lanes of counts can have"
+            counts,
+            Rule.MALFORMED,
+            "the header asks for noise, which only vectors of counts can have",
         )
         require(
             header.noise.sensitivity in (1, 2),

@@ -80,18 +80,18 @@ def derive(secret: bytes, salt: bytes, info: bytes) -> bytes:
     return HKDF(hashes.SHA256(), KEY_BYTES, salt, info).derive(secret)
 
 
-def pair_seed(secret: bytes, sharers_sha256: bytes, one: int, other: int, lane: str) -> bytes:
-    """Return the seed of the mask between two clients on a lane. one, other: their numbers.
+def pair_seed(secret: bytes, sharers_sha256: bytes, one: int, other: int, vector: str) -> bytes:
+    """Return the seed of the mask between two clients on a vector. one, other: their numbers.
 
     The digest of the set of sharers is the salt, so different sets have unrelated masks.
     """
     low, high = sorted((one, other))
-    return derive(secret, sharers_sha256, _info(_MASK_LABEL, low, high) + lane.encode())
+    return derive(secret, sharers_sha256, _info(_MASK_LABEL, low, high) + vector.encode())
 
 
-def self_seed(seed: bytes, sharers_sha256: bytes, number: int, lane: str) -> bytes:
-    """Return the seed of a client's own mask on a lane."""
-    return derive(seed, sharers_sha256, _info(_SELF_LABEL, number, number) + lane.encode())
+def self_seed(seed: bytes, sharers_sha256: bytes, number: int, vector: str) -> bytes:
+    """Return the seed of a client's own mask on a vector."""
+    return derive(seed, sharers_sha256, _info(_SELF_LABEL, number, number) + vector.encode())
 
 
 @dataclass(frozen=True)

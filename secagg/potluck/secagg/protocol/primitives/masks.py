@@ -30,7 +30,7 @@ _CACHE_LINE: Final = 64
 _ZEROS: Final = memoryview(bytes(CHUNK_BYTES))
 
 Words = NDArray[np.uint32] | NDArray[np.uint64]
-"""Words of a lane, unsigned: dtype `<u4` or `<u8`."""
+"""Words of a vector, unsigned: dtype `<u4` or `<u8`."""
 
 
 class StreamCipher(IntEnum):
@@ -55,11 +55,11 @@ class Mask:
         return Mask(self.seed, not self.negative)
 
 
-def lane_dtype(modulus_bits: int) -> np.dtype[Any]:
-    """Return the type of a lane's words. Raises ValueError for a modulus other than 2^32 and
+def word_dtype(modulus_bits: int) -> np.dtype[Any]:
+    """Return the type of a vector's words. Raises ValueError for a modulus other than 2^32 and
     2^64."""
     if modulus_bits not in (32, 64):
-        raise ValueError(f"the words of a lane must have 32 or 64 bits, not {modulus_bits}")
+        raise ValueError(f"the words of a vector must have 32 or 64 bits, not {modulus_bits}")
     return np.dtype(f"<u{modulus_bits // 8}")
 
 
@@ -70,9 +70,9 @@ def add_masks(
     first: int = 0,
     cipher: StreamCipher = StreamCipher.AES_256_CTR,
 ) -> None:
-    """Add masks to a slice of a lane, in place, modulo the lane's modulus.
+    """Add masks to a slice of a vector, in place, modulo the vector's modulus.
 
-    words: contiguous, `<u4` or `<u8`, elements [first, first + words.size) of the lane. May be
+    words: contiguous, `<u4` or `<u8`, elements [first, first + words.size) of the vector. May be
     called from several threads for slices that do not overlap. Raises ValueError for words of
     another type or layout.
     """

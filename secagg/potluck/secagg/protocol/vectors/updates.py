@@ -1,7 +1,7 @@
 """Model updates as fixed point: a body with the parameters, and a head with weight and metrics.
 
 Body: for each parameter u, round(ω · S · clip(u)) with ω = min(n_k, W) / W, where n_k is the
-client's weight (its number of samples), W the header's `weight_bound`, and S the lane's scale.
+client's weight (its number of samples), W the header's `weight_bound`, and S the vector's scale.
 Head: [min(n_k, W), metric · min(n_k, W) for each metric, number of clipped parameters, 0, 1]. A
 client whose training failed sends zeros, and the head [0, …, 0, 1, 1]. The sums give the weighted
 mean, Σ body / S · W / Σ min(n_k, W), and the metrics' means; the coordinator never sees n_k or a
@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.secagg.protocol.primitives.masks import Words, lane_dtype
+from potluck.secagg.protocol.primitives.masks import Words, word_dtype
 from potluck.secagg.protocol.rules import Rule, require
-from potluck.secagg.protocol.vectors.fixed_point import (
-    lane_scale,
+from potluck.secagg.protocol.vectors.word_limits import (
     metric_scale,
     to_integers,
     to_words,
+    vector_scale,
 )
-from potluck.secagg.protocol.wire.messages import Header, Lane, LaneEncoding
+from potluck.secagg.protocol.wire.messages import Header, SumVector, VectorEncoding
 
 
 class BodyEncoder:
@@ -37,21 +37,21 @@ class BodyEncoder:
     Not thread-safe. Several encoders may work on blocks of one vector; then add their `clipped`.
     """
 
-    def __init__(self, header: Header, lane: Lane, clients: int, weight: int) -> None:
+    def __init__(self, header: Header, vector: SumVector, clients: int, weight: int) -> None:
         """clients: number of clients in the roster. weight: the client's n_k ≥ 1, capped at the
         header's bound.
         """
         require(
-            lane.encoding is LaneEncoding.FIXED_POINT,
+            vector.encoding is VectorEncoding.FIXED_POINT,
             Rule.INPUT,
-            f"lane {lane.name!r} is not a lane of parameters",
+            f"vector {vector.name!r} is not a vector of parameters",
         )
         require(weight >= 1, Rule.INPUT, "the weight of an update must be at least 1")
         share = min(weight, header.weight_bound) / header.weight_bound
-        self._clip = lane.clip
-        self._factor = share * lane_scale(lane, clients)
-        self._signed = np.dtype(f"<i{lane.modulus_bits // 8}")
-        self._dtype = lane_dtype(lane.modulus_bits)
+        self._clip = vector.clip
+        self._factor = share * vector_scale(vector, clients)
+        self._signed = np.dtype(f"<i{vector.modulus_bits // 8}")
+        self._dtype = word_dtype(vector.modulus_bits)
         self._scratch = np.empty(0)
         self.clipped = 0
         """Number of clipped values so far."""
@@ -60,7 +60,7 @@ class BodyEncoder:
         """Fill `out` with the words of a block of floating-point values.
 
         Raises BrokenRuleError (input) for NaN, infinity, blocks of different sizes, or words that
-        are not of the lane's type.
+        are not of the vector's type.
         """
         require(
             out.shape == block.shape and out.dtype == self._dtype,
@@ -151,9 +151,9 @@ def decode_head(header: Header, clients: int, total: Words, survivors: int) -> H
 class BodyDecoder:
     """Turns sums of bodies into weighted means, block by block."""
 
-    def __init__(self, header: Header, lane: Lane, clients: int, weight: int) -> None:
+    def __init__(self, header: Header, vector: SumVector, clients: int, weight: int) -> None:
         """clients: number of clients in the roster. weight: the sum of weights, from the head."""
-        self._factor = header.weight_bound / weight / lane_scale(lane, clients)
+        self._factor = header.weight_bound / weight / vector_scale(vector, clients)
 
     def decode(self, total: Words) -> NDArray[np.float64]:
         """Return the weighted mean of a block of parameters."""

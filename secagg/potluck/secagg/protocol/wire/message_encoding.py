@@ -23,7 +23,7 @@ from potluck.secagg.protocol.wire import messages
 
 _WIRE: Final[dict[type[Any], type[ProtobufMessage]]] = {
     messages.Envelope: wire.SecureEnvelope,
-    messages.Lane: wire.SecureLane,
+    messages.SumVector: wire.SecureLane,
     messages.Noise: wire.SecureNoise,
     messages.Header: wire.SecureHeader,
     messages.CertifiedSet: wire.SecureCertifiedSet,
@@ -46,6 +46,9 @@ _WIRE: Final[dict[type[Any], type[ProtobufMessage]]] = {
     messages.Evidence: wire.SecureEvidence,
     messages.GuiltyVerdict: wire.SecureVerdict,
 }
+
+_WIRE_NAMES: Final = {"vectors": "lanes"}
+"""Names in the schema of the fields that have another name in `messages`."""
 
 _LENGTHS: Final = {
     "session_id": (messages.SESSION_ID_BYTES,),
@@ -71,9 +74,13 @@ _LENGTHS: Final = {
 
 
 class _Field(NamedTuple):
-    """Describes how a field is written. nested: True if the field contains messages."""
+    """Describes how a field is written.
+
+    wire_name: its name in the schema. nested: True if the field contains messages.
+    """
 
     name: str
+    wire_name: str
     repeated: bool
     nested: bool
 
@@ -81,11 +88,12 @@ class _Field(NamedTuple):
 class _Reading(NamedTuple):
     """Describes how a field is read.
 
-    optional: True if the field may be absent. convert: converts the value, or raises ValueError;
-    None if the value needs no conversion.
+    wire_name: its name in the schema. optional: True if the field may be absent. convert: converts
+    the value, or raises ValueError; None if the value needs no conversion.
     """
 
     name: str
+    wire_name: str
     repeated: bool
     optional: bool
     convert: Callable[[Any], Any] | None
@@ -103,9 +111,9 @@ def _described(kind: type[Any]) -> tuple[tuple[_Field, ...], tuple[_Reading, ...
         repeated, optional = get_origin(hint) is tuple, isinstance(hint, UnionType)
         if repeated or optional:
             hint = get_args(hint)[0]
-        nested = is_dataclass(hint)
-        written.append(_Field(each.name, repeated, nested))
-        read.append(_Reading(each.name, repeated, optional, _converter(each.name, hint)))
+        names = each.name, _WIRE_NAMES.get(each.name, each.name)
+        written.append(_Field(*names, repeated, is_dataclass(hint)))
+        read.append(_Reading(*names, repeated, optional, _converter(each.name, hint)))
     return tuple(written), tuple(read)
 
 
@@ -178,22 +186,22 @@ def _malformed(kind: type[Any], why: str) -> BrokenRuleError:
 def _to_wire(value: Any) -> Any:
     kind = type(value)
     values: dict[str, Any] = {}
-    for name, repeated, nested in _DESCRIBED[kind][0]:
+    for name, wire_name, repeated, nested in _DESCRIBED[kind][0]:
         item = getattr(value, name)
         if not nested or item is None:
-            values[name] = item
+            values[wire_name] = item
         else:
-            values[name] = [_to_wire(each) for each in item] if repeated else _to_wire(item)
+            values[wire_name] = [_to_wire(each) for each in item] if repeated else _to_wire(item)
     return _WIRE[kind](**values)
 
 
 def _from_wire(kind: type[Any], parsed: Any) -> Any:
     values: dict[str, Any] = {}
-    for name, repeated, optional, convert in _DESCRIBED[kind][1]:
-        if optional and not parsed.HasField(name):
+    for name, wire_name, repeated, optional, convert in _DESCRIBED[kind][1]:
+        if optional and not parsed.HasField(wire_name):
             values[name] = None
             continue
-        found = getattr(parsed, name)
+        found = getattr(parsed, wire_name)
         if repeated:
             values[name] = tuple(found if convert is None else [convert(each) for each in found])
         else:

@@ -59,8 +59,8 @@ class Purpose(IntEnum):
     METRIC = 3
 
 
-class LaneEncoding(IntEnum):
-    """The encoding of a lane's numbers; see `vectors`."""
+class VectorEncoding(IntEnum):
+    """The encoding of a vector's numbers; see `vectors`."""
 
     COUNTS = 1
     FIXED_POINT = 2
@@ -84,13 +84,16 @@ class Envelope:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lane:
-    """A vector of words, summed modulo 2^modulus_bits. scale: 0 means the largest possible."""
+class SumVector:
+    """A vector of words, summed modulo 2^modulus_bits. scale: 0 means the largest possible.
+
+    The schema calls it a lane.
+    """
 
     name: str
     length: int
     modulus_bits: int
-    encoding: LaneEncoding
+    encoding: VectorEncoding
     clip: float
     scale: float = 0.0
 
@@ -130,7 +133,7 @@ class Header:
     purpose: Purpose
     subject: str
     disclosure: str
-    lanes: tuple[Lane, ...]
+    vectors: tuple[SumVector, ...]
     metrics: tuple[str, ...] = ()
     weight_bound: int = 0
     metric_bound: float = 0.0
@@ -148,17 +151,17 @@ class Header:
     issued_at: int
     expires_at: int
 
-    def lane(self, name: str) -> Lane:
-        """Return a lane by its name. Raises KeyError."""
-        for lane in self.lanes:
-            if lane.name == name:
-                return lane
+    def vector(self, name: str) -> SumVector:
+        """Return a vector by its name. Raises KeyError."""
+        for vector in self.vectors:
+            if vector.name == name:
+                return vector
         raise KeyError(name)
 
     @property
     def upload_bytes(self) -> int:
-        """Bytes of a client's upload: all lanes' words."""
-        return sum(lane.size for lane in self.lanes)
+        """Bytes of a client's upload: all vectors' words."""
+        return sum(vector.size for vector in self.vectors)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from potluck.secagg.protocol.primitives.masks import (
     Mask,
     StreamCipher,
     add_masks,
-    lane_dtype,
+    word_dtype,
 )
 from potluck.secagg.protocol.rules import BrokenRuleError, Rule
 
@@ -59,10 +59,10 @@ def test_pair_seed_equals_the_published_vector() -> None:
     assert derive(secret, salt, info).hex() == expected
 
 
-def test_mask_seeds_differ_by_lane_set_and_use() -> None:
+def test_mask_seeds_differ_by_vector_set_and_use() -> None:
     salts = [hashlib.sha256(text).digest() for text in (b"one", b"two")]
-    seeds = {pair_seed(KEY, salt, 1, 2, lane) for salt in salts for lane in ("body", "head")}
-    seeds |= {self_seed(KEY, salt, 1, lane) for salt in salts for lane in ("body", "head")}
+    seeds = {pair_seed(KEY, salt, 1, 2, vector) for salt in salts for vector in ("body", "head")}
+    seeds |= {self_seed(KEY, salt, 1, vector) for salt in salts for vector in ("body", "head")}
     assert len(seeds) == 8
 
 
@@ -83,7 +83,7 @@ def test_public_keys_of_low_order_are_refused(point: int) -> None:
 def test_slices_masked_separately_equal_the_whole_masked_vector(
     cipher: StreamCipher, bits: int, size: int, cuts: list[int]
 ) -> None:
-    whole, pieces = np.zeros((2, size), lane_dtype(bits))
+    whole, pieces = np.zeros((2, size), word_dtype(bits))
     add_masks(whole, COUNTING[:3], cipher=cipher)
     borders = sorted({0, size, *(cut for cut in cuts if cut < size)})
     with ThreadPoolExecutor(2) as pool:
@@ -100,7 +100,7 @@ def test_masking_words_of_unsupported_types_is_refused() -> None:
     with pytest.raises(ValueError, match="contiguous"):
         add_masks(np.zeros(6, np.uint32)[::2], COUNTING)
     with pytest.raises(ValueError, match="32 or 64"):
-        lane_dtype(16)
+        word_dtype(16)
 
 
 def test_mask_repr_does_not_contain_the_seed() -> None:
@@ -109,7 +109,7 @@ def test_mask_repr_does_not_contain_the_seed() -> None:
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_bytes_of_a_masked_vector_are_uniform(bits: int) -> None:
-    words = np.arange(2**17 // (bits // 8), dtype=lane_dtype(bits))
+    words = np.arange(2**17 // (bits // 8), dtype=word_dtype(bits))
     add_masks(words, COUNTING)
     counts = np.bincount(words.view(np.uint8), minlength=256)
     assert stats.chisquare(counts).pvalue > 1e-4

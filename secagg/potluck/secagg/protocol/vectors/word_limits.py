@@ -18,9 +18,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.secagg.protocol.primitives.masks import Words, lane_dtype
+from potluck.secagg.protocol.primitives.masks import Words, word_dtype
 from potluck.secagg.protocol.rules import Rule, require
-from potluck.secagg.protocol.wire.messages import MAXIMUM_CLIENTS, Header, Lane, LaneEncoding
+from potluck.secagg.protocol.wire.messages import MAXIMUM_CLIENTS, Header, SumVector, VectorEncoding
 
 COUNT_LIMIT: Final = 2**40
 """Largest count of one client."""
@@ -38,18 +38,18 @@ def largest_sum(modulus_bits: int) -> int:
     return (1 << (modulus_bits - 1)) - 1
 
 
-def lane_scale(lane: Lane, clients: int) -> float:
-    """Return the scale of a fixed-point lane: the word that represents 1.
+def vector_scale(vector: SumVector, clients: int) -> float:
+    """Return the scale of a fixed-point vector: the word that represents 1.
 
-    It is the lane's own scale or, if that is 0, the largest scale at which no sum over `clients`
+    It is the vector's own scale or, if that is 0, the largest scale at which no sum over `clients`
     clients can wrap.
     """
-    if lane.scale:
-        return lane.scale
-    most = largest_sum(lane.modulus_bits) // clients - 1
-    if lane.modulus_bits == 64:
+    if vector.scale:
+        return vector.scale
+    most = largest_sum(vector.modulus_bits) // clients - 1
+    if vector.modulus_bits == 64:
         most //= 2  # room for the rounding of doubles, which have 53 bits
-    return most / lane.clip
+    return most / vector.clip
 
 
 def metric_scale(header: Header, clients: int) -> int:
@@ -58,21 +58,21 @@ def metric_scale(header: Header, clients: int) -> int:
     return 1 << max(0, min(32, math.floor(math.log2(2.0**62 / bound))))
 
 
-def check_lane(lane: Lane, header: Header, clients: int) -> None:
-    """Raise BrokenRuleError: malformed for an invalid lane, wrap if sums over `clients` clients
+def check_vector(vector: SumVector, header: Header, clients: int) -> None:
+    """Raise BrokenRuleError: malformed for an invalid vector, wrap if sums over `clients` clients
     could wrap."""
-    where = f"lane {lane.name[:40]!r}"
+    where = f"vector {vector.name[:40]!r}"
     require(
-        lane.modulus_bits in (32, 64), Rule.MALFORMED, f"{where} must have words of 32 or 64 bits"
+        vector.modulus_bits in (32, 64), Rule.MALFORMED, f"{where} must have words of 32 or 64 bits"
     )
-    require(lane.length >= 1, Rule.MALFORMED, f"{where} is empty")
+    require(vector.length >= 1, Rule.MALFORMED, f"{where} is empty")
     require(
-        math.isfinite(lane.clip) and lane.clip > 0,
+        math.isfinite(vector.clip) and vector.clip > 0,
         Rule.MALFORMED,
         f"the clip of {where} must be positive and finite",
     )
     require(
-        math.isfinite(lane.scale) and lane.scale >= 0,
+        math.isfinite(vector.scale) and vector.scale >= 0,
         Rule.MALFORMED,
         f"the scale of {where} must be finite and at least 0",
     )
@@ -81,40 +81,40 @@ def check_lane(lane: Lane, header: Header, clients: int) -> None:
         Rule.WRAP,
         f"{where} is for {clients} clients, more than the maximum of {MAXIMUM_CLIENTS}",
     )
-    if lane.encoding is LaneEncoding.COUNTS:
-        sound = lane.clip <= COUNT_LIMIT and lane.modulus_bits == 64
-    elif lane.encoding is LaneEncoding.HEAD:
-        sound = lane.modulus_bits == 64 and _head_fits(lane, header, clients)
+    if vector.encoding is VectorEncoding.COUNTS:
+        sound = vector.clip <= COUNT_LIMIT and vector.modulus_bits == 64
+    elif vector.encoding is VectorEncoding.HEAD:
+        sound = vector.modulus_bits == 64 and _head_fits(vector, header, clients)
     else:
-        sound = _fixed_point_fits(lane, clients) and 1 <= header.weight_bound <= WEIGHT_LIMIT
+        sound = _fixed_point_fits(vector, clients) and 1 <= header.weight_bound <= WEIGHT_LIMIT
     require(sound, Rule.WRAP, f"sums in {where} could overflow with {clients} clients")
 
 
-def _fixed_point_fits(lane: Lane, clients: int) -> bool:
-    scale = lane_scale(lane, clients)
+def _fixed_point_fits(vector: SumVector, clients: int) -> bool:
+    scale = vector_scale(vector, clients)
     if not (math.isfinite(scale) and scale > 0):
         return False
-    largest = Fraction(scale) * Fraction(lane.clip) * (1 + _ROUNDING) + Fraction(1, 2)
-    return largest <= largest_sum(lane.modulus_bits) // clients
+    largest = Fraction(scale) * Fraction(vector.clip) * (1 + _ROUNDING) + Fraction(1, 2)
+    return largest <= largest_sum(vector.modulus_bits) // clients
 
 
-def _head_fits(lane: Lane, header: Header, clients: int) -> bool:
+def _head_fits(vector: SumVector, header: Header, clients: int) -> bool:
     if not 1 <= header.weight_bound <= WEIGHT_LIMIT:
         return False
     if not math.isfinite(header.metric_bound) or header.metric_bound < 0:
         return False
     magnitude = header.weight_bound * header.metric_bound * metric_scale(header, clients) + 1
     return (
-        lane.length == HEAD_EXTRA + len(header.metrics)
+        vector.length == HEAD_EXTRA + len(header.metrics)
         and clients * magnitude <= largest_sum(64)
         and clients * header.weight_bound <= _EXACT
     )
 
 
 def to_words(values: NDArray[Any], modulus_bits: int) -> Words:
-    """Return integers of any type as words of a lane, modulo 2^w."""
+    """Return integers of any type as words of a vector, modulo 2^w."""
     signed: NDArray[np.int64] = np.asarray(values, np.int64)
-    return signed.astype(np.uint64).astype(lane_dtype(modulus_bits))
+    return signed.astype(np.uint64).astype(word_dtype(modulus_bits))
 
 
 def to_integers(words: Words) -> NDArray[np.int64]:

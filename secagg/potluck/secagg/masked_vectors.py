@@ -1,9 +1,9 @@
-"""The format of masked updates: their lanes of words, and their files.
+"""The format of masked updates: their vectors of words, and their files.
 
-A client's update goes into a secure sum (`potluck.secagg.protocol`) as lanes of words: `body`, the
-weighted difference from the round's model in fixed point; `head`, its weight and its training's
-numbers; and a lane for each auxiliary. Its file is a safetensors file with a tensor of words for
-each lane. All floating-point tensors are one vector in the model's order
+A client's update goes into a secure sum (`potluck.secagg.protocol`) as vectors of words: `body`,
+the weighted difference from the round's model in fixed point; `head`, its weight and its training's
+numbers; and a vector for each auxiliary. Its file is a safetensors file with a tensor of words for
+each vector. All floating-point tensors are one vector in the model's order
 (`potluck.common.tensors.flat`). Other tensors are not sent; the model's stay unchanged.
 """
 
@@ -16,15 +16,15 @@ from typing import Final
 
 from potluck.common.run_file.run_settings import MaskingSettings
 from potluck.common.tensors.layout import Layout
-from potluck.secagg.protocol import Lane, LaneEncoding
-from potluck.secagg.protocol.vectors.fixed_point import HEAD_EXTRA
+from potluck.secagg.protocol import SumVector, VectorEncoding
+from potluck.secagg.protocol.vectors.word_limits import HEAD_EXTRA
 
 BODY: Final = "body"
 HEAD: Final = "head"
 AUXILIARY: Final = "auxiliary/"
-"""Prefix of an auxiliary's lane; the auxiliary's name follows."""
+"""Prefix of an auxiliary's vector; the auxiliary's name follows."""
 WITHIN: Final = "within"
-"""Lane of one number that counts the updates within the clip of a run with noise."""
+"""Vector of one number that counts the updates within the clip of a run with noise."""
 LOSS: Final = "loss"
 """Name, in the head, of the mean training loss over the last pass."""
 NORMALIZER: Final = "normalizer"
@@ -38,7 +38,7 @@ clipped.
 NOISE_DEVIATIONS: Final = 12
 """Number of standard deviations of noise for which a sum's words have room."""
 _NOISY_SCALE: Final = 2.0**40
-"""Largest word of a noisy update in a lane of 64 bits; doubles represent such words exactly."""
+"""Largest word of a noisy update in a vector of 64 bits; doubles represent such words exactly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class NoiseInSums:
     clip: maximum L2 norm of an update, > 0. multiplier: standard deviation of the noise in a sum,
     in units of `longest`, > 0. contributors: number of clients whose shares make the whole noise, ≥
     1. quorum: minimum number of clients in a sum. counted_share: fraction of the privacy loss for
-    the count in the lane `WITHIN`; 0 without that lane.
+    the count in the vector `WITHIN`; 0 without that vector.
     """
 
     clip: float
@@ -59,7 +59,7 @@ class NoiseInSums:
 
     @property
     def longest(self) -> float:
-        """Maximum L2 norm of an update's vector, extended by its number in the lane `WITHIN`."""
+        """Maximum L2 norm of an update's vector, extended by its number in the vector `WITHIN`."""
         return self.clip / math.sqrt(1 - self.counted_share)
 
     @property
@@ -79,36 +79,36 @@ def metric_names(*, normalized: bool, noisy: bool = False) -> tuple[str, ...]:
     return (LOSS, NORMALIZER) if normalized else (LOSS,)
 
 
-def lane_lengths(
+def vector_lengths(
     parameters: int,
     metrics: Sequence[str],
     auxiliaries: Iterable[str],
     *,
     counts: bool = False,
 ) -> Mapping[str, int]:
-    """Return the number of words in each lane of an update, by the lane's name.
+    """Return the number of words in each vector of an update, by the vector's name.
 
-    parameters: length of the floating-point vector. counts: True for a lane `WITHIN`.
+    parameters: length of the floating-point vector. counts: True for a vector `WITHIN`.
     """
     beside = {f"{AUXILIARY}{name}": parameters for name in sorted(auxiliaries)}
     within = {WITHIN: 1} if counts else {}
     return {BODY: parameters, HEAD: HEAD_EXTRA + len(metrics), **beside, **within}
 
 
-def lanes_of(
+def sum_vectors(
     lengths: Mapping[str, int], masking: MaskingSettings, noise: NoiseInSums | None = None
-) -> tuple[Lane, ...]:
-    """Return the lanes of a run's updates, with encoding, scale and clip."""
+) -> tuple[SumVector, ...]:
+    """Return the vectors of a run's updates, with encoding, scale and clip."""
     clip = masking.clip if noise is None else noise.bound
     scale = 0.0 if noise is None or masking.bits == 32 else _NOISY_SCALE / clip
     return tuple(
-        Lane(name=name, length=length, modulus_bits=64, encoding=LaneEncoding.HEAD, clip=1.0)
+        SumVector(name=name, length=length, modulus_bits=64, encoding=VectorEncoding.HEAD, clip=1.0)
         if name == HEAD
-        else Lane(
+        else SumVector(
             name=name,
             length=length,
             modulus_bits=masking.bits,
-            encoding=LaneEncoding.FIXED_POINT,
+            encoding=VectorEncoding.FIXED_POINT,
             clip=clip,
             scale=scale,
         )
@@ -116,6 +116,8 @@ def lanes_of(
     )
 
 
-def file_layout(lanes: Iterable[Lane]) -> Layout:
-    """Return the layout of a masked update's file: a tensor of words for each lane."""
-    return Layout.place([(lane.name, f"U{lane.modulus_bits}", (lane.length,)) for lane in lanes])
+def file_layout(vectors: Iterable[SumVector]) -> Layout:
+    """Return the layout of a masked update's file: a tensor of words for each vector."""
+    return Layout.place(
+        [(vector.name, f"U{vector.modulus_bits}", (vector.length,)) for vector in vectors]
+    )
