@@ -15,8 +15,8 @@ from support.pki import TestFederation, make_federation
 
 from potluck.client.handlers import host_sums
 from potluck.common.errors import LayoutError, PotluckError, RoundClosedError
-from potluck.common.updates.lane_files import BODY, opened_lanes
-from potluck.common.updates.lanes import Lanes, members_digest
+from potluck.common.updates.fixed_point import Words, members_digest
+from potluck.common.updates.sum_files import BODY, opened_sum_file
 from potluck.rpc.v1 import transfer_pb2
 
 NAMES = ("a", "b", "c")
@@ -62,12 +62,12 @@ async def arrived(scene: Scene, *groups: str) -> None:
     await scene.fake.until(complete)
 
 
-def lanes(scene: Scene, names: str) -> Lanes:
-    """Return the lanes of the received sum of these members."""
+def words(scene: Scene, names: str) -> Words:
+    """Return the words of the received sum of these members."""
     [upload] = [u for u in scene.fake.uploads.values() if members(u.header) == set(names)]
     path = scene.folder / "upload"
     path.write_bytes(upload.content)
-    with opened_lanes(path) as file:
+    with opened_sum_file(path) as file:
         file.check(members_digest(names), len(names))
         return file.reader(BODY)(0, file.vectors[BODY])
 
@@ -83,7 +83,7 @@ async def test_host_sends_one_sum_for_its_clients_in_an_attempt(scene: Scene) ->
         header.members[0].update_id,
     )
     assert all(each.report.samples > 0 and each.report.loss > 0 for each in header.members)
-    together = lanes(scene, "abc")
+    together = words(scene, "abc")
     scene.fake.uploads.clear()
     for name in NAMES:  # each in a sum of one, from its own host folder
         scene.folder = scene.folder / name
@@ -91,7 +91,7 @@ async def test_host_sends_one_sum_for_its_clients_in_an_attempt(scene: Scene) ->
         async with scene.host():
             instruct(scene, name, companions=())
             await arrived(scene, name)
-    alone = sum(lanes(scene, name) for name in NAMES)
+    alone = sum(words(scene, name) for name in NAMES)
     assert np.array_equal(together, np.asarray(alone))
     assert np.any(together)
 

@@ -1,4 +1,4 @@
-"""Sums of a host that lies: of others' clients, of the same client twice, of impossible lanes.
+"""Sums of a host that lies: of others' clients, of the same client twice, of impossible words.
 
 A coordinator process, an honest host with one client, and one with two clients that lies.
 """
@@ -18,8 +18,8 @@ from support.federation import Federation, crash_federation, until
 from support.raw_host import RawHost, next_training, whole
 
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
-from potluck.common.updates.lane_files import BODY, write_lanes
-from potluck.common.updates.lanes import LARGEST_LANE, Lanes, members_digest
+from potluck.common.updates.fixed_point import LARGEST_WORD, Words, members_digest
+from potluck.common.updates.sum_files import BODY, write_sum_file
 from potluck.deploy.operator.model_download import download_model
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import operator_pb2, transfer_pb2
@@ -102,8 +102,8 @@ async def told_to_train(federation: Federation, *assignments: str) -> AsyncItera
         yield told
 
 
-def lanes_file(path: Path, lanes: Lanes, *ids: str) -> bytes:
-    write_lanes(path, {BODY: lambda a, b: lanes[a:b]}, {BODY: lanes.size}, members_digest(ids))
+def words_file(path: Path, words: Words, *ids: str) -> bytes:
+    write_sum_file(path, {BODY: lambda a, b: words[a:b]}, {BODY: words.size}, members_digest(ids))
     return path.read_bytes()
 
 
@@ -125,9 +125,9 @@ async def test_host_can_sum_only_its_own_clients_and_each_once(
 ) -> None:
     async with told_to_train(federation) as told:
         one, other = (told.member(client) for client in MINE)
-        # The lanes of a client with 32 samples whose difference is 1 for every parameter.
-        lanes = np.full(told.parameters, 2**30, np.int64)
-        content = lanes_file(tmp_path / "sum", 2 * lanes, told.id_of(MINE[0]), told.id_of(MINE[1]))
+        # The words of a client with 32 samples whose difference is 1 for every parameter.
+        words = np.full(told.parameters, 2**30, np.int64)
+        content = words_file(tmp_path / "sum", 2 * words, told.id_of(MINE[0]), told.id_of(MINE[1]))
 
         assert await told.send(content, one, told.member(HONEST)) == (
             Status.PERMISSION_DENIED,
@@ -149,7 +149,7 @@ async def test_host_can_sum_only_its_own_clients_and_each_once(
         federation.points.hold("evaluate")  # the run must not end before the sum is sent again
         assert await told.send(content, one, other) is False
         assert await told.send(content, one, other) is True
-        alone = lanes_file(tmp_path / "alone", 9 * lanes, told.id_of(MINE[0]))
+        alone = words_file(tmp_path / "alone", 9 * words, told.id_of(MINE[0]))
         assert await told.send(alone, one) == CLOSED
         federation.points.release()
         await federation.finished(told.run_id)
@@ -166,21 +166,21 @@ async def test_host_can_sum_only_its_own_clients_and_each_once(
 
 
 def out_of_range(path: Path, told: Told) -> bytes:
-    lanes = np.full(told.parameters, 3 * LARGEST_LANE, np.int64)
-    return lanes_file(path, lanes, *map(told.id_of, MINE))
+    words = np.full(told.parameters, 3 * LARGEST_WORD, np.int64)
+    return words_file(path, words, *map(told.id_of, MINE))
 
 
 def of_others(path: Path, told: Told) -> bytes:
-    return lanes_file(path, np.zeros(told.parameters, np.int64), told.id_of(MINE[0]))
+    return words_file(path, np.zeros(told.parameters, np.int64), told.id_of(MINE[0]))
 
 
 def of_another_model(path: Path, told: Told) -> bytes:
-    lanes = np.zeros(told.parameters + 1, np.int64)
-    return lanes_file(path, lanes, *map(told.id_of, MINE))
+    words = np.zeros(told.parameters + 1, np.int64)
+    return words_file(path, words, *map(told.id_of, MINE))
 
 
 def wider_than_needed(path: Path, told: Told) -> bytes:
-    lanes_file(path, np.ones(told.parameters, np.int64), *map(told.id_of, MINE))
+    words_file(path, np.ones(told.parameters, np.int64), *map(told.id_of, MINE))
 
     def widen(arrays: dict[str, Any]) -> None:
         arrays["body/widths"] *= np.uint8(2)
@@ -211,8 +211,8 @@ async def test_excessive_sample_count_in_a_sum_ends_the_attempt(
 ) -> None:
     """A part of a sum can't get a lower weight, so the round is repeated without that client."""
     async with told_to_train(federation, "round.quorum=0.3", "round.attempts=3") as told:
-        lanes = np.zeros(told.parameters, np.int64)
-        content = lanes_file(tmp_path / "sum", lanes, *map(told.id_of, MINE))
+        words = np.zeros(told.parameters, np.int64)
+        content = words_file(tmp_path / "sum", words, *map(told.id_of, MINE))
         flattering = transfer_pb2.TrainingReport(samples=1 << 40, steps=3, loss=1.0)
         members = [told.member(MINE[0], report=flattering), told.member(MINE[1])]
         assert await told.send(content, *members) is False

@@ -24,8 +24,8 @@ from support.relays import Relay, relays_of
 from potluck.common.net.identity import Role
 from potluck.common.net.tls import TlsFiles
 from potluck.common.tensors.tensor_files import open_tensors
-from potluck.common.updates.lane_files import BODY, vectors_of, write_lanes
-from potluck.common.updates.lanes import members_digest
+from potluck.common.updates.fixed_point import members_digest
+from potluck.common.updates.sum_files import BODY, vectors_of, write_sum_file
 from potluck.deploy.pki import authority as pki
 from potluck.deploy.pki import certificate_register
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -264,7 +264,7 @@ def sum_of_zeros(
         vectors = vectors_of(file.layout.parameters, ())
     ids = members or (instruction.id,)
     readers = {BODY: lambda begin, end: np.zeros(end - begin, np.int64)}
-    write_lanes(folder / "sum", readers, vectors, members_digest(ids))
+    write_sum_file(folder / "sum", readers, vectors, members_digest(ids))
     report = transfer_pb2.TrainingReport(samples=32, steps=1, seconds=0.1, loss=1.0)
     member = transfer_pb2.SumMember(
         client_id=instruction.client_id, update_id=instruction.id, report=report

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from potluck.common.run_file.runfile import Stopping
     from potluck.common.settings.local_training import LocalTraining
     from potluck.common.settings.model_table import ModelTable
-    from potluck.common.updates.lanes import HostSumSettings
+    from potluck.common.updates.fixed_point import HostSumSettings
     from potluck.server.selection import Selector
     from potluck.server.strategy import Strategy
 

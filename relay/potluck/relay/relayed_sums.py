@@ -19,8 +19,8 @@ import structlog
 
 from potluck.client.transfer.upload import deliver_file
 from potluck.common.errors import PotluckError, RoundClosedError
-from potluck.common.updates.lane_files import add_files, opened_lanes
-from potluck.common.updates.lanes import members_digest
+from potluck.common.updates.fixed_point import members_digest
+from potluck.common.updates.sum_files import add_files, opened_sum_file
 from potluck.relay.expected_updates import ExpectedUpdates
 from potluck.relay.held_updates import HeldUpdate, HeldUpdates
 from potluck.relay.upstream import Upstream
@@ -213,7 +213,7 @@ def _checked_vectors(path: Path, update_ids: Sequence[str]) -> Mapping[str, int]
 
     Raises LayoutError, OutOfBoundsError.
     """
-    with opened_lanes(path) as file:
+    with opened_sum_file(path) as file:
         file.check(members_digest(update_ids), len(update_ids))
         return dict(file.vectors)
 

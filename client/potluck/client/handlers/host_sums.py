@@ -23,8 +23,8 @@ from potluck.client.transfer.link import Link
 from potluck.client.transfer.saved_updates import KeptUpdate, KeptUpdates
 from potluck.client.transfer.upload import deliver
 from potluck.common.errors import PotluckError, RoundClosedError
-from potluck.common.updates.lane_files import add_files
-from potluck.common.updates.lanes import members_digest
+from potluck.common.updates.fixed_point import members_digest
+from potluck.common.updates.sum_files import add_files
 
 log = structlog.get_logger()
 

@@ -33,8 +33,8 @@ from potluck.client.private_training import (
     check_terms,
     hides_update,
 )
-from potluck.client.training.lane_updates import SUM
 from potluck.client.training.plugin_options import json_object
+from potluck.client.training.summable_updates import SUM
 from potluck.client.transfer.saved_updates import KeptUpdate, update_record
 from potluck.client.transfer.upload import deliver
 from potluck.common.disclosure import Weighting

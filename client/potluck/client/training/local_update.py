@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from potluck.client.disclosure.weightings import is_masked, weighting_of
 from potluck.client.question import Question
-from potluck.client.training.lane_updates import SUM, lane_terms, write_lane_update
 from potluck.client.training.plugin_options import json_object
+from potluck.client.training.summable_updates import SUM, fixed_point_terms, write_summable_update
 from potluck.client.training.task_training import (
     GroupMember,
     LoadedTask,
@@ -77,7 +77,7 @@ def check_training(training: TaskTraining, work: rpc.Train) -> None:
     Raises PluginError, ConfigurationError, or ProtocolError if this host can't carry out the
     training."""
     if work.encoding == SUM:
-        lane_terms(work)
+        fixed_point_terms(work)
     else:
         _encoding(work)
     training.check(work)
@@ -151,7 +151,7 @@ def _finished(
         simulated_seconds=work.pace * outcome.paced_samples if work.pace else None,
     )
     if work.encoding == SUM:
-        return replace(trained, file=_as_lanes(instruction, files, loaded, trained))
+        return replace(trained, file=_summable(instruction, files, loaded, trained))
     return trained if masked else replace(trained, file=_written(work, files, loaded, outcome.sent))
 
 
@@ -184,13 +184,13 @@ def _encoding(work: rpc.Train) -> Encoding | None:
     return None if is_masked(work) else encoding_of(work.encoding)
 
 
-def _as_lanes(
+def _summable(
     instruction: rpc.Instruction, files: TrainingFiles, loaded: LoadedTask, trained: Trained
 ) -> FileDigest:
-    """Write the update as lanes: whole numbers that can be added to those of other clients."""
+    """Write the update in fixed point, so that it can be added to those of other clients."""
     network: Any = loaded.model
     with open_tensors(files.model) as base:
-        return write_lane_update(
+        return write_summable_update(
             files.update,
             instruction,
             loaded.weights(),

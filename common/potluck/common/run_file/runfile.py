@@ -28,7 +28,7 @@ from potluck.common.settings.configuration import Settings, annotated_example, p
 from potluck.common.settings.configuration_errors import RUN, ReadLater
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.model_table import ModelTable
-from potluck.common.updates.lanes import HostSumSettings
+from potluck.common.updates.fixed_point import HostSumSettings
 
 # The table `[stop]` -------------------------------------------------------------------------------
 

@@ -1211,7 +1211,7 @@ Global___Privacy: _TypeAlias = Privacy  # noqa: Y015
 
 @_typing.final
 class Summing(_message.Message):
-    """How updates become lanes of whole numbers, which hosts add up before they send them."""
+    """How updates become words (whole numbers), which hosts add up before they send them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1219,7 +1219,7 @@ class Summing(_message.Message):
     WEIGHT_UNIT_FIELD_NUMBER: _builtins.int
     WEIGHT_CAP_FIELD_NUMBER: _builtins.int
     quantum_bits: _builtins.int
-    """A lane of 1 stands for 2^-quantum_bits, of a client that weighs one unit; 1 to 44."""
+    """A word of 1 stands for 2^-quantum_bits, of a client that weighs one unit; 1 to 44."""
     weight_unit: _builtins.int
     """The weight that counts as 1: a power of two up to 2^31."""
     weight_cap: _builtins.int

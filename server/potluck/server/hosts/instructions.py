@@ -15,7 +15,7 @@ from potluck.common.tensors.encoding import Encoding
 from potluck.common.updates.training_agreement import client_seed
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.rounds.needs_and_hides import AVAILABILITY
-from potluck.server.rounds.path_rules import lane_terms
+from potluck.server.rounds.path_rules import fixed_point_terms
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.update_noise import noise_multiplier
 from potluck.server.selection import Ask, BeforeUpload
@@ -250,7 +250,7 @@ def _train(
         if run_file.privacy.unit == "client":
             train.weighting = WEIGHTINGS[Weighting.EQUAL]  # the noise assumes equal weights
     if summed:
-        terms = lane_terms(run_file, plan.strategy)
+        terms = fixed_point_terms(run_file, plan.strategy)
         train.summing.CopyFrom(coordinator_pb2.Summing(**dataclasses.asdict(terms)))
     train.MergeFrom(_how_to_train(plan, round_number, client))
     return train

@@ -24,7 +24,7 @@ from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.signal import signal_named
 from potluck.common.trainer import Capability, Trainer
-from potluck.common.updates.lanes import MOST_MEMBERS
+from potluck.common.updates.fixed_point import MOST_MEMBERS
 from potluck.server.selection import Selector, Signal, UpdateFact
 from potluck.server.strategy import Strategy, Summation
 

@@ -17,7 +17,7 @@ from potluck.common.run_file.run_settings import RoundPolicy
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings import plugins
 from potluck.common.settings.plugins import Plugin
-from potluck.common.updates.lanes import LARGEST_WEIGHT, LaneTerms
+from potluck.common.updates.fixed_point import LARGEST_WEIGHT, FixedPointTerms
 from potluck.server.strategy import Strategy, Summation
 
 OPEN, SUMMED, MASKED, NOISED = "open", "summed", "masked", "noised"
@@ -105,13 +105,13 @@ def collects_sums() -> bool:
     return plugins.is_present(plugins.SECURE_SUMS, COLLECTOR)
 
 
-def lane_terms(run_file: RunFile, strategy: Strategy) -> LaneTerms:
+def fixed_point_terms(run_file: RunFile, strategy: Strategy) -> FixedPointTerms:
     """Return how clients convert updates to integers and weight them, which is the same in all
     rounds."""
     alike = run_file.weighting is Weighting.EQUAL or strategy.summation is Summation.EQUAL
     cap = 1 if alike else run_file.sample_limits.maximum or LARGEST_WEIGHT
     sums = run_file.host_sums
-    return LaneTerms(
+    return FixedPointTerms(
         quantum_bits=sums.quantum_bits,
         weight_unit=1 if alike else sums.weight_unit,
         weight_cap=min(cap, LARGEST_WEIGHT),

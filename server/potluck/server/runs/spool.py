@@ -13,8 +13,8 @@ from potluck.common.errors import LayoutError, StorageError, disk_error
 from potluck.common.monitoring.metric_labels import SUM
 from potluck.common.tensors.spare_files import SpareFiles
 from potluck.common.tensors.tensor_files import file_digest
-from potluck.common.updates.lane_files import opened_lanes
-from potluck.common.updates.lanes import members_digest
+from potluck.common.updates.fixed_point import members_digest
+from potluck.common.updates.sum_files import opened_sum_file
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.store.records import AttemptKey, MemberRow, MemberState, UpdateRow
 
@@ -191,7 +191,7 @@ def intact(path: Path, blake3: str) -> bool:
 
 def _holds(path: Path, update_ids: Sequence[str]) -> bool:
     try:
-        with opened_lanes(path) as file:
+        with opened_sum_file(path) as file:
             return file.members == members_digest(update_ids)
     except (LayoutError, StorageError):
         return False

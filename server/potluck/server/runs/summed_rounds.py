@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from potluck.common.errors import LayoutError, RunError
 from potluck.common.interruptible import in_thread
 from potluck.common.monitoring.metric_labels import SUM as SUM_LABEL
-from potluck.common.updates.lane_files import (
+from potluck.common.updates.fixed_point import FixedPointTerms, members_digest, normalizer_of
+from potluck.common.updates.sum_files import (
     AUXILIARY,
     BODY,
-    LaneFile,
+    SumFile,
     add,
-    opened_lanes,
+    opened_sum_file,
     vectors_of,
 )
-from potluck.common.updates.lanes import LaneTerms, members_digest, normalizer_of
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import transfer_pb2
 from potluck.server.aggregation.move_by_sum import BlockReader
@@ -34,7 +34,7 @@ from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.cohorts.cohort_limits import counted
 from potluck.server.hosts.instructions import SUM
 from potluck.server.rounds import events as rounds
-from potluck.server.rounds.path_rules import lane_terms
+from potluck.server.rounds.path_rules import fixed_point_terms
 from potluck.server.runs.models import RoundModel
 from potluck.server.runs.report_checks import check_said, report_said
 from potluck.server.runs.run import Run
@@ -47,12 +47,12 @@ from potluck.server.strategy import Summation
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaneSum:
+class SummedTotal:
     """The total of all hosts' sums of updates, read from the open files of these sums; see
     `Total`."""
 
-    files: Sequence[LaneFile]
-    terms: LaneTerms
+    files: Sequence[SumFile]
+    terms: FixedPointTerms
     weight: float
     loss: float
     normalizer: float
@@ -75,14 +75,14 @@ class LaneSum:
 
 
 @contextmanager
-def opened_lane_sum(
+def opened_total(
     updates: Sequence[SpooledUpdate],
     update_ids: Sequence[str],
     vectors: Mapping[str, int],
-    terms: LaneTerms,
+    terms: FixedPointTerms,
     *,
     normalized: bool,
-) -> Iterator[LaneSum]:
+) -> Iterator[SummedTotal]:
     """Open the files of the hosts' sums, and yield their total; close the files at the end of the
     block.
 
@@ -100,15 +100,15 @@ def opened_lane_sum(
         return math.fsum(map(math.prod, zip(weights, numbers, strict=True))) / sum(weights)
 
     with contextlib.ExitStack() as stack:
-        files: list[LaneFile] = []
+        files: list[SumFile] = []
         for path, ids in members.items():
-            file = stack.enter_context(opened_lanes(path, vectors))
+            file = stack.enter_context(opened_sum_file(path, vectors))
             if file.members != members_digest(ids):
                 raise RunError(
                     f"the sum {path.name} contains other updates than the updates of the round"
                 )
             files.append(file)
-        yield LaneSum(
+        yield SummedTotal(
             files=files,
             terms=terms,
             weight=float(sum(weights)),
@@ -127,7 +127,7 @@ class SummedRounds(UpdatePath):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._terms = lane_terms(run.plan.run_file, run.plan.strategy)
+        self._terms = fixed_point_terms(run.plan.run_file, run.plan.strategy)
 
     def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
         """Check an announced sum: its form, its members and each member's report. Raises
@@ -156,7 +156,7 @@ class SummedRounds(UpdatePath):
         ids = [each.update_id for each in update.header.members]
 
         def check() -> None:
-            with opened_lanes(update.path, self._vectors) as file:
+            with opened_sum_file(update.path, self._vectors) as file:
                 file.check(members_digest(ids), len(ids))
 
         await asyncio.to_thread(check)
@@ -177,7 +177,7 @@ class SummedRounds(UpdatePath):
             )
             run.post(rounds.SumFailed(*run.key[1:], why, tuple(excess.items())))
             return None
-        total = opened_lane_sum(
+        total = opened_total(
             updates,
             [run.instruction_id(update.client) for update in updates],
             self._vectors,

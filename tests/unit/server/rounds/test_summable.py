@@ -3,8 +3,8 @@
 import pytest
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.updates.lanes import LARGEST_WEIGHT
-from potluck.server.rounds.path_rules import lane_terms
+from potluck.common.updates.fixed_point import LARGEST_WEIGHT
+from potluck.server.rounds.path_rules import fixed_point_terms
 from potluck.server.rounds.plan import RunPlan, draw_up
 
 START = 'task.name = "colored-digits"\nhost_sums.enabled = true\n'
@@ -64,7 +64,7 @@ def test_settings_compatible_with_host_sums_are_accepted(line: str) -> None:
 def test_weight_unit_and_cap_of_host_sums_follow_from_the_run_file() -> None:
     def weights(*lines: str) -> tuple[int, int]:
         made = plan(*lines)
-        terms = lane_terms(made.run_file, made.strategy)
+        terms = fixed_point_terms(made.run_file, made.strategy)
         terms.check()
         return terms.weight_unit, terms.weight_cap
 

@@ -7,15 +7,15 @@ import pytest
 
 from potluck.common.errors import RunError
 from potluck.common.monitoring.metric_labels import SUM
-from potluck.common.updates.lane_files import BODY, write_lanes
-from potluck.common.updates.lanes import LaneTerms, members_digest
+from potluck.common.updates.fixed_point import FixedPointTerms, members_digest
+from potluck.common.updates.sum_files import BODY, write_sum_file
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.runs.spool import Spool, still_spooled
-from potluck.server.runs.summed_rounds import opened_lane_sum
+from potluck.server.runs.summed_rounds import opened_total
 from potluck.server.store.records import AttemptKey, MemberRow, MemberState, UpdateRow
 
 KEY = AttemptKey("run", 1, 1)
-TERMS = LaneTerms(quantum_bits=10, weight_unit=1, weight_cap=100)
+TERMS = FixedPointTerms(quantum_bits=10, weight_unit=1, weight_cap=100)
 
 
 def row(blake3: str, samples: int = 1, **values: float) -> UpdateRow:
@@ -42,10 +42,10 @@ def update_id(client: str) -> str:
 
 def spooled_sum(spool: Spool, clients: str, value: int = 0) -> str:
     """Write the clients' sum into the spool as the update of the first; return its digest."""
-    lanes = np.full(5, value, np.int64)
+    words = np.full(5, value, np.int64)
     ids = map(update_id, clients)
     path = spool.path(1, 1, clients[0], "new")
-    written = write_lanes(path, {BODY: lambda a, b: lanes[a:b]}, {BODY: 5}, members_digest(ids))
+    written = write_sum_file(path, {BODY: lambda a, b: words[a:b]}, {BODY: 5}, members_digest(ids))
     path.replace(spool.path(1, 1, clients[0], written.blake3))
     return written.blake3
 
@@ -53,7 +53,7 @@ def spooled_sum(spool: Spool, clients: str, value: int = 0) -> str:
 def test_host_sums_are_restored_with_all_their_members(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     both, alone = spooled_sum(spool, "ba"), spooled_sum(spool, "c")
-    assert both != alone  # digests cover the members, not only the equal lanes
+    assert both != alone  # digests cover the members, not only the equal words
     members = [member("a", both), member("b", both), member("c", alone)]
     found = still_spooled(spool, KEY, members, update_id)
     assert found.keys() == {"a", "b", "c"}
@@ -89,13 +89,13 @@ def test_host_sums_are_added_and_divided_by_the_total_weight(tmp_path: Path) -> 
         for client in clients
     ]
     ids = [update_id(update.client) for update in updates]
-    with opened_lane_sum(updates, ids, {BODY: 5}, TERMS, normalized=True) as total:
+    with opened_total(updates, ids, {BODY: 5}, TERMS, normalized=True) as total:
         assert total.weight == 103
         assert total.normalizer == 2
         assert total.loss == pytest.approx((2 * 2 + 1 + 100 * 200) / 103)
         assert total.mean()(0, 5) == pytest.approx(np.full(5, 8 / 103))
     with (
         pytest.raises(RunError, match="other updates"),
-        opened_lane_sum(updates[1:], ids[1:], {BODY: 5}, TERMS, normalized=False),
+        opened_total(updates[1:], ids[1:], {BODY: 5}, TERMS, normalized=False),
     ):
         pass

@@ -1,10 +1,10 @@
-"""Lanes: updates in fixed point, so that they can be added exactly, in any order and grouping.
+"""Updates in fixed point, so that they can be added exactly, in any order and grouping.
 
 A client's difference from the round's model is multiplied by its weight and rounded once, to a
-whole number for each parameter. After that, only whole numbers are added, so a sum over some
+whole number for each parameter: a word. After that, only words are added, so a sum over some
 clients and a sum of sums have the same bits. With quantum 2^−s, weight w and unit u (a power of two
 near the largest weight), a difference Δ becomes the nearest whole number to Δ · w · 2^s / u, ties
-to even. A sum never overflows: see `LARGEST_LANE`.
+to even. A sum never overflows: see `LARGEST_WORD`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from potluck.common.updates.update_report import UpdateReport
 
 MOST_MEMBERS: Final = 2**16
 """Maximum number of clients in a round's sum."""
-LARGEST_LANE: Final = 2**47 - 1
-"""Largest magnitude of one client's lane; the sum of `MOST_MEMBERS` such lanes stays below 2^63."""
+LARGEST_WORD: Final = 2**47 - 1
+"""Largest magnitude of one client's word; the sum of `MOST_MEMBERS` such words stays below 2^63."""
 LARGEST_WEIGHT: Final = 2**31
 LARGEST_QUANTUM_BITS: Final = 44
 MEMBERS_BYTES: Final = 32
 """Length in bytes of the digest of members."""
 
-Lanes = NDArray[np.int64]
+Words = NDArray[np.int64]
 
 
 class HostSumSettings(Settings):
@@ -69,8 +69,8 @@ class HostSumSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaneTerms:
-    """Settings of lanes (updates in fixed point), the same for all clients of a round.
+class FixedPointTerms:
+    """Settings of updates in fixed point, the same for all clients of a round.
 
     quantum_bits: s, in [1, 44]. weight_unit: u, a power of two up to 2^31: weights are divided by
     it. weight_cap: maximum weight, used for clients with more samples; from 1 to 2^31.
@@ -90,7 +90,7 @@ class LaneTerms:
             and 1 <= self.weight_cap <= LARGEST_WEIGHT
         ):
             raise LayoutError(
-                f"invalid lane settings: {self.quantum_bits} bits, weights up to "
+                f"invalid settings of fixed point: {self.quantum_bits} bits, weights up to "
                 f"{self.weight_cap}, and the weight unit {unit}; use 1 to "
                 f"{LARGEST_QUANTUM_BITS} bits, weights up to {LARGEST_WEIGHT}, and a power of two "
                 "as the unit"
@@ -103,7 +103,7 @@ class LaneTerms:
 
     @property
     def quantum(self) -> float:
-        """Weight difference that a lane of 1 stands for, at weight `weight_unit`; exact."""
+        """Weight difference that a word of 1 stands for, at weight `weight_unit`; exact."""
         return math.ldexp(1.0, -self.quantum_bits)
 
     def factor(self, weight: int) -> float:
@@ -121,10 +121,10 @@ def normalizer_of(report: UpdateReport) -> float:
     return report.normalizer or float(max(1, report.steps))
 
 
-def quantise(values: NDArray[np.float64], factor: float, out: Lanes) -> None:
+def quantise(values: NDArray[np.float64], factor: float, out: Words) -> None:
     """Write round(values · factor) to `out`; `values` is overwritten.
 
-    Raises OutOfBoundsError if a value is NaN, or its magnitude exceeds `LARGEST_LANE`.
+    Raises OutOfBoundsError if a value is NaN, or its magnitude exceeds `LARGEST_WORD`.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         np.multiply(values, factor, out=values)
@@ -132,20 +132,20 @@ def quantise(values: NDArray[np.float64], factor: float, out: Lanes) -> None:
         # This refuses NaN too: minimum and maximum are then NaN, and comparisons with NaN are
         # False.
         within = not values.size or bool(
-            values.min() >= -LARGEST_LANE and values.max() <= LARGEST_LANE
+            values.min() >= -LARGEST_WORD and values.max() <= LARGEST_WORD
         )
     if not within:
         raise OutOfBoundsError(
-            f"a parameter's difference is NaN or beyond ±{LARGEST_LANE / factor:.6g}, the "
+            f"a parameter's difference is NaN or beyond ±{LARGEST_WORD / factor:.6g}, the "
             "maximum in a host's sum; lower training.learning_rate, or host_sums.quantum_bits"
         )
     np.copyto(out, values, casting="unsafe")
 
 
-def check_lanes(lanes: Lanes, members: int) -> None:
-    """Raise OutOfBoundsError if a sum over `members` clients can't have these lanes."""
-    most = members * LARGEST_LANE
-    if lanes.size and (int(lanes.max()) > most or int(lanes.min()) < -most):
+def check_words(words: Words, members: int) -> None:
+    """Raise OutOfBoundsError if a sum over `members` clients can't have these words."""
+    most = members * LARGEST_WORD
+    if words.size and (int(words.max()) > most or int(words.min()) < -most):
         raise OutOfBoundsError(
             f"a sum over {members} clients has a number beyond ±{most}, the maximum for this "
             "number of clients",

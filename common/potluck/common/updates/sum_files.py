@@ -1,10 +1,10 @@
-"""Files with sums of lanes: writes them, checks them (the sender is not trusted), and adds them up.
+"""Files with sums of updates: writes, checks (the sender is not trusted), and adds them up.
 
 A sum is a safetensors file. For each vector (`body`: the weighted differences; `auxiliary/NAME`: an
 auxiliary, sent with the weights) it contains `VECTOR/length`, and `VECTOR/widths` and
 `VECTOR/lanes` as `pack` makes them, so that sums can be added even if the model is unknown.
-`members` is the digest of the ids of the updates in it (`lanes.members_digest`): it binds the file
-to the list of its members, and makes files of different clients different.
+`members` is the digest of the ids of the updates in it (`fixed_point.members_digest`): it binds the
+file to the list of its members, and makes files of different clients different.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ from potluck.common.tensors.large_arrays import empty
 from potluck.common.tensors.layout import Layout, quoted
 from potluck.common.tensors.stored_tensors import StoredTensor
 from potluck.common.tensors.tensor_files import FileDigest, TensorFile, open_tensors, write_tensors
-from potluck.common.updates.lanes import MEMBERS_BYTES, Lanes, check_lanes
+from potluck.common.updates.fixed_point import MEMBERS_BYTES, Words, check_words
 
 # Packing ------------------------------------------------------------------------------------------
-# A block of 4,096 lanes is stored as two's complement, little-endian, with one width for the whole
+# A block of 4,096 words is stored as two's complement, little-endian, with one width for the whole
 # block, from 0 bytes (all zero) to 8. The widths are stored separately, so that any block is found
-# without reading the blocks before it. Each sequence of lanes has exactly one valid packed form.
+# without reading the blocks before it. Each sequence of words has exactly one valid packed form.
 
-BLOCK_LANES: Final = 4096
-"""Number of lanes in a block, which share a width."""
+BLOCK_WORDS: Final = 4096
+"""Number of words in a block, which share a width."""
 MOST_BYTES: Final = 8
-"""Maximum width of a lane in bytes."""
+"""Maximum width of a word in bytes."""
 _WHOLE: Final = (1, 2, 4, 8)
 """Widths in bytes for which processors have integer types."""
-_READ_LANES: Final = 8 * BLOCK_LANES
-"""Number of lanes per read; they stay in a processor's cache between two passes."""
+_READ_WORDS: Final = 8 * BLOCK_WORDS
+"""Number of words per read; they stay in a processor's cache between two passes."""
 
 Bytes = NDArray[np.uint8]
-LaneReader = Callable[[int, int], Lanes]
-"""Function that returns lanes [begin, end); begin is a multiple of `BLOCK_LANES`. The caller may
+WordReader = Callable[[int, int], Words]
+"""Function that returns words [begin, end); begin is a multiple of `BLOCK_WORDS`. The caller may
 overwrite the result."""
 
 
-def blocks_of(lanes: int) -> int:
-    """Return the number of blocks that `lanes` lanes need."""
-    return -(-lanes // BLOCK_LANES)
+def blocks_of(words: int) -> int:
+    """Return the number of blocks that `words` words need."""
+    return -(-words // BLOCK_WORDS)
 
 
-def width_of(block: Lanes) -> int:
-    """Return the minimum width in bytes that suffices for every lane of a block; 0 if all are
+def width_of(block: Words) -> int:
+    """Return the minimum width in bytes that suffices for every word of a block; 0 if all are
     zero."""
     return _width(int(block.min()), int(block.max()))
 
 
-def widths_of(lanes: Lanes) -> list[int]:
+def widths_of(words: Words) -> list[int]:
     """Return the width of each block; the last block may be shorter."""
-    whole = lanes[: lanes.size // BLOCK_LANES * BLOCK_LANES].reshape(-1, BLOCK_LANES)
+    whole = words[: words.size // BLOCK_WORDS * BLOCK_WORDS].reshape(-1, BLOCK_WORDS)
     bounds = zip(whole.min(axis=1).tolist(), whole.max(axis=1).tolist(), strict=True)
     widths = [_width(lowest, highest) for lowest, highest in bounds]
-    return widths if whole.size == lanes.size else [*widths, width_of(lanes[whole.size :])]
+    return widths if whole.size == words.size else [*widths, width_of(words[whole.size :])]
 
 
 def _width(lowest: int, highest: int) -> int:
@@ -73,18 +73,18 @@ def _width(lowest: int, highest: int) -> int:
     return largest.bit_length() // 8 + 1
 
 
-def pack(read: LaneReader, lanes: int) -> tuple[Bytes, Bytes]:
+def pack(read: WordReader, words: int) -> tuple[Bytes, Bytes]:
     """Return each block's width (bytes per value), and the packed blocks one after another."""
-    widths = np.zeros(blocks_of(lanes), np.uint8)
+    widths = np.zeros(blocks_of(words), np.uint8)
     # Allocate the maximum: pages that are never written use no memory.
-    packed = empty((lanes * MOST_BYTES,), np.uint8)
+    packed = empty((words * MOST_BYTES,), np.uint8)
     end = 0
-    for first in range(0, lanes, _READ_LANES):
-        some = read(first, min(first + _READ_LANES, lanes))
+    for first in range(0, words, _READ_WORDS):
+        some = read(first, min(first + _READ_WORDS, words))
         found = widths_of(some)
-        widths[first // BLOCK_LANES :][: len(found)] = found
+        widths[first // BLOCK_WORDS :][: len(found)] = found
         for begin, stop, width in _runs(found):
-            part = some[begin * BLOCK_LANES : stop * BLOCK_LANES]
+            part = some[begin * BLOCK_WORDS : stop * BLOCK_WORDS]
             size = part.size * width
             if width:
                 _narrow(part, width, packed[end : end + size])
@@ -102,104 +102,104 @@ def _runs(widths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         begin = end
 
 
-def _narrow(block: Lanes, width: int, out: Bytes) -> None:
-    """Write the lowest `width` bytes of each lane."""
+def _narrow(block: Words, width: int, out: Bytes) -> None:
+    """Write the lowest `width` bytes of each word."""
     if width in _WHOLE:
         np.copyto(out.view(f"<i{width}"), block, casting="unsafe")
         return
     wide = block.astype("<i8", copy=False).view(np.uint8)
-    for place in range(width):  # three times as fast as copying a lane's bytes together
+    for place in range(width):  # three times as fast as copying a word's bytes together
         out[place::width] = wide[place::MOST_BYTES]
 
 
-class PackedLanes:
-    """Packed lanes, unpacked as they are read. Thread-safe."""
+class PackedWords:
+    """Packed words, unpacked as they are read. Thread-safe."""
 
-    def __init__(self, widths: Bytes, packed: Bytes | StoredTensor, lanes: int) -> None:
-        """Raises LayoutError if widths and bytes don't match this number of lanes."""
-        if widths.shape != (blocks_of(lanes),) or packed.ndim != 1:
+    def __init__(self, widths: Bytes, packed: Bytes | StoredTensor, words: int) -> None:
+        """Raises LayoutError if widths and bytes don't match this number of words."""
+        if widths.shape != (blocks_of(words),) or packed.ndim != 1:
             raise LayoutError(
-                f"a vector of {lanes} lanes has {widths.size} widths, but needs {blocks_of(lanes)}"
+                f"a vector of {words} words has {widths.size} widths, but needs {blocks_of(words)}"
             )
         if widths.size and int(widths.max()) > MOST_BYTES:
             raise LayoutError(
-                f"lanes are {int(widths.max())} bytes wide; the maximum is {MOST_BYTES}"
+                f"words are {int(widths.max())} bytes wide; the maximum is {MOST_BYTES}"
             )
-        sizes = np.full(widths.size, BLOCK_LANES, np.int64)
+        sizes = np.full(widths.size, BLOCK_WORDS, np.int64)
         if widths.size:
-            sizes[-1] = lanes - (widths.size - 1) * BLOCK_LANES
+            sizes[-1] = words - (widths.size - 1) * BLOCK_WORDS
         ends = np.cumsum(sizes * widths)
         if (int(ends[-1]) if ends.size else 0) != packed.size:
             raise LayoutError(
-                f"packed lanes have {packed.size} bytes, but their widths add up to "
+                f"packed words have {packed.size} bytes, but their widths add up to "
                 f"{int(ends[-1]) if ends.size else 0}"
             )
-        self.lanes = lanes
+        self.words = words
         self._widths: list[int] = widths.tolist()
         self._begins: list[int] = [0, *ends.tolist()]
         self._packed = packed
 
-    def read(self, begin: int, end: int) -> Lanes:
-        """Return a copy of lanes [begin, end); begin is a multiple of `BLOCK_LANES`."""
-        lanes = np.empty(end - begin, np.int64)
-        first = begin // BLOCK_LANES
-        last = first + blocks_of(lanes.size)
+    def read(self, begin: int, end: int) -> Words:
+        """Return a copy of words [begin, end); begin is a multiple of `BLOCK_WORDS`."""
+        words = np.empty(end - begin, np.int64)
+        first = begin // BLOCK_WORDS
+        last = first + blocks_of(words.size)
         offset = self._begins[first]
         packed = self._packed[offset : self._begins[last]]
         for start, stop, width in _runs(self._widths[first:last]):
-            some = lanes[start * BLOCK_LANES : stop * BLOCK_LANES]
+            some = words[start * BLOCK_WORDS : stop * BLOCK_WORDS]
             place = self._begins[first + start] - offset
             _widen(packed[place : place + some.size * width], width, some)
-        return lanes
+        return words
 
     def check(self, members: int) -> None:
-        """Read and check all lanes.
+        """Read and check all words.
 
         Raises LayoutError if a block is wider than necessary, OutOfBoundsError if a sum over
-        `members` clients can't have such lanes.
+        `members` clients can't have such words.
         """
         check = interruption()
-        for begin in range(0, self.lanes, _READ_LANES):
+        for begin in range(0, self.words, _READ_WORDS):
             check()
-            lanes = self.read(begin, min(begin + _READ_LANES, self.lanes))
-            check_lanes(lanes, members)
-            first = begin // BLOCK_LANES
-            widths = self._widths[first : first + blocks_of(lanes.size)]
-            for width, needed in zip(widths, widths_of(lanes), strict=True):
+            words = self.read(begin, min(begin + _READ_WORDS, self.words))
+            check_words(words, members)
+            first = begin // BLOCK_WORDS
+            widths = self._widths[first : first + blocks_of(words.size)]
+            for width, needed in zip(widths, widths_of(words), strict=True):
                 if width != needed:
                     raise LayoutError(
-                        f"a block of lanes is {width} bytes wide, but needs only {needed}; use the "
+                        f"a block of words is {width} bytes wide, but needs only {needed}; use the "
                         "minimum width"
                     )
 
 
-def _widen(narrow: Bytes, width: int, out: Lanes) -> None:
-    """Unpack bytes into lanes. out: array of at least one lane."""
+def _widen(narrow: Bytes, width: int, out: Words) -> None:
+    """Unpack bytes into words. out: array of at least one word."""
     if width == 0:
         out.fill(0)
         return
     if width in _WHOLE:
         np.copyto(out, narrow.view(f"<i{width}"))
         return
-    # Read each lane as a wider word that ends where the lane ends, and begins in the lane before.
-    # The lane is in the word's upper bytes, so a shift gives its value with the sign. The first
-    # lane is read separately, since no bytes precede it.
+    # Read each word as a wider integer that ends at the word's end, and begins in the word before.
+    # The word is in the integer's upper bytes, so a shift gives its value with the sign. The first
+    # word is read separately, since no bytes precede it.
     out[0] = int.from_bytes(narrow[:width].tobytes(), "little", signed=True)
-    word = 4 if width < 4 else MOST_BYTES
-    words: NDArray[np.signedinteger[Any]] = np.ndarray(
-        out.size - 1, f"<i{word}", narrow, offset=2 * width - word, strides=(width,)
+    size = 4 if width < 4 else MOST_BYTES
+    wider: NDArray[np.signedinteger[Any]] = np.ndarray(
+        out.size - 1, f"<i{size}", narrow, offset=2 * width - size, strides=(width,)
     )
-    np.right_shift(words, 8 * (word - width), out=out[1:])
+    np.right_shift(wider, 8 * (size - width), out=out[1:])
 
 
-def add(readers: list[LaneReader]) -> LaneReader:
-    """Return a reader that adds up the lanes of one or more readers."""
+def add(readers: list[WordReader]) -> WordReader:
+    """Return a reader that adds up the words of one or more readers."""
 
-    def total(begin: int, end: int) -> Lanes:
-        lanes = readers[0](begin, end)
+    def total(begin: int, end: int) -> Words:
+        words = readers[0](begin, end)
         for read in readers[1:]:
-            np.add(lanes, read(begin, end), out=lanes)
-        return lanes
+            np.add(words, read(begin, end), out=words)
+        return words
 
     return total
 
@@ -212,7 +212,7 @@ AUXILIARY: Final = "auxiliary/"
 MEMBERS: Final = "members"
 _LENGTH: Final = "/length"
 _WIDTHS: Final = "/widths"
-_LANES: Final = "/lanes"
+_WORDS: Final = "/lanes"  # the format keeps this older name
 _HEADER_BYTES: Final = 1 << 16
 
 
@@ -223,9 +223,9 @@ def vectors_of(parameters: int, auxiliaries: Iterable[str]) -> Mapping[str, int]
     return {BODY: parameters, **beside}
 
 
-def write_lanes(
+def write_sum_file(
     path: Path,
-    readers: Mapping[str, LaneReader],
+    readers: Mapping[str, WordReader],
     vectors: Mapping[str, int],
     members: bytes,
     *,
@@ -239,11 +239,11 @@ def write_lanes(
     arrays: dict[str, NDArray[Any]] = {MEMBERS: np.frombuffer(members, np.uint8)}
     for name, length in vectors.items():
         arrays[name + _LENGTH] = np.array([length], np.uint64)
-        arrays[name + _WIDTHS], arrays[name + _LANES] = pack(readers[name], length)
+        arrays[name + _WIDTHS], arrays[name + _WORDS] = pack(readers[name], length)
     return write_tensors(path, arrays, layout=Layout.of(arrays), over=over)
 
 
-class LaneFile:
+class SumFile:
     """An open file that contains a sum of updates."""
 
     def __init__(self, file: TensorFile) -> None:
@@ -254,12 +254,12 @@ class LaneFile:
         self.vectors: Mapping[str, int] = {name: int(arrays[name + _LENGTH][0]) for name in names}
         """Length of each vector, as stated in the file."""
         self._packed = {
-            name: PackedLanes(arrays[name + _WIDTHS], arrays.stored[name + _LANES], length)
+            name: PackedWords(arrays[name + _WIDTHS], arrays.stored[name + _WORDS], length)
             for name, length in self.vectors.items()
         }
 
-    def reader(self, vector: str) -> LaneReader:
-        """Return a reader of a vector's lanes. Thread-safe."""
+    def reader(self, vector: str) -> WordReader:
+        """Return a reader of a vector's words. Thread-safe."""
         return self._packed[vector].read
 
     def check(self, members: bytes, count: int) -> None:
@@ -267,8 +267,8 @@ class LaneFile:
 
         members: digest of the updates that the file should contain. count: number of these updates.
 
-        Raises LayoutError if the members differ or the lanes are not packed as specified,
-        OutOfBoundsError for lanes that a sum over `count` members can't have.
+        Raises LayoutError if the members differ or the words are not packed as specified,
+        OutOfBoundsError for words that a sum over `count` members can't have.
         """
         if self.members != members:
             raise LayoutError(
@@ -279,20 +279,20 @@ class LaneFile:
 
 
 @contextmanager
-def opened_lanes(path: Path, vectors: Mapping[str, int] | None = None) -> Iterator[LaneFile]:
+def opened_sum_file(path: Path, vectors: Mapping[str, int] | None = None) -> Iterator[SumFile]:
     """Open a sum's file while the block runs.
 
     vectors: lengths of the vectors that the file must have; None to accept any. Raises LayoutError,
     StorageError.
     """
     with open_tensors(path, maximum_header_bytes=_HEADER_BYTES) as file:
-        lanes = LaneFile(file)
-        if vectors is not None and lanes.vectors != vectors:
+        total = SumFile(file)
+        if vectors is not None and total.vectors != vectors:
             raise LayoutError(
-                f"a sum's file has the vectors {_described(lanes.vectors)}, but the run's model "
+                f"a sum's file has the vectors {_described(total.vectors)}, but the run's model "
                 f"needs {_described(vectors)}"
             )
-        yield lanes
+        yield total
 
 
 def add_files(path: Path, parts: Sequence[Path], members: bytes) -> FileDigest:
@@ -302,11 +302,14 @@ def add_files(path: Path, parts: Sequence[Path], members: bytes) -> FileDigest:
     vectors, StorageError.
     """
     with contextlib.ExitStack() as stack:
-        first = stack.enter_context(opened_lanes(parts[0]))
+        first = stack.enter_context(opened_sum_file(parts[0]))
         vectors = first.vectors
-        files = [first, *(stack.enter_context(opened_lanes(part, vectors)) for part in parts[1:])]
+        files = [
+            first,
+            *(stack.enter_context(opened_sum_file(part, vectors)) for part in parts[1:]),
+        ]
         readers = {name: add([file.reader(name) for file in files]) for name in vectors}
-        return write_lanes(path, readers, vectors, members)
+        return write_sum_file(path, readers, vectors, members)
 
 
 def _vector_names(layout: Layout) -> list[str]:
@@ -318,7 +321,7 @@ def _vector_names(layout: Layout) -> list[str]:
         wanted |= {
             name + _LENGTH: ("U64", 1),
             name + _WIDTHS: ("U8", -1),
-            name + _LANES: ("U8", -1),
+            name + _WORDS: ("U8", -1),
         }
     for name in sorted(wanted.keys() ^ layout.by_name.keys()):
         fault = "lacks" if name in wanted else "has the unexpected"

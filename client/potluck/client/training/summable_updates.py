@@ -1,4 +1,4 @@
-"""Updates that a host adds up: each client's differences from the model, as lanes in one file."""
+"""Updates that a host adds up: each client's differences from the model, in fixed point."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from potluck.common.tensors.flat import FlatVector, TensorBorders
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import FileDigest, Tensors
-from potluck.common.updates.lane_files import AUXILIARY, BODY, LaneReader, vectors_of, write_lanes
-from potluck.common.updates.lanes import (
-    Lanes,
-    LaneTerms,
+from potluck.common.updates.fixed_point import (
+    FixedPointTerms,
+    Words,
     members_digest,
     normalizer_of,
     quantise,
 )
+from potluck.common.updates.sum_files import AUXILIARY, BODY, WordReader, vectors_of, write_sum_file
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
@@ -30,10 +30,10 @@ SUM: Final = transfer_pb2.ENCODING_SUM
 _Arrays = Mapping[str, NDArray[Any]]
 
 
-def lane_terms(work: rpc.Train) -> LaneTerms:
-    """Return an instruction's terms for lanes. Raises LayoutError if they are out of range."""
+def fixed_point_terms(work: rpc.Train) -> FixedPointTerms:
+    """Return an instruction's terms of fixed point. Raises LayoutError if they are out of range."""
     asked = work.summing
-    terms = LaneTerms(
+    terms = FixedPointTerms(
         quantum_bits=asked.quantum_bits,
         weight_unit=asked.weight_unit,
         weight_cap=asked.weight_cap,
@@ -42,7 +42,7 @@ def lane_terms(work: rpc.Train) -> LaneTerms:
     return terms
 
 
-def write_lane_update(
+def write_summable_update(
     path: Path,
     instruction: rpc.Instruction,
     trained: _Arrays,
@@ -57,11 +57,11 @@ def write_lane_update(
 
     base: the round's model. report: the report as disclosed; its samples are the weight. buffers:
     names of floating-point tensors that are not parameters and so are not normalised. over: a spare
-    file to overwrite. Raises LayoutError, OutOfBoundsError if a lane can't hold a difference,
+    file to overwrite. Raises LayoutError, OutOfBoundsError if a word can't hold a difference,
     StorageError.
     """
     work, layout = instruction.train, base.layout
-    terms = lane_terms(work)
+    terms = fixed_point_terms(work)
     divisor = normalizer_of(report) if work.normalized else 1.0
     factor = terms.factor(terms.weight(report.samples))
     vector, origin = FlatVector(trained, layout), FlatVector(base.arrays, layout)
@@ -73,12 +73,12 @@ def write_lane_update(
             _divide(values, begin, divisor, layout, buffers)
         return values
 
-    readers = {BODY: _lanes(difference, factor)}
+    readers = {BODY: _words(difference, factor)}
     for name, arrays in auxiliaries.items():
         beside = partial(_copied, FlatVector(arrays, layout))
-        readers[AUXILIARY + name] = _lanes(beside, 1.0 / terms.quantum)
+        readers[AUXILIARY + name] = _words(beside, 1.0 / terms.quantum)
     vectors = vectors_of(layout.parameters, auxiliaries)
-    return write_lanes(path, readers, vectors, members_digest([instruction.id]), over=over)
+    return write_sum_file(path, readers, vectors, members_digest([instruction.id]), over=over)
 
 
 def _copied(vector: FlatVector, begin: int, end: int) -> NDArray[np.float64]:
@@ -97,10 +97,10 @@ def _divide(
             values[place] /= divisor
 
 
-def _lanes(read: Callable[[int, int], NDArray[np.float64]], factor: float) -> LaneReader:
-    def lanes(begin: int, end: int) -> Lanes:
+def _words(read: Callable[[int, int], NDArray[np.float64]], factor: float) -> WordReader:
+    def words(begin: int, end: int) -> Words:
         out = np.empty(end - begin, np.int64)
         quantise(read(begin, end), factor, out)
         return out
 
-    return lanes
+    return words
