@@ -16,13 +16,11 @@ from typing import Final
 
 from potluck.common.run_file.run_settings import MaskingSettings
 from potluck.common.tensors.layout import Layout
+from potluck.common.updates.sum_files import BODY, vectors_of
 from potluck.secagg.protocol import SumVector, VectorEncoding
 from potluck.secagg.protocol.vectors.word_limits import HEAD_EXTRA
 
-BODY: Final = "body"
 HEAD: Final = "head"
-AUXILIARY: Final = "auxiliary/"
-"""Prefix of an auxiliary's vector; the auxiliary's name follows."""
 WITHIN: Final = "within"
 """Vector of one number that counts the updates within the clip of a run with noise."""
 LOSS: Final = "loss"
@@ -90,9 +88,9 @@ def vector_lengths(
 
     parameters: length of the floating-point vector. counts: True for a vector `WITHIN`.
     """
-    beside = {f"{AUXILIARY}{name}": parameters for name in sorted(auxiliaries)}
-    within = {WITHIN: 1} if counts else {}
-    return {BODY: parameters, HEAD: HEAD_EXTRA + len(metrics), **beside, **within}
+    # Files depend on this order: body, head, auxiliaries, count.
+    first = {BODY: parameters, HEAD: HEAD_EXTRA + len(metrics)}
+    return {**first, **vectors_of(parameters, auxiliaries), **({WITHIN: 1} if counts else {})}
 
 
 def sum_vectors(

@@ -18,10 +18,11 @@ from potluck.client.training.unmasked_update import Differences
 from potluck.common.errors import StorageError
 from potluck.common.run_file.run_settings import MaskingSettings
 from potluck.common.tensors.layout import Layout
+from potluck.common.updates.sum_files import BODY
 from potluck.privacy.host.client_noise import ClientNoise
 from potluck.secagg.coordinator.masked_reduction import opened_sum
 from potluck.secagg.host.masked_updates import write_noisy
-from potluck.secagg.masked_vectors import BODY, NoiseInSums, sum_vectors, vector_lengths
+from potluck.secagg.masked_vectors import NoiseInSums, sum_vectors, vector_lengths
 from potluck.secagg.protocol import BrokenRuleError, Header, Purpose
 from potluck.secagg.protocol.primitives.thresholds import colluding_clients
 from potluck.secagg.protocol.wire.messages import Stage

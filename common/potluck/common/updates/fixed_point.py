@@ -13,7 +13,7 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,25 +121,49 @@ def normalizer_of(report: UpdateReport) -> float:
     return report.normalizer or float(max(1, report.steps))
 
 
-def quantise(values: NDArray[np.float64], factor: float, out: Words) -> None:
-    """Write round(values · factor) to `out`; `values` is overwritten.
+# Conversion ---------------------------------------------------------------------------------------
+# For sums at the host and for masked sums: a masked update is words plus masks.
 
-    Raises OutOfBoundsError if a value is NaN, or its magnitude exceeds `LARGEST_WORD`.
+
+def magnitude(values: NDArray[np.float64]) -> float:
+    """Return the largest absolute value; NaN if any value is NaN, 0 for no values."""
+    # Minimum and maximum are both NaN if any value is.
+    return max(-float(values.min(initial=0.0)), float(values.max(initial=0.0)))
+
+
+def write_words(
+    values: NDArray[np.float64], factor: float, out: NDArray[np.signedinteger[Any]]
+) -> None:
+    """Write round(values · factor) to `out`, ties to even; `values` is overwritten.
+
+    The caller ensures that every result fits into a word of `out`.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        np.multiply(values, factor, out=values)
-        np.rint(values, out=values)
-        # This refuses NaN too: minimum and maximum are then NaN, and comparisons with NaN are
-        # False.
-        within = not values.size or bool(
-            values.min() >= -LARGEST_WORD and values.max() <= LARGEST_WORD
-        )
-    if not within:
+    values *= factor
+    np.rint(values, out=values)
+    np.copyto(out, values, casting="unsafe")
+
+
+def read_words(words: NDArray[np.signedinteger[Any]], scale: float) -> NDArray[np.float64]:
+    """Return words · scale. scale: what a word of 1 stands for."""
+    values = words.astype(np.float64)  # faster than np.multiply with another dtype
+    values *= scale
+    return values
+
+
+# Sums at the host ---------------------------------------------------------------------------------
+
+
+def quantise(values: NDArray[np.float64], factor: float, out: Words) -> None:
+    """Write a client's words, round(values · factor), to `out`; `values` is overwritten.
+
+    Raises OutOfBoundsError if a value is NaN, or a word's magnitude exceeds `LARGEST_WORD`.
+    """
+    if not np.rint(magnitude(values) * factor) <= LARGEST_WORD:  # not for NaN either
         raise OutOfBoundsError(
             f"a parameter's difference is NaN or beyond ±{LARGEST_WORD / factor:.6g}, the "
             "maximum in a host's sum; lower training.learning_rate, or host_sums.quantum_bits"
         )
-    np.copyto(out, values, casting="unsafe")
+    write_words(values, factor, out)
 
 
 def check_words(words: Words, members: int) -> None:

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from potluck.common.errors import LayoutError, TrainingError
 from potluck.common.tensors.tensor_files import TensorFile, open_tensors
+from potluck.common.updates.sum_files import AUXILIARY, BODY
 from potluck.secagg.masked_vectors import (
-    AUXILIARY,
-    BODY,
     HEAD,
     LOSS,
     NORMALIZER,

@@ -16,6 +16,7 @@ from potluck.client.training.unmasked_update import Differences
 from potluck.common.errors import RoundClosedError
 from potluck.common.tensors.flat import TensorBorders
 from potluck.common.tensors.tensor_files import FileDigest, open_tensors, write_tensors
+from potluck.common.updates.sum_files import AUXILIARY, BODY
 from potluck.common.updates.training_agreement import (
     check_alike,
     settings_sha256,
@@ -24,8 +25,6 @@ from potluck.common.updates.training_agreement import (
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.secagg.masked_vectors import (
-    AUXILIARY,
-    BODY,
     HEAD,
     NORMALIZER,
     WITHIN,

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from potluck.common.errors import LayoutError, RunError
 from potluck.common.interruptible import in_thread
 from potluck.common.monitoring.metric_labels import SUM as SUM_LABEL
-from potluck.common.updates.fixed_point import FixedPointTerms, members_digest, normalizer_of
+from potluck.common.updates.fixed_point import (
+    FixedPointTerms,
+    members_digest,
+    normalizer_of,
+    read_words,
+)
 from potluck.common.updates.sum_files import (
     AUXILIARY,
     BODY,
@@ -67,11 +71,7 @@ class SummedTotal:
 
     def _reader(self, vector: str, scale: float) -> BlockReader:
         read = add([file.reader(vector) for file in self.files])
-
-        def scaled(begin: int, end: int) -> NDArray[np.float64]:
-            return np.multiply(read(begin, end), scale, dtype=np.float64)
-
-        return scaled
+        return lambda begin, end: read_words(read(begin, end), scale)
 
 
 @contextmanager

@@ -16,11 +16,11 @@ from potluck.common.errors import LayoutError, PluginError, TrainingError
 from potluck.common.run_file.run_settings import MaskingSettings
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import TensorFile, open_tensors, write_tensors
+from potluck.common.updates.sum_files import BODY
 from potluck.common.updates.update_report import UpdateReport
 from potluck.secagg.coordinator.masked_reduction import check_masked, opened_sum
 from potluck.secagg.host.masked_updates import write_masked
 from potluck.secagg.masked_vectors import (
-    BODY,
     METRIC_BOUND,
     metric_names,
     sum_vectors,

@@ -13,6 +13,7 @@ attention) can't be computed from sums.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.common.updates.fixed_point import magnitude, read_words, write_words
 from potluck.secagg.protocol.primitives.masks import Words, word_dtype
 from potluck.secagg.protocol.rules import Rule, require
 from potluck.secagg.protocol.vectors.word_limits import (
+    as_signed,
     metric_scale,
     to_integers,
     to_words,
@@ -50,7 +53,6 @@ class BodyEncoder:
         share = min(weight, header.weight_bound) / header.weight_bound
         self._clip = vector.clip
         self._factor = share * vector_scale(vector, clients)
-        self._signed = np.dtype(f"<i{vector.modulus_bits // 8}")
         self._dtype = word_dtype(vector.modulus_bits)
         self._scratch = np.empty(0)
         self.clipped = 0
@@ -71,15 +73,12 @@ class BodyEncoder:
             self._scratch = np.empty(block.size)
         values = self._scratch[: block.size].reshape(block.shape)
         values[...] = block
-        # This finds NaN too: minimum and maximum are NaN if any value is.
-        largest = max(-float(values.min(initial=0.0)), float(values.max(initial=0.0)))
-        require(bool(np.isfinite(largest)), Rule.INPUT, "the update contains NaN or infinity")
+        largest = magnitude(values)
+        require(math.isfinite(largest), Rule.INPUT, "the update contains NaN or infinity")
         if largest > self._clip:
             self.clipped += int(np.count_nonzero(np.abs(values) > self._clip))
             np.clip(values, -self._clip, self._clip, out=values)
-        values *= self._factor
-        np.rint(values, out=values)
-        np.copyto(out.view(self._signed), values, casting="unsafe")
+        write_words(values, self._factor, as_signed(out))
 
 
 def encode_head(
@@ -157,7 +156,4 @@ class BodyDecoder:
 
     def decode(self, total: Words) -> NDArray[np.float64]:
         """Return the weighted mean of a block of parameters."""
-        signed = np.dtype(f"<i{total.dtype.itemsize}")
-        values = total.view(signed).astype(np.float64)
-        values *= self._factor
-        return values
+        return read_words(as_signed(total), self._factor)

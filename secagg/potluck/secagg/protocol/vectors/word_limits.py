@@ -118,6 +118,10 @@ def to_words(values: NDArray[Any], modulus_bits: int) -> Words:
 
 
 def to_integers(words: Words) -> NDArray[np.int64]:
-    """Return the signed numbers that words stand for. words: dtype `<u4` or `<u8`."""
-    signed = np.dtype(f"<i{words.dtype.itemsize}")
-    return words.view(signed).astype(np.int64)
+    """Return a copy of the signed numbers that words stand for. words: dtype `<u4` or `<u8`."""
+    return as_signed(words).astype(np.int64)
+
+
+def as_signed(words: Words) -> NDArray[np.signedinteger[Any]]:
+    """Return the same memory as signed numbers. words: dtype `<u4` or `<u8`."""
+    return words.view(np.dtype(f"<i{words.dtype.itemsize}"))
