@@ -18,6 +18,8 @@ from support.stored import AT, COHORT, RUN, UPDATE, commit, digest
 
 from potluck.common.learning.spread import Coverage, spread
 from potluck.common.net.build_version import software_version
+from potluck.common.records import round_message
+from potluck.common.records.round import RoundFacts
 from potluck.common.trainer import Measure
 from potluck.deploy.cards.card_source import make_card
 from potluck.deploy.operator.json_view import event_values
@@ -35,6 +37,8 @@ from potluck.rpc.v1 import operator_pb2
 from potluck.server.sinks.record_reader import RecordReader
 from potluck.server.store import AttemptKey, BestSoFar, MemberState, Store
 from potluck.server.store.records import LateRow, LateState, Provenance
+from potluck.server.store.round_record import round_record
+from potluck.server.store.sql import schema
 from potluck.server.watching.feed import committed_round_message, run_status
 
 KEPT = Path(__file__).parent / "shown_rounds.json"
@@ -173,3 +177,17 @@ def test_committed_rounds_are_shown_as_in_the_stored_reference(
     assert tuple(found) == COMPARED
     for name in COMPARED:
         assert found[name] == kept[kind][name], name
+
+
+def test_every_fact_of_a_round_has_a_column_and_a_field_of_the_message() -> None:
+    names = set(RoundFacts.names())
+    assert names <= set(schema.rounds.columns.keys())
+    assert names <= set(operator_pb2.CommittedRound.DESCRIPTOR.fields_by_name)
+
+
+def test_round_is_the_same_after_its_message(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 'potluck.sqlite3'}") as store:
+        fill(store, "run", {})
+        records = [round_record(row) for row in store.rounds("run")]
+    messages = [round_message.round_message(each) for each in records]
+    assert [round_message.round_of(each) for each in messages] == records

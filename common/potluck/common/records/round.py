@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from potluck.common.learning.spread import Coverage, Spread
 from potluck.common.records.privacy_loss import RoundPrivacy
@@ -56,34 +56,52 @@ class JoinedUpdate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
+class RoundFacts:
+    """The facts about a committed round that are stored, sent and shown unchanged.
+
+    seconds: time from selection to commit. bytes_down, bytes_up: bytes of models and of updates.
+    spreads: spread of each measure over clients. coverage: numbers of clients and samples behind
+    each measure, including measures that clients were asked for but none measured. committed_at:
+    time of the commit; None if it was not recorded. software: version of each program and library
+    of the coordinator. privacy: the run's privacy loss after the round; None without `[privacy]`.
+    """
+
+    seconds: float
+    bytes_down: int
+    bytes_up: int
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
+    coverage: Mapping[str, Coverage] = field(default_factory=dict)
+    committed_at: datetime | None = None
+    software: Mapping[str, str] = field(default_factory=dict)
+    privacy: RoundPrivacy | None = None
+
+    @staticmethod
+    def names() -> tuple[str, ...]:
+        """Return the names of all facts, which are also those of their columns and messages."""
+        return tuple(each.name for each in fields(RoundFacts))
+
+    def facts(self) -> dict[str, Any]:
+        """Return all facts by name, without the other fields of a subclass."""
+        return {name: getattr(self, name) for name in RoundFacts.names()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round(RoundFacts):
     """A committed round.
 
     number: number of the round, from 1. measures: measures of the new model, by name; if it was not
     evaluated, only measures of the round's trainings, such as `training_loss`. members: the cohort
-    in the order of selection. seconds: time from selection to commit. bytes_down, bytes_up: bytes
-    of models and of updates. model: BLAKE3 digest of the new model. coverage: numbers of clients
-    and samples behind each measure, including measures that clients were asked for but none
-    measured. late: updates from earlier rounds that became part of this model. sums: number of
-    received files in which hosts had added up updates. committed_at: time of the commit; None if it
-    was not recorded. software: version of each program and library of the coordinator. privacy: the
-    run's privacy loss after the round; None without `[privacy]`.
+    in the order of selection. model: BLAKE3 digest of the new model. late: updates from earlier
+    rounds that became part of this model. sums: number of received files in which hosts had added
+    up updates.
     """
 
     number: int
     measures: Mapping[str, float]
-    spreads: Mapping[str, Spread]
     members: tuple[RoundMember, ...]
-    seconds: float
-    bytes_down: int
-    bytes_up: int
     model: str
-    coverage: Mapping[str, Coverage] = field(default_factory=dict)
     late: tuple[JoinedUpdate, ...] = ()
     sums: int = 0
-    committed_at: datetime | None = None
-    software: Mapping[str, str] = field(default_factory=dict)
-    privacy: RoundPrivacy | None = None
 
     @property
     def accuracy(self) -> float | None:

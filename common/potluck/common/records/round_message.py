@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC
-from typing import Final
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from potluck.common.learning.spread import QUANTILES, Coverage, Spread
 from potluck.common.records.privacy_loss import RoundPrivacy
-from potluck.common.records.round import JoinedUpdate, Round, RoundMember
+from potluck.common.records.round import JoinedUpdate, Round, RoundFacts, RoundMember
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState
 
@@ -19,61 +21,40 @@ _PREFIX = "MEMBER_STATE_"
 
 def round_message(record: Round) -> operator_pb2.CommittedRound:
     """Return the message for a round."""
-    message = operator_pb2.CommittedRound(
+    return operator_pb2.CommittedRound(
         round=record.number,
         members=[_member_message(member) for member in record.members],
         metrics=metrics_message(record.measures),
-        seconds=record.seconds,
-        bytes_down=record.bytes_down,
-        bytes_up=record.bytes_up,
         model_blake3=record.model,
         sums=record.sums,
         late=[
             operator_pb2.LateUpdate(client_id=each.client, round=each.round, weight=each.weight)
             for each in record.late
         ],
-        spreads={
-            name: operator_pb2.Spread(
-                clients=each.clients,
-                mean=each.mean,
-                quantiles=each.quantiles.values(),
-                worst_tenth=each.worst_tenth,
-                asked=each.asked,
-                samples=each.samples,
-                partial=each.partial,
-            )
-            for name, each in record.spreads.items()
+        **{
+            name: _TO_MESSAGE[name](value) if name in _TO_MESSAGE else value
+            for name, value in record.facts().items()
+            if value is not None
         },
-        coverage={name: coverage_message(each) for name, each in record.coverage.items()},
-        software=record.software,
-        privacy=None if record.privacy is None else _privacy_message(record.privacy),
     )
-    if record.committed_at is not None:
-        message.committed_at.FromDatetime(record.committed_at)
-    return message
 
 
 def round_of(message: operator_pb2.CommittedRound) -> Round:
     """Return the round in a message."""
-    stored = message.HasField("committed_at")
     return Round(
         number=message.round,
         measures=_measures(message.metrics),
-        spreads={name: _spread(each) for name, each in sorted(message.spreads.items())},
         members=tuple(member_of(member) for member in message.members),
-        seconds=message.seconds,
-        bytes_down=message.bytes_down,
-        bytes_up=message.bytes_up,
         model=message.model_blake3,
-        coverage={name: coverage_of(each) for name, each in sorted(message.coverage.items())},
         late=tuple(
             JoinedUpdate(client=each.client_id, round=each.round, weight=each.weight)
             for each in message.late
         ),
         sums=message.sums,
-        committed_at=message.committed_at.ToDatetime(tzinfo=UTC) if stored else None,
-        software=dict(sorted(message.software.items())),
-        privacy=_privacy_of(message.privacy) if message.HasField("privacy") else None,
+        **{
+            name: _FROM_MESSAGE[name](message) if name in _FROM_MESSAGE else getattr(message, name)
+            for name in RoundFacts.names()
+        },
     )
 
 
@@ -140,6 +121,48 @@ def _member_message(member: RoundMember) -> operator_pb2.Member:
     )
 
 
+def _spreads_message(spreads: Mapping[str, Spread]) -> dict[str, operator_pb2.Spread]:
+    return {
+        name: operator_pb2.Spread(
+            clients=each.clients,
+            mean=each.mean,
+            quantiles=each.quantiles.values(),
+            worst_tenth=each.worst_tenth,
+            asked=each.asked,
+            samples=each.samples,
+            partial=each.partial,
+        )
+        for name, each in spreads.items()
+    }
+
+
+def _spreads_of(message: operator_pb2.CommittedRound) -> dict[str, Spread]:
+    return {name: _spread(each) for name, each in sorted(message.spreads.items())}
+
+
+def _coverages_message(coverage: Mapping[str, Coverage]) -> dict[str, operator_pb2.Coverage]:
+    return {name: coverage_message(each) for name, each in coverage.items()}
+
+
+def _coverages_of(message: operator_pb2.CommittedRound) -> dict[str, Coverage]:
+    return {name: coverage_of(each) for name, each in sorted(message.coverage.items())}
+
+
+def _time_message(at: datetime) -> Timestamp:
+    message = Timestamp()
+    message.FromDatetime(at)
+    return message
+
+
+def _time_of(message: operator_pb2.CommittedRound) -> datetime | None:
+    stored = message.HasField("committed_at")
+    return message.committed_at.ToDatetime(tzinfo=UTC) if stored else None
+
+
+def _software_of(message: operator_pb2.CommittedRound) -> dict[str, str]:
+    return dict(sorted(message.software.items()))
+
+
 def _privacy_message(privacy: RoundPrivacy) -> operator_pb2.RoundPrivacy:
     return operator_pb2.RoundPrivacy(
         delta=privacy.delta,
@@ -151,14 +174,17 @@ def _privacy_message(privacy: RoundPrivacy) -> operator_pb2.RoundPrivacy:
     )
 
 
-def _privacy_of(message: operator_pb2.RoundPrivacy) -> RoundPrivacy:
+def _privacy_of(message: operator_pb2.CommittedRound) -> RoundPrivacy | None:
+    if not message.HasField("privacy"):
+        return None
+    found = message.privacy
     return RoundPrivacy(
-        delta=message.delta,
-        largest=message.largest if message.HasField("largest") else None,
-        median=message.median if message.HasField("median") else None,
-        near_limit=message.near_limit if message.HasField("near_limit") else None,
-        refused=message.refused,
-        clients=dict(sorted(message.clients.items())),
+        delta=found.delta,
+        largest=found.largest if found.HasField("largest") else None,
+        median=found.median if found.HasField("median") else None,
+        near_limit=found.near_limit if found.HasField("near_limit") else None,
+        refused=found.refused,
+        clients=dict(sorted(found.clients.items())),
     )
 
 
@@ -178,3 +204,21 @@ def _spread(message: operator_pb2.Spread) -> Spread:
         samples=message.samples,
         partial=message.partial,
     )
+
+
+_TO_MESSAGE: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "spreads": _spreads_message,
+    "coverage": _coverages_message,
+    "committed_at": _time_message,
+    "privacy": _privacy_message,
+}
+"""Functions that convert those `RoundFacts` that are not plain values. Each fact has a field of the
+same name in the message."""
+_FROM_MESSAGE: Final[Mapping[str, Callable[[operator_pb2.CommittedRound], Any]]] = {
+    "spreads": _spreads_of,
+    "coverage": _coverages_of,
+    "committed_at": _time_of,
+    "software": _software_of,
+    "privacy": _privacy_of,
+}
+"""Functions that read those `RoundFacts` that are not plain values, or may be absent."""

@@ -12,8 +12,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from potluck.common.learning.spread import Coverage, Spread
-from potluck.common.records.privacy_loss import RoundPrivacy
+from potluck.common.learning.spread import Coverage
+from potluck.common.records.round import RoundFacts
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.trainer import Measure
 from potluck.common.updates.update_report import UpdateReport
@@ -299,14 +299,11 @@ Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredRound:
-    """The data of a committed round that are stored unchanged.
+class StoredRound(RoundFacts):
+    """A committed round as the table of rounds has it.
 
     state_blake3: digest of the file with the arrays of the selector's and the strategy's states.
-    spreads: spread of each metric over clients. best: best value after this round, see `RunRow`.
-    software: version of each program and library of the coordinator. coverage: numbers of clients
-    and samples from which each metric was computed, also for metrics that no client could compute.
-    privacy: the round's privacy loss; None for runs without `[privacy]`.
+    best: best value after this round, see `RunRow`.
     """
 
     key: AttemptKey
@@ -315,16 +312,9 @@ class StoredRound:
     selector_scalars: Mapping[str, Scalar] = field(default_factory=dict)
     strategy_scalars: Mapping[str, Scalar] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=dict)
-    spreads: Mapping[str, Spread] = field(default_factory=dict)
-    seconds: float
-    bytes_down: int
-    bytes_up: int
-    committed_at: datetime
+    committed_at: datetime = field()  # a dataclass would otherwise take the default of `RoundFacts`
     late: Sequence[LateRow] = ()
     best: BestSoFar | None = None
-    software: Mapping[str, str] = field(default_factory=dict)
-    coverage: Mapping[str, Coverage] = field(default_factory=dict)
-    privacy: RoundPrivacy | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,21 +20,14 @@ def round_record(row: RoundRow) -> Round:
     return Round(
         number=row.key.round,
         measures=row.metrics,
-        spreads=row.spreads,
         members=tuple(_member(member) for member in row.members),
-        seconds=row.seconds,
-        bytes_down=row.bytes_down,
-        bytes_up=row.bytes_up,
         model=row.model_blake3,
-        coverage=row.coverage,
         late=tuple(
             JoinedUpdate(client=each.client_id, round=each.round, weight=each.weight or 0.0)
             for each in row.late
         ),
         sums=len(sums),
-        committed_at=row.committed_at,
-        software=row.software,
-        privacy=row.privacy,
+        **row.facts(),
     )
 
 

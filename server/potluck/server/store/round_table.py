@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -18,7 +18,8 @@ from sqlalchemy import (
     update,
 )
 
-from potluck.common.learning.spread import QUANTILES, Spread
+from potluck.common.learning.spread import QUANTILES, Coverage, Spread
+from potluck.common.records.privacy_loss import RoundPrivacy
 from potluck.server.store.attempt_table import AttemptState, last_commit
 from potluck.server.store.late_table import put_late, read_late
 from potluck.server.store.member_rows import read_members, take_part, take_part_late
@@ -63,9 +64,31 @@ def _decode_spreads(value: object) -> object:
     }
 
 
-def _encoded_spread(spread: Spread) -> dict[str, Any]:
-    return {**vars(spread), "quantiles": [*spread.quantiles.values()]}
+def _encode_spreads(spreads: Mapping[str, Spread]) -> str:
+    return encode_json(
+        {
+            name: {**vars(each), "quantiles": [*each.quantiles.values()]}
+            for name, each in spreads.items()
+        }
+    )
 
+
+def _encode_coverage(coverage: Mapping[str, Coverage]) -> str:
+    return encode_json({name: vars(each) for name, each in coverage.items()})
+
+
+def _encode_privacy(privacy: RoundPrivacy | None) -> str | None:
+    return None if privacy is None else encode_json(vars(privacy))
+
+
+_ENCODERS: Mapping[str, Callable[[Any], object]] = {
+    "spreads": _encode_spreads,
+    "coverage": _encode_coverage,
+    "committed_at": encode_time,
+    "privacy": _encode_privacy,
+}
+"""Functions that encode those fields of `RoundFacts` that are not plain values. Each field is a
+column with the same name; `_read_round` decodes it."""
 
 _read_round = Reader(
     RoundRow,
@@ -214,17 +237,10 @@ def _values(commit: RoundCommit) -> dict[str, Any]:
         "metrics": encode_json(
             {name: value for name, value in commit.metrics.items() if not math.isnan(value)}
         ),
-        "spreads": encode_json(
-            {name: _encoded_spread(each) for name, each in commit.spreads.items()}
-        ),
-        "seconds": commit.seconds,
-        "bytes_down": commit.bytes_down,
-        "bytes_up": commit.bytes_up,
-        "committed_at": encode_time(commit.committed_at),
         **best_values(commit.best),
-        "software": encode_json(commit.software),
-        "coverage": encode_json({name: vars(each) for name, each in commit.coverage.items()}),
-        "privacy": None if commit.privacy is None else encode_json(vars(commit.privacy)),
+        **{
+            name: _ENCODERS.get(name, encode_value)(value) for name, value in commit.facts().items()
+        },
     }
 
 
