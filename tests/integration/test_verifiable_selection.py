@@ -1,21 +1,31 @@
-"""`potluck audit-selection` on runs of a real coordinator with real hosts."""
+"""`potluck audit selection` and `potluck-client selections` on runs of a real coordinator with real
+hosts."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.sum_federation import EXACT, Members, SumFederation, sum_federation
+from support.sum_federation import EXACT, Members, SumFederation, host_of, sum_federation
 from typer.testing import CliRunner
 
+from potluck.client.cli import app as client_app
 from potluck.common.errors import ConfigurationError
+from potluck.server.eligibility.eligibility import ScarceError
+from potluck.server.selection import SelectionContext
 from potluck.server.store import RunState
+from potluck.server.store.records import AttemptKey
 from potluck.verifiable.audit_command import app
+from potluck.verifiable.coordinator.committed_run import CommittedRun
 from potluck.verifiable.coordinator.selection_audit import AuditedSelection, SelectionAudit
+from potluck.verifiable.host.selection_report import SelectionReport
 
 CLIENTS = 6
 RUN = f"""
@@ -41,6 +51,15 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
         await found.stack.aclose()
 
 
+def with_selector(selector: str) -> str:
+    """Return a verifiable run with a selector, which gets noisy profiles if it needs any."""
+    asks = 'profiles = {disclosure = "noisy", epsilon = 1.0}\n'
+    return (
+        f'{VERIFIABLE}selector = {{name = "{selector}"}}\n'
+        f"{asks * (selector in ('fedentopt', 'flips'))}"
+    )
+
+
 async def finished(federation: SumFederation, run_file: str) -> str:
     row = await federation.finished(run_file)
     assert row.state is RunState.FINISHED, row.reason
@@ -55,13 +74,18 @@ def database(federation: SumFederation) -> Path:
     return federation.coordinator.config.state_directory / "potluck.sqlite3"
 
 
-@pytest.mark.parametrize("selector", ["uniform", "fedentopt", "pow-d", "oort", "divfl", "everyone"])
+@pytest.mark.parametrize(
+    "selector",
+    [
+        *("uniform", "fedentopt", "pow-d", "oort", "divfl", "everyone"),
+        *("round-robin", "flips", "k-vib"),
+    ],
+)
 async def test_audit_of_an_honest_run_finds_no_difference(
     federation: SumFederation, selector: str
 ) -> None:
     """The selectors have no state, or need profiles, questions, reports or facts about updates."""
-    asks = 'profiles = {disclosure = "noisy", epsilon = 1.0}\n' * (selector == "fedentopt")
-    run_id = await finished(federation, f'{VERIFIABLE}selector = {{name = "{selector}"}}\n{asks}')
+    run_id = await finished(federation, with_selector(selector))
     found = audited(federation, run_id)
     assert [each.round for each in found] == [1, 2, 3]
     assert [each.differences for each in found] == [()] * 3
@@ -125,17 +149,7 @@ async def test_audit_command_exits_with_1_if_a_selection_differs(
     federation: SumFederation, tmp_path: Path
 ) -> None:
     run_id = await finished(federation, VERIFIED)
-    settings = federation.coordinator.config
-    config = tmp_path / "coordinator.toml"
-    tls = settings.tls
-    config.write_text(
-        f"state_directory = {json.dumps(str(settings.state_directory))}\n"
-        f"federation_root = {json.dumps(str(settings.federation_root))}\n"
-        f"members = {json.dumps(str(settings.members))}\n"
-        f"[tls]\ncertificate = {json.dumps(str(tls.certificate))}\n"
-        f"key = {json.dumps(str(tls.key))}\nauthority = {json.dumps(str(tls.authority))}\n"
-    )
-    arguments = [run_id, "--config", str(config)]
+    arguments = [run_id, "--config", str(coordinator_file(federation, tmp_path))]
     honest = CliRunner().invoke(app, arguments)
     assert honest.exit_code == 0, honest.output
     assert f"run {run_id} has 3 selections, of which 0 differ from the record" in honest.output
@@ -153,6 +167,20 @@ async def test_audit_command_exits_with_1_if_a_selection_differs(
     assert all(each["agrees"] for each in others)
 
 
+def coordinator_file(federation: SumFederation, folder: Path) -> Path:
+    """Write the coordinator's configuration file."""
+    settings, config = federation.coordinator.config, folder / "coordinator.toml"
+    tls = settings.tls
+    config.write_text(
+        f"state_directory = {json.dumps(str(settings.state_directory))}\n"
+        f"federation_root = {json.dumps(str(settings.federation_root))}\n"
+        f"members = {json.dumps(str(settings.members))}\n"
+        f"[tls]\ncertificate = {json.dumps(str(tls.certificate))}\n"
+        f"key = {json.dumps(str(tls.key))}\nauthority = {json.dumps(str(tls.authority))}\n"
+    )
+    return config
+
+
 async def test_audit_of_a_run_without_commitments_is_refused(federation: SumFederation) -> None:
     run_id = await finished(federation, RUN.replace("rounds = 3", "rounds = 1"))
     with pytest.raises(ConfigurationError, match="did not commit to its selections"):
@@ -164,3 +192,125 @@ async def test_verifiable_run_with_hidden_selector_inputs_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match="hosts can't recompute selector 'fedentopt'"):
         await federation.coordinator.start_run(f'{VERIFIED}selector = {{name = "fedentopt"}}\n')
+
+
+# What hosts keep ---------------------------------------------------------------------------------
+
+
+def host_report(federation: SumFederation, run_id: str, client: str) -> list[dict[str, Any]]:
+    """Return the selections of a run whose documents a client's host has stored."""
+    folder = federation.folder / host_of(client)
+    [run] = json.loads(SelectionReport(folder, [client], run_id).values())["runs"]
+    assert run["run"] == run_id
+    found: list[dict[str, Any]] = run["selections"]
+    return found
+
+
+def hosts_documents(federation: SumFederation, run_id: str, client: str) -> list[dict[str, str]]:
+    return [each["documents"] for each in host_report(federation, run_id, client)]
+
+
+@pytest.mark.parametrize(("run_file", "joint"), [(VERIFIED, True), (VERIFIABLE, False)])
+async def test_hosts_hold_the_documents_that_the_audit_reports(
+    federation: SumFederation, run_file: str, joint: bool
+) -> None:
+    run_id = await finished(federation, run_file)
+    found, chosen = audited(federation, run_id), await cohorts(federation, run_id)
+    for client in federation.members.names:
+        report = host_report(federation, run_id, client)
+        assert [each["documents"] for each in report] == [each.documents for each in found]
+        assert [each["cohort"] for each in report] == chosen
+        assert [each["own"] for each in report] == [[client] * (client in c) for c in chosen]
+        assert all(each["recomputed"] == joint and not each["gap"] for each in report)
+
+
+async def test_attempt_without_a_cohort_is_listed_by_audit_and_hosts(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator gives up an attempt after hosts have revealed their shares."""
+    honest = CommittedRun.begin
+
+    async def begin(
+        self: CommittedRun, context: SelectionContext, key: AttemptKey
+    ) -> SelectionContext:
+        found = await honest(self, context, key)
+        if (key.round, key.attempt) == (2, 1):
+            raise ScarceError("the coordinator does not like the seed")
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CommittedRun, "begin", begin)
+        run_id = await finished(federation, VERIFIED)
+    found = audited(federation, run_id)
+    assert [(each.round, each.attempt, each.committed, each.cohort) for each in found] == [
+        (1, 1, True, 3),
+        (2, 1, False, 0),
+        (2, 2, True, 3),
+        (3, 1, True, 3),
+    ]
+    assert all(each.agrees for each in found)
+    assert list(found[1].documents) == ["opening", "attendees"]
+    assert [each.documents for each in found] == hosts_documents(federation, run_id, "client-3")
+
+
+def host_file(federation: SumFederation, client: str, folder: Path) -> Path:
+    """Write a host's configuration file."""
+    config, tls = folder / "host.toml", federation.members.tls.hosts[host_of(client)]
+    state = federation.folder / host_of(client)
+    config.write_text(
+        f'coordinator = "127.0.0.1:{federation.port}"\nclients = ["{client}"]\n'
+        f"state_directory = {json.dumps(str(state))}\n"
+        f"[tls]\ncertificate = {json.dumps(str(tls.certificate))}\n"
+        f"key = {json.dumps(str(tls.key))}\nauthority = {json.dumps(str(tls.authority))}\n"
+    )
+    return config
+
+
+async def test_commands_of_host_and_coordinator_print_the_same_digests(
+    federation: SumFederation, tmp_path: Path
+) -> None:
+    run_id = await finished(federation, VERIFIED)
+    audit = CliRunner().invoke(
+        app, [run_id, "--config", str(coordinator_file(federation, tmp_path))]
+    )
+    of_host = ["selections", "--config", str(host_file(federation, "client-1", tmp_path))]
+    kept = CliRunner().invoke(client_app, [*of_host, "--run", run_id[:12]])
+    assert (audit.exit_code, kept.exit_code) == (0, 0), kept.output
+    lines = kept.output.splitlines()
+    assert [line.split()[-2:] for line in lines] == [
+        line.split()[-2:] for line in audit.output.splitlines()[:3]
+    ]
+    for number, (line, cohort) in enumerate(
+        zip(lines, await cohorts(federation, run_id), strict=True), 1
+    ):
+        own = "client-1" if "client-1" in cohort else "none"
+        assert line.startswith(
+            f"run {run_id}, round {number}, attempt 1: 3 clients, on this host: {own}; "
+            "recomputed by this host; outcome "
+        )
+    none = CliRunner().invoke(client_app, [*of_host, "--run", "no-such-run"])
+    assert (none.exit_code, none.output.startswith("no selections: ")) == (0, True)
+
+
+def called(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `potluck-client` in a process of its own."""
+    command = [sys.executable, "-m", "potluck.client.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+async def test_host_command_fails_if_a_chain_is_broken(
+    federation: SumFederation, tmp_path: Path
+) -> None:
+    run_id = await finished(federation, VERIFIED)
+    folder = federation.folder / host_of("client-2") / "selections"
+    [path] = [each for each in folder.glob("*.jsonl") if run_id in each.read_text()]
+    honest = path.read_text()
+    config = host_file(federation, "client-2", tmp_path)
+    try:
+        path.write_text(honest.replace('\\"count\\":3', '\\"count\\":4', 1))
+        done = called("selections", "--config", str(config))
+    finally:
+        path.write_text(honest)
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    assert f"{path}: line 2 breaks the chain of selections: the list of available clients" in line

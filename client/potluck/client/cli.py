@@ -223,6 +223,35 @@ def show_kept(
     typer.echo(plain(write_whole(states, model, output)))
 
 
+@app.command("selections")
+def show_selections(
+    config: Annotated[Path, typer.Option(help="The configuration file of the host.")],
+    run: Annotated[
+        str | None, typer.Option(help="List only this run; the first characters of its id suffice.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """List the selections that coordinators committed to, and check their hash chain.
+
+    For runs with verifiable selection. Each line is an attempt at a round. It shows how many
+    clients the coordinator selected, which are on this host, and whether this host recomputed the
+    cohort. It ends with the digest of the attempt's last document; compare it with the output of
+    `potluck audit selection`. Fails if a chain is broken. Can be used while the host runs; changes
+    nothing.
+    """
+    from potluck.common.net.identity import expand_clients
+    from potluck.common.settings.plugins import integration
+
+    settings = load_config(config, {})
+    clients = expand_clients(settings.clients)
+    report = integration("selection-report")(settings.state_directory, clients, run)
+    if as_json:
+        typer.echo(report.values())
+    else:
+        for line in report.lines():
+            typer.echo(plain(line))
+
+
 def _serve(config: ClientConfig) -> int:
     """Run the host until SIGTERM or SIGINT. Return the exit code."""
     configure_logging(config.log_format, config.log_level)

@@ -37,6 +37,9 @@ def audit_selection(
     inputs and the seed. It then calls the selector again with these inputs, and compares cohort and
     reasons with those of the round. The exit code is 1 if anything differs.
 
+    Each line ends with the digest of the attempt's last document. Hosts that received this document
+    print the same digest with `potluck-client selections`.
+
         potluck audit-selection 3f9a --config coordinator.toml
     """
     from potluck.common.settings.configuration import load
@@ -77,10 +80,12 @@ def _json(each: AuditedSelection) -> str:
 
 
 def _line(each: AuditedSelection) -> str:
-    state = "" if each.committed else ", given up"
-    what = f"round {each.round}, attempt {each.attempt}{state}: {each.cohort} clients"
+    state = "" if each.committed else ", not committed"
+    cohort = f"{each.cohort} clients" if each.cohort else "no cohort"
+    what = f"round {each.round}, attempt {each.attempt}{state}: {cohort}"
     missed = f", {each.missed} hosts did not reveal their shares" if each.missed else ""
     signed = f", {each.signatures} signatures" if each.signatures else ""
+    last = "".join(f"; {kind} {sha256}" for kind, sha256 in [*each.documents.items()][-1:])
     if each.agrees:
-        return f"{what}{signed}{missed}: agrees"
-    return f"{what}{missed}: differs from the record: {'; '.join(each.differences)}"
+        return f"{what}{signed}{missed}: agrees with the record{last}"
+    return f"{what}{missed}: differs from the record: {'; '.join(each.differences)}{last}"

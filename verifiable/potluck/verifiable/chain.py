@@ -72,6 +72,17 @@ class Chain:
         """Return the chain of a run before its first document."""
         return cls(run=run, tip=genesis(run))
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 digests (hexadecimal) of the current attempt's documents, in order, by kind:
+        "opening", "attendees", "outcome". A document that has not come is missing."""
+        known = {
+            "opening": self.opening_sha256,
+            "attendees": self.attendees_sha256,
+            "outcome": self.outcome_sha256,
+        }
+        return {kind: sha256 for kind, sha256 in known.items() if sha256}
+
     # Documents --------------------------------------------------------------------------------
 
     def opened(self, text: bytes) -> Chain:

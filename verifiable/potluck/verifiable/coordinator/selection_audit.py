@@ -6,8 +6,8 @@ runs. Blocking.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from potluck.server.store.run_table import Runs
 from potluck.server.store.sql.reading import open_for_reading
 from potluck.verifiable.coordinator.selection_inputs import inputs_sha256, restored
 from potluck.verifiable.coordinator.selection_log import LoggedAttempt, SelectionLog
-from potluck.verifiable.documents import receipt
+from potluck.verifiable.documents import Attendees, Opening, Outcome, receipt
 
 
 class _Tables(Attempts, Rounds, Runs):
@@ -43,15 +43,18 @@ class AuditedSelection:
     """Result of repeating the selection of one attempt at a round. differences: descriptions of
     what differs; empty if nothing does.
 
-    committed: True if this attempt's model was committed. cohort: number of clients. signatures:
-    number of valid signatures of members on its documents. missed: number of hosts that committed
-    to a share of the seed and did not reveal it.
+    committed: True if this attempt's model was committed. cohort: number of clients; 0 if the
+    attempt ended before its outcome. documents: SHA-256 digest (hexadecimal) of each of its
+    documents, by kind, as in `Chain.digests`. signatures: number of members' signatures on its
+    documents that were checked; 0 without a federation root. missed: number of hosts that committed
+    to a share of the seed and did not reveal it; 0 without an outcome.
     """
 
     round: int
     attempt: int
     committed: bool
     cohort: int
+    documents: Mapping[str, str] = field(default_factory=dict)
     signatures: int = 0
     missed: int = 0
     differences: tuple[str, ...] = ()
@@ -100,29 +103,32 @@ class SelectionAudit:
 
     def __len__(self) -> int:
         """Return the number of results of `results` if each committed round has an outcome."""
-        return sum(each.chain.outcome is not None for each in self._log.attempts)
+        return len(self._log.attempts)
 
     def results(self) -> Iterator[AuditedSelection]:
-        """Yield the results of attempts with an outcome, then of committed rounds without one."""
+        """Yield the results of all logged attempts, then of committed rounds without an outcome."""
         proven = set()
         for attempt in self._log.attempts:
             opening, outcome = attempt.chain.opening, attempt.chain.outcome
-            if opening is None or outcome is None:
-                continue
+            assert opening is not None  # noqa: S101  # every attempt has one
             row = self._rounds.get(opening.round)
-            committed = row is not None and row.key.attempt == opening.attempt
+            committed = (
+                row is not None and row.key.attempt == opening.attempt and outcome is not None
+            )
             if committed:
                 proven.add(opening.round)
             attendees = attempt.chain.attendees
-            speakers = 0 if attendees is None or not opening.joint else len(attendees.speakers)
+            missed = 0
+            if opening.joint and attendees is not None and outcome is not None:
+                missed = len(attendees.speakers) - len(outcome.shares)
             yield AuditedSelection(
                 round=opening.round,
                 attempt=opening.attempt,
                 committed=committed,
-                cohort=len(outcome.cohort),
-                signatures=sum(len(each) for each in attempt.receipts.values())
-                + sum(bool(each.signature) for each in (attendees.speakers if attendees else ())),
-                missed=max(0, speakers - len(outcome.shares)),
+                cohort=0 if outcome is None else len(outcome.cohort),
+                documents=attempt.chain.digests,
+                signatures=0 if self._members is None else len(_signatures(attempt)),
+                missed=missed,
                 differences=tuple(self._differences(attempt, row if committed else None)),
             )
         for number, row in self._rounds.items():
@@ -151,20 +157,27 @@ class SelectionAudit:
             if reasons != list(attempt.reasons):
                 yield "the reasons stored with the round are not the reasons of the selection"
         try:
-            yield from self._replayed(attempt)
+            yield from self._wrong_inputs(attempt)
         except PotluckError as error:
             yield error.message
         except Exception as error:  # a plug-in may raise anything
             yield f"the selection can't be repeated: {type(error).__name__}: {error}"
 
-    def _replayed(self, attempt: LoggedAttempt) -> Iterator[str]:
+    def _wrong_inputs(self, attempt: LoggedAttempt) -> Iterator[str]:
+        """Yield differences between the committed inputs, the logged inputs and the record, then
+        those of the selection that follows from the inputs."""
         opening, attendees = attempt.chain.opening, attempt.chain.attendees
         outcome = attempt.chain.outcome
-        if opening is None or attendees is None or outcome is None:
+        if opening is None:
             return
         if inputs_sha256(attempt.description) != opening.inputs_sha256:
             yield "the inputs of the selection are not the committed inputs"
-            return
+        elif attendees is not None and outcome is not None:
+            yield from self._replayed(attempt, opening, attendees, outcome)
+
+    def _replayed(
+        self, attempt: LoggedAttempt, opening: Opening, attendees: Attendees, outcome: Outcome
+    ) -> Iterator[str]:
         seed = attempt.chain.seed(outcome.share, outcome.shares)
         context, state = restored(
             attempt.description, self._log.part, seed=seed, available=attendees.available
@@ -193,24 +206,27 @@ class SelectionAudit:
         members = self._members
         if members is None:
             return
-        chain = attempt.chain
-        signed = [
-            (
-                each.client,
-                receipt(chain.opening_sha256, each.client, each.commitment),
-                each.signature,
-            )
-            for each in (chain.attendees.speakers if chain.attendees else ())
-        ]
-        for sha256, signatures in attempt.receipts.items():
-            signed += [
-                (client, receipt(sha256, client), each) for client, each in signatures.items()
-            ]
-        for client, text, signature in signed:
+        for client, text, signature in _signatures(attempt):
             try:
                 members.verify(client, text, bytes.fromhex(signature), utc())
             except (IdentityError, ValueError) as error:
                 yield f"the signature of client '{client}' is not valid: {error}"
+
+
+def _signatures(attempt: LoggedAttempt) -> list[tuple[str, bytes, str]]:
+    """Return (client, signed text, hexadecimal signature) for each signature on an attempt's
+    documents. A speaker without a signature has an empty one."""
+    chain = attempt.chain
+    speakers = chain.attendees.speakers if chain.attendees else ()
+    on_opening = [
+        (each.client, receipt(chain.opening_sha256, each.client, each.commitment), each.signature)
+        for each in speakers
+    ]
+    return on_opening + [
+        (client, receipt(sha256, client), each)
+        for sha256, signatures in attempt.receipts.items()
+        for client, each in signatures.items()
+    ]
 
 
 def _selected(

@@ -31,7 +31,7 @@ from potluck.verifiable.documents import (
     receipt,
     share_of,
 )
-from potluck.verifiable.stored_lines import StoredLines
+from potluck.verifiable.stored_lines import Line, StoredLines
 
 log = structlog.get_logger()
 
@@ -54,9 +54,7 @@ class _KnownRun:
         self._file = StoredLines(folder / f"{name}.jsonl")
         self.chain, self.speaker = Chain.begin(run), ""
         for line in self._file.read():
-            for kind in (_OPENING, _ATTENDEES, _OUTCOME):
-                if kind in line:
-                    self.chain = _with(self.chain, kind, line[kind].encode())
+            self.chain = with_line(self.chain, line)
             self.speaker = line.get(_CLIENT, self.speaker)
 
     def keep(self, kind: str, text: bytes, chain: Chain, client: str) -> None:
@@ -223,6 +221,22 @@ class CommittedSelections:
                 del self._runs[next(iter(self._runs))]
             self._runs[run] = _KnownRun(self._folder, run)
         return self._runs[run]
+
+
+def with_line(chain: Chain, line: Line) -> Chain:
+    """Return the chain with the document of a stored line. Raises BrokenSelectionError."""
+    for kind in (_OPENING, _ATTENDEES, _OUTCOME):
+        if kind in line:
+            return _with(chain, kind, text_of(line, kind))
+    return chain
+
+
+def text_of(line: Line, kind: str) -> bytes:
+    """Return the document in a stored line. Raises BrokenSelectionError if there is none."""
+    text = line.get(kind)
+    if not isinstance(text, str):
+        raise BrokenSelectionError(f"the line has no {kind}")
+    return text.encode()
 
 
 def _with(chain: Chain, kind: str, text: bytes) -> Chain:
