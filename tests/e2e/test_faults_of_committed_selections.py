@@ -60,16 +60,17 @@ def audit(federation: Federation, run_id: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("point", "committed"),
     [
-        pytest.param("after-sync-selections.jsonl-5", False, id="before hosts commit"),
-        pytest.param("after-sync-selections.jsonl-6", True, id="between commit and reveal"),
-        pytest.param("after-sync-selections.jsonl-7", True, id="after the reveal"),
-        pytest.param("after-sync-selections.jsonl-8", True, id="before hosts see the outcome"),
+        pytest.param("after-sync-selections.jsonl-6", False, id="before hosts commit"),
+        pytest.param("after-sync-selections.jsonl-7", True, id="between commit and reveal"),
+        pytest.param("after-sync-selections.jsonl-8", True, id="after the reveal"),
+        pytest.param("after-sync-selections.jsonl-9", True, id="before hosts see the outcome"),
+        pytest.param("after-sync-selections.jsonl-10", True, id="before the round is committed"),
     ],
 )
 async def test_coordinator_killed_during_a_selection_draws_the_same_seed(
     federation: Federation, point: str, committed: bool
 ) -> None:
-    """The file has four lines for each round; the kill is in round 2."""
+    """The file has five lines for each round; the kill is in round 2."""
     federation.points.note_boundaries()
     federation.points.kill(point)
     run_id = await federation.start_run()

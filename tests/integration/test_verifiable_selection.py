@@ -3,14 +3,17 @@ hosts."""
 
 from __future__ import annotations
 
+import io
 import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 from support.sum_federation import EXACT, Members, SumFederation, host_of, sum_federation
@@ -18,13 +21,19 @@ from typer.testing import CliRunner
 
 from potluck.client.cli import app as client_app
 from potluck.common.errors import ConfigurationError
+from potluck.server.config import CoordinatorConfig
 from potluck.server.eligibility.eligibility import ScarceError
 from potluck.server.selection import SelectionContext
+from potluck.server.selectors.round_robin import RoundRobin
+from potluck.server.state import State
 from potluck.server.store import RunState
 from potluck.server.store.records import AttemptKey
 from potluck.verifiable.audit_command import app
 from potluck.verifiable.coordinator.committed_run import CommittedRun
 from potluck.verifiable.coordinator.selection_audit import AuditedSelection, SelectionAudit
+from potluck.verifiable.coordinator.selection_inputs import inputs_sha256, part_sha256, state_sha256
+from potluck.verifiable.coordinator.selection_log import SelectionLog
+from potluck.verifiable.documents import Attendees, Document, Opening, Outcome
 from potluck.verifiable.host.selection_report import SelectionReport
 
 CLIENTS = 6
@@ -192,6 +201,210 @@ async def test_verifiable_run_with_hidden_selector_inputs_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match="hosts can't recompute selector 'fedentopt'"):
         await federation.coordinator.start_run(f'{VERIFIED}selector = {{name = "fedentopt"}}\n')
+
+
+# Coordinators that lie ---------------------------------------------------------------------------
+
+
+def bumped(state: State) -> State:
+    """Return a state with 1 added to the first element of each array."""
+    arrays = {name: array.copy() for name, array in state.arrays.items()}
+    for array in arrays.values():
+        array.flat[:1] += 1
+    return State(scalars=state.scalars, arrays=arrays)
+
+
+def lie(
+    monkeypatch: pytest.MonkeyPatch,
+    rounds: tuple[int, ...],
+    change: Callable[[CommittedRun, SelectionContext], SelectionContext],
+) -> None:
+    """Make the coordinator change the inputs of these rounds before it commits to them."""
+    honest = CommittedRun.begin
+
+    async def begin(
+        self: CommittedRun, context: SelectionContext, key: AttemptKey
+    ) -> SelectionContext:
+        changed = change(self, context) if key.round in rounds else context
+        return await honest(self, changed, key)
+
+    monkeypatch.setattr(CommittedRun, "begin", begin)
+
+
+def another_state(record: CommittedRun, context: SelectionContext) -> SelectionContext:
+    models = record._run.models
+    models.states = replace(models.states, selector=bumped(models.states.selector))
+    return context
+
+
+def other_profiles(_: CommittedRun, context: SelectionContext) -> SelectionContext:
+    population = context.population
+    assert population.label_counts is not None
+    return replace(
+        context, population=replace(population, label_counts=population.label_counts[::-1])
+    )
+
+
+@pytest.mark.parametrize("selector", ["round-robin", "flips", "k-vib", "oort"])
+async def test_audit_finds_a_state_whose_arrays_changed_between_rounds(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch, selector: str
+) -> None:
+    """The coordinator commits to the changed state, and selects with it."""
+    with monkeypatch.context() as patched:
+        lie(patched, (2,), another_state)
+        run_id = await finished(federation, with_selector(selector))
+    why = "the selector's state is not its state after the previous round"
+    assert [each.differences for each in audited(federation, run_id)] == [(), (why,), ()]
+
+
+async def test_audit_finds_a_first_state_that_is_not_the_initial_one(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        lie(patched, (1,), another_state)
+        run_id = await finished(federation, with_selector("round-robin"))
+    why = "the selector's state is not its initial state"
+    assert [each.differences for each in audited(federation, run_id)] == [(why,), (), ()]
+
+
+async def test_audit_accepts_the_initial_state_of_fewer_clients(federation: SumFederation) -> None:
+    """Clients may join between the start of the run and round 1."""
+    start = CommittedRun.begin
+
+    async def begin(
+        self: CommittedRun, context: SelectionContext, key: AttemptKey
+    ) -> SelectionContext:
+        if key.round == 1:
+            first = replace(context.population, ids=context.population.ids[:4])
+            self._run.models.start_selector(first)
+        return await start(self, context, key)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(CommittedRun, "begin", begin)
+        run_id = await finished(federation, with_selector("round-robin"))
+    assert [each.differences for each in audited(federation, run_id)] == [()] * 3
+
+
+async def test_audit_finds_a_removed_state(federation: SumFederation) -> None:
+    run_id = await finished(federation, with_selector("round-robin"))
+    log = selections_of(federation) / f"{run_id}.jsonl"
+    lines = [line for line in log.read_text().splitlines(keepends=True) if '{"state"' not in line]
+    log.write_text("".join(lines))
+    why = "the records lack the selector's state after the previous round"
+    assert [each.differences for each in audited(federation, run_id)] == [(), (why,), (why,)]
+
+
+async def test_audit_takes_the_step_between_states_as_recorded(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit: the coordinator has logged a state that does not follow from the round."""
+    honest = RoundRobin.observe
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            RoundRobin, "observe", lambda self, state, found: bumped(honest(self, state, found))
+        )
+        run_id = await finished(federation, with_selector("round-robin"))
+    assert [each.differences for each in audited(federation, run_id)] == [()] * 3
+
+
+async def test_audit_takes_profiles_as_recorded(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit: the coordinator has used and recorded profiles that no client has sent."""
+    with monkeypatch.context() as patched:
+        lie(patched, (1, 2, 3), other_profiles)
+        run_id = await finished(federation, with_selector("fedentopt"))
+    found = audited(federation, run_id)
+    assert [each.differences for each in found] == [()] * 3
+    assert [each.documents for each in found] == hosts_documents(federation, run_id, "client-0")
+
+
+# Records changed later ---------------------------------------------------------------------------
+
+
+def selections_of(federation: SumFederation) -> Path:
+    return federation.coordinator.config.state_directory / "selections"
+
+
+def packed(values: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def rewrite(federation: SumFederation, run_id: str, table: str, column: str, values: Any) -> None:
+    """Replace an array in the inputs of round 2, and all digests that follow from it.
+
+    table: "arrays" of the selector's state, or "columns" of the clients' profiles.
+    """
+    log = SelectionLog(federation.coordinator.config.state_directory, run_id)
+    content = packed(values)
+    log.keep_parts({part_sha256(content): content})
+    new: dict[str, str] = {}
+    kinds: dict[str, type[Document]] = {
+        "opening": Opening,
+        "attendees": Attendees,
+        "outcome": Outcome,
+    }
+    lines: list[dict[str, Any]] = [json.loads(line) for line in log.path.read_text().splitlines()]
+    for line in lines:
+        if "signed" in line:
+            line["signed"] = new[line["signed"]]
+        for kind in kinds.keys() & line.keys():
+            before = line[kind].encode()
+            document = kinds[kind].parse(before)
+            changes = {"previous": new.get(document.previous, document.previous)}
+            if kind == "opening" and document.model_dump()["round"] == 2:
+                description = json.loads(line["inputs"])
+                description[table][column] = part_sha256(content)
+                line["inputs"] = json.dumps(description, sort_keys=True, separators=(",", ":"))
+                changes["inputs_sha256"] = inputs_sha256(line["inputs"])
+                [of_round_1] = [each for each in lines[: lines.index(line)] if "state" in each]
+                of_round_1["state"] = state_sha256(
+                    State(
+                        scalars=description["scalars"],
+                        arrays={
+                            name: np.load(io.BytesIO(log.part(sha256)))
+                            for name, sha256 in description["arrays"].items()
+                        },
+                    )
+                )
+            after = document.model_copy(update=changes).encode()
+            line[kind] = after.decode()
+            new[document.digest_of(before)] = document.digest_of(after)
+    log.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("selector", "table", "column", "values"),
+    [
+        pytest.param("flips", "arrays", "failed", np.array([99]), id="array of the state"),
+        pytest.param("uniform", "columns", "samples", np.arange(CLIENTS), id="profile column"),
+    ],
+)
+async def test_audit_of_records_rewritten_as_a_whole_needs_the_hosts_documents(
+    federation: SumFederation, selector: str, table: str, column: str, values: Any
+) -> None:
+    """The changed inputs give the same cohorts, and all digests match. Members' signatures on the
+    old documents don't. Without a federation root, only hosts' documents show the change."""
+    run_id = await finished(federation, with_selector(selector))
+    honest = audited(federation, run_id)
+    rewrite(federation, run_id, table, column, values)
+    [first, *others] = audited(federation, run_id)
+    assert first.agrees
+    assert all(
+        any("signature of client 'client-0' is not valid" in why for why in each.differences)
+        for each in others
+    )
+    config: CoordinatorConfig = federation.coordinator.config
+    rootless = config.model_copy(update={"federation_root": None, "members": None})
+    found = list(SelectionAudit(rootless, run_id).results())
+    assert [(each.differences, each.signatures) for each in found] == [((), 0)] * 3
+    at_host = hosts_documents(federation, run_id, "client-0")
+    assert at_host == [each.documents for each in honest]
+    assert [each.documents == held for each, held in zip(found, at_host, strict=True)] == [
+        *(True, False, False)
+    ]
 
 
 # What hosts keep ---------------------------------------------------------------------------------

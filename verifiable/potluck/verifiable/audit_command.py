@@ -34,8 +34,10 @@ def audit_selection(
     machine, also while the coordinator runs, or on a restored backup; it changes nothing.
 
     For each attempt at a round it checks the hash chain, the members' signatures, the committed
-    inputs and the seed. It then calls the selector again with these inputs, and compares cohort and
-    reasons with those of the round. The exit code is 1 if anything differs.
+    inputs and the seed. It compares the selector's state with the recorded state after the round
+    before. It then calls the selector again with these inputs, and compares cohort and reasons with
+    those of the round. It takes profiles and clients' answers as recorded. The exit code is 1 if
+    anything differs.
 
     Each line ends with the digest of the attempt's last document. Hosts that received this document
     print the same digest with `potluck-client selections`.

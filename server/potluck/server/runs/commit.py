@@ -39,6 +39,7 @@ from potluck.server.runs.report_checks import (
     wants_training_loss,
 )
 from potluck.server.runs.run import Attempt, Run
+from potluck.server.runs.selection_record import SelectionRecord
 from potluck.server.runs.update_path import UpdatePath
 from potluck.server.selection import RoundOutcome
 from potluck.server.store import Store
@@ -138,7 +139,9 @@ async def _on_own_data(
         ) from None
 
 
-async def commit(run: Run, action: rounds.Commit, post_commit: PostCommitTasks) -> None:
+async def commit(
+    run: Run, action: rounds.Commit, record: SelectionRecord, post_commit: PostCommitTasks
+) -> None:
     """Commit the round: first write its states to disk, then store its row."""
     result, outcome = run.models.result, _outcome(run, action)
     set_aside = _set_aside(result, run.roster)
@@ -147,6 +150,7 @@ async def commit(run: Run, action: rounds.Commit, post_commit: PostCommitTasks) 
     selector_state = run.plan.selector.observe(run.models.states.selector, outcome)
     states = States(selector=selector_state, strategy=result.strategy_state)
     state_blake3 = await in_thread(write_states, run.services.files, states)
+    await record.committing(selector_state, run.key)
     trained, of_trainings = _of_trainings(
         run.plan, result, [run.updates.received[client].row for client in included]
     )

@@ -165,7 +165,7 @@ class RoundLoop:
             case rounds.Evaluate():
                 self._begin_slow(evaluate(run))
             case rounds.Commit():
-                self._begin_slow(commit(run, action, self._post_commit))
+                self._begin_slow(commit(run, action, self._record, self._post_commit))
             case rounds.PublishNotice(text, warning):
                 run.say(text, warning=warning)
             case rounds.End():

@@ -12,6 +12,7 @@ from potluck.common.settings import plugins
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.runs.run import Run
 from potluck.server.selection import Selection, SelectionContext
+from potluck.server.state import State
 from potluck.server.store.records import AttemptKey
 
 RECORD: Final = "selection-record"
@@ -42,6 +43,13 @@ class SelectionRecord:
 
     async def prove(self, work: coordinator_pb2.Train, key: AttemptKey) -> None:
         """Add to a training instruction the data by which hosts verify the attempt's selection."""
+
+    async def committing(self, state: State, key: AttemptKey) -> None:
+        """Record the selector's state after an attempt, before the attempt is committed.
+
+        If the coordinator is killed before the commit, the same attempt may come again with
+        another state. Raises RunError if the attempt has no record, StorageError.
+        """
 
 
 def record_of(run: Run) -> SelectionRecord:

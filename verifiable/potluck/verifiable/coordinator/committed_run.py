@@ -28,9 +28,10 @@ from potluck.server.runs.interview import ReplayError
 from potluck.server.runs.run import Run
 from potluck.server.runs.selection_record import SelectionRecord
 from potluck.server.selection import Selection, SelectionContext
+from potluck.server.state import State
 from potluck.server.store.records import AttemptKey
 from potluck.verifiable.chain import fewest_shares
-from potluck.verifiable.coordinator.selection_inputs import described, inputs_sha256
+from potluck.verifiable.coordinator.selection_inputs import described, inputs_sha256, state_sha256
 from potluck.verifiable.coordinator.selection_log import LoggedAttempt, SelectionLog
 from potluck.verifiable.documents import (
     COORDINATOR,
@@ -107,16 +108,29 @@ class CommittedRun(SelectionRecord):
 
     async def prove(self, work: rpc.Train, key: AttemptKey) -> None:
         """Add the digest of an attempt's outcome to a training instruction; the host checks it."""
-        attempt = (await self._log()).find(key.round, key.attempt)
+        chain = self._ended(await self._log(), key).chain
+        assert chain.outcome is not None  # noqa: S101  # `_ended` has checked it
+        work.selection.outcome_sha256 = chain.outcome_sha256
+        work.selection.hosts_verify = self._joint
+        if self._run.plan.run_file.secure_aggregation:
+            work.selection.cohort.extend(chain.outcome.cohort)
+
+    async def committing(self, state: State, key: AttemptKey) -> None:
+        """Log the digest of the selector's state, with which the next selection must begin."""
+        log = await self._log()
+        attempt, sha256 = self._ended(log, key), await in_thread(state_sha256, state)
+        if attempt.state_after != sha256:
+            await in_thread(log.learn, sha256)
+
+    def _ended(self, log: SelectionLog, key: AttemptKey) -> LoggedAttempt:
+        """Return an attempt from the log. Raises RunError unless it has an outcome."""
+        attempt = log.find(key.round, key.attempt)
         if attempt is None or attempt.chain.outcome is None:
             raise RunError(
                 f"{key}: the log of selections has no outcome; restore the folder `selections` of "
                 "the state directory from a backup, or start a new run"
             )
-        work.selection.outcome_sha256 = attempt.chain.outcome_sha256
-        work.selection.hosts_verify = self._joint
-        if self._run.plan.run_file.secure_aggregation:
-            work.selection.cohort.extend(attempt.chain.outcome.cohort)
+        return attempt
 
     # Its steps --------------------------------------------------------------------------------
 

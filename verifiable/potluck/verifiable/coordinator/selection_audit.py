@@ -22,14 +22,26 @@ from potluck.server.profiles.trust import load_trust
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.runs.cohort_hosts import complete
 from potluck.server.runs.interview import OFFERS, stored_answers, stored_sum
-from potluck.server.selection import Ask, AskSum, Selection, SelectionContext
+from potluck.server.selection import (
+    Ask,
+    AskSum,
+    Population,
+    Selection,
+    SelectionContext,
+    Selector,
+)
 from potluck.server.state import State
 from potluck.server.store.attempt_table import Attempts
 from potluck.server.store.records import AttemptKey, Exchange, RoundRow, RunRow
 from potluck.server.store.round_table import Rounds
 from potluck.server.store.run_table import Runs
 from potluck.server.store.sql.reading import open_for_reading
-from potluck.verifiable.coordinator.selection_inputs import inputs_sha256, restored
+from potluck.verifiable.coordinator.selection_inputs import (
+    PER_CLIENT,
+    inputs_sha256,
+    restored,
+    state_sha256,
+)
 from potluck.verifiable.coordinator.selection_log import LoggedAttempt, SelectionLog
 from potluck.verifiable.documents import Attendees, Opening, Outcome, receipt
 
@@ -182,7 +194,7 @@ class SelectionAudit:
         context, state = restored(
             attempt.description, self._log.part, seed=seed, available=attendees.available
         )
-        yield from self._wrong_state(opening.round, state)
+        yield from self._wrong_state(opening.round, state, context.population)
         key = AttemptKey(self.run.run_id, opening.round, opening.attempt)
         found = _selected(self._plan, state, context, self._tables.answers(key), attempt, key)
         ids = context.population.ids
@@ -195,11 +207,24 @@ class SelectionAudit:
         elif list(found.reasons) != list(attempt.reasons):
             yield "the selector gives other reasons than those in the log"
 
-    def _wrong_state(self, round_number: int, state: State) -> Iterator[str]:
-        """Yield differences between the selector state that an opening commits to and the state
-        after the previous round."""
+    def _wrong_state(
+        self, round_number: int, state: State, population: Population
+    ) -> Iterator[str]:
+        """Yield differences between the selector's state in the inputs and its recorded state after
+        the previous round: scalars with the database, scalars and arrays with the log. Before round
+        1, the state must be the selector's initial one."""
+        if round_number == 1:
+            if not _is_initial(self._plan.selector, state, population):
+                yield "the selector's state is not its initial state"
+            return
         before = self._rounds.get(round_number - 1)
-        if before is not None and dict(before.selector_scalars) != dict(state.scalars):
+        after = None if before is None else self._log.find(before.key.round, before.key.attempt)
+        if before is None or after is None or not after.state_after:
+            yield "the records lack the selector's state after the previous round"
+        elif (dict(before.selector_scalars), after.state_after) != (
+            dict(state.scalars),
+            state_sha256(state),
+        ):
             yield "the selector's state is not its state after the previous round"
 
     def _wrong_signatures(self, attempt: LoggedAttempt) -> Iterator[str]:
@@ -227,6 +252,24 @@ def _signatures(attempt: LoggedAttempt) -> list[tuple[str, bytes, str]]:
         for sha256, signatures in attempt.receipts.items()
         for client, each in signatures.items()
     ]
+
+
+def _is_initial(selector: Selector, state: State, population: Population) -> bool:
+    """Return whether a state is a selector's initial one for these clients, or for the first of
+    them: others may have joined before round 1."""
+    found = state_sha256(state)
+    return any(
+        state_sha256(selector.init(_first(population, clients))) == found
+        for clients in range(len(population), 0, -1)
+    )
+
+
+def _first(population: Population, clients: int) -> Population:
+    """Return the first clients of a population."""
+    columns: dict[str, Any] = {name: getattr(population, name) for name in PER_CLIENT}
+    rows = {name: each[:clients] for name, each in columns.items() if each is not None}
+    signals = {name: column[:clients] for name, column in population.signals.items()}
+    return replace(population, ids=population.ids[:clients], signals=signals, **rows)
 
 
 def _selected(

@@ -22,7 +22,12 @@ from potluck.verifiable.documents import digest
 
 _KIND: Final = "inputs"
 _PART: Final = "input part"
-_COLUMNS: Final = ("samples", "label_counts", "triplets", "interaction_matrices", "label_totals")
+_STATE: Final = "selector state"
+
+PER_CLIENT: Final = ("samples", "label_counts", "triplets", "interaction_matrices")
+"""Fields of `Population` with one row per client."""
+
+_COLUMNS: Final = (*PER_CLIENT, "label_totals")
 
 Read = Callable[[str], bytes]
 """Function that returns the bytes of a stored part (an array or a list), given its digest. Raises
@@ -37,6 +42,12 @@ def part_sha256(content: bytes) -> str:
 def inputs_sha256(description: str) -> str:
     """Return the digest of a description, as in `Opening.inputs_sha256`."""
     return digest(_KIND, description.encode())
+
+
+def state_sha256(state: State) -> str:
+    """Return the digest of a selector's state: all scalars and arrays, in any order."""
+    arrays = {name: part_sha256(_packed(values)) for name, values in state.arrays.items()}
+    return digest(_STATE, _json({"scalars": dict(state.scalars), "arrays": arrays}).encode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +89,7 @@ def described(run_file: RunFile, state: State, context: SelectionContext) -> Inp
         "scalars": dict(state.scalars),
         "arrays": {name: array(values) for name, values in state.arrays.items()},
     }
-    text = json.dumps(description, sort_keys=True, separators=(",", ":"))
-    return Inputs(description=text, parts=parts)
+    return Inputs(description=_json(description), parts=parts)
 
 
 def restored(
@@ -120,6 +130,10 @@ def restored(
 
 def _rows(rows: Sequence[int]) -> Rows:
     return np.array(rows, dtype=np.int64)
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def _packed(values: NDArray[Any]) -> bytes:

@@ -36,7 +36,8 @@ class LoggedAttempt:
     coordinator's share of the seed; empty if the seed is given. shares: revealed shares; None until
     they have been collected. reasons: one for each client of the cohort. hosts, limits: see
     `Placement`; only if the cohort depends on them. receipts: members' signatures by digest of the
-    document and by client.
+    document and by client. state_after: digest of the selector's state after the round; empty
+    unless the coordinator was about to commit this attempt.
     """
 
     chain: Chain
@@ -47,6 +48,7 @@ class LoggedAttempt:
     hosts: Sequence[str] = ()
     limits: Sequence[tuple[str, Sequence[str], int]] = ()
     receipts: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    state_after: str = ""
 
 
 class SelectionLog:
@@ -105,6 +107,10 @@ class SelectionLog:
         if signatures:
             self._add({"signed": document_sha256, "signatures": dict(signatures)})
 
+    def learn(self, state_sha256: str) -> None:
+        """Add the digest of the selector's state after the last attempt. Raises StorageError."""
+        self._add({"state": state_sha256})
+
     def _add(self, line: Line) -> None:
         chain = _followed(self.chain, line)
         self._file.add(line)
@@ -126,6 +132,8 @@ class SelectionLog:
             last.limits = [tuple(each) for each in line.get("limits", ())]
         elif "signed" in line:
             last.receipts[line["signed"]] = line["signatures"]
+        elif "state" in line:
+            last.state_after = line["state"]
         last.chain = self.chain
 
     # Inputs -----------------------------------------------------------------------------------
