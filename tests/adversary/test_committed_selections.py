@@ -6,8 +6,9 @@ The hosts recompute each cohort from a seed that they have helped to make.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +16,24 @@ import pytest
 from adversary.conftest import CLIENTS, Scene
 from adversary.proxy import Script
 from support.federation import until
+from support.sum_federation import host_of
 
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.server.store import RunState
 from potluck.verifiable.chain import Chain
-from potluck.verifiable.documents import Outcome
+from potluck.verifiable.coordinator.selection_audit import SelectionAudit
+from potluck.verifiable.coordinator.selection_log import SelectionLog
+from potluck.verifiable.documents import (
+    COORDINATOR,
+    Attendees,
+    BrokenSelectionError,
+    Opening,
+    Outcome,
+    Speaker,
+    commitment_to,
+    joint_seed,
+)
+from potluck.verifiable.host.selection_report import SelectionReport
 
 RUN = f"""
 rounds = 2
@@ -31,6 +45,9 @@ evaluation = {{every = 0}}
 round = {{deadline_seconds = 60.0, attempts = 1, quorum = 1.0}}
 selection = {{verifiable = true, hosts_verify = true}}
 """
+ONE_UPDATE = RUN.replace("quorum = 1.0", "quorum = 0.3")
+"""One update of three is enough for a round."""
+SHARE = "11" * 32
 MASKED = RUN.replace("clients_per_round = 3", "clients_per_round = 5") + "secure_aggregation = true"
 Fields = dict[str, Any]
 
@@ -149,10 +166,12 @@ async def test_a_selection_that_was_not_committed_to_is_refused(
     assert any(why in text for text in told(scene)), told(scene)
 
 
-class WithoutOneShare(Script):
-    """Claims that host-0 revealed no share, and sends the cohort that follows from the others."""
+class WithoutShares(Script):
+    """Claims that the hosts of these clients revealed no share, and sends the cohort that follows
+    from the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, *dropped: str) -> None:
+        self._dropped = dropped
         self._chain: Chain | None = None
 
     def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
@@ -163,19 +182,190 @@ class WithoutOneShare(Script):
             self._chain = self._chain.attended(selection.attendees)
         elif selection.outcome and self._chain is not None:
             outcome = Outcome.parse(selection.outcome)
-            shares = {each: s for each, s in outcome.shares.items() if each != "client-0"}
-            cohort = self._chain.recomputed(self._chain.seed(outcome.share, shares))
+            shares = {each: s for each, s in outcome.shares.items() if each not in self._dropped}
+            cohort = self._chain.recomputed(seed_of(self._chain, outcome.share, shares))
             forged = outcome.model_copy(update={"shares": shares, "cohort": cohort})
             selection.outcome = forged.encode()
         return [message]
 
 
+def seed_of(chain: Chain, share: str, shares: Mapping[str, str]) -> int:
+    """Return the seed that these shares make, also if they are too few."""
+    assert chain.attendees is not None
+    revealed = [shares.get(each.client) for each in chain.attendees.speakers]
+    return joint_seed(chain.attendees_sha256, share, revealed)
+
+
 async def test_a_seed_without_the_share_of_a_host_is_refused_by_that_host(scene: Scene) -> None:
-    scene.liar.script = WithoutOneShare()
+    scene.liar.script = WithoutShares("client-0")
     row = await scene.federation.finished(RUN)
     assert row.state is RunState.FAILED
     said = told(scene, from_hosts=["host-0"])
     assert any("without the share that client 'client-0' revealed" in text for text in said), said
+
+
+async def test_more_than_a_third_of_the_shares_can_not_be_dropped(scene: Scene) -> None:
+    """All hosts refuse, also those whose shares are in the seed. So no client trains, although one
+    update would be enough for the round."""
+    scene.liar.script = WithoutShares("client-0", "client-1", "client-2")
+    row = await scene.federation.finished(ONE_UPDATE)
+    assert row.state is RunState.FAILED
+    why = "3 of 6 hosts revealed their shares of the seed, but at least 4 are required"
+    for host in map(host_of, scene.federation.members.names):
+        assert any(why in text for text in told(scene, from_hosts=[host])), host
+    refused = [text for text in told(scene) if "that this host has not received" in text]
+    assert len(refused) == 3  # the cohort
+
+
+@pytest.mark.parametrize("dropped", [["client-0"], ["client-0", "client-5"]])
+async def test_up_to_a_third_of_the_shares_can_be_dropped_if_the_run_has_a_quorum(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, dropped: list[str]
+) -> None:
+    """A limit. The dropped hosts refuse all outcomes, and the audit counts them."""
+    honest = SelectionLog.reveal
+
+    def reveal(self: SelectionLog, shares: Mapping[str, str]) -> None:
+        honest(self, {client: each for client, each in shares.items() if client not in dropped})
+
+    monkeypatch.setattr(SelectionLog, "reveal", reveal)
+    row = await scene.federation.finished(ONE_UPDATE)
+    assert row.state is RunState.FINISHED, row.reason
+    for client in scene.federation.members.names:
+        said = told(scene, from_hosts=[host_of(client)])
+        why = f"without the share that client '{client}' revealed"
+        assert sum(why in text for text in said) == (2 if client in dropped else 0)
+        assert bool(said) == (client in dropped), said
+    found = list(SelectionAudit(scene.federation.coordinator.config, row.run_id).results())
+    assert [(each.missed, each.agrees) for each in found] == [(len(dropped), True)] * 2
+
+
+async def test_a_coordinator_that_drops_shares_has_22_seeds_to_choose_from(scene: Scene) -> None:
+    row = await scene.federation.finished(RUN)
+    assert row.state is RunState.FINISHED, row.reason
+    log = SelectionLog(scene.federation.coordinator.config.state_directory, row.run_id)
+    for attempt in log.attempts:
+        shares, seeds = attempt.shares, set[int]()
+        assert shares is not None
+        assert len(shares) == CLIENTS
+        for revealed in range(CLIENTS + 1):
+            for some in itertools.combinations(shares.items(), revealed):
+                if revealed >= 4:
+                    seeds.add(attempt.chain.seed(attempt.share, dict(some)))
+                else:
+                    with pytest.raises(BrokenSelectionError, match="at least 4 are required"):
+                        attempt.chain.seed(attempt.share, dict(some))
+        assert len(seeds) == 22
+
+
+class Forger:
+    """A coordinator that makes the documents of a run on its own, and sends them to all hosts."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.chain = Chain.begin("forged")
+        self._scene = scene
+        self._clients = scene.federation.members.names
+
+    async def open(self, round_number: int, attempt: int, **changes: object) -> list[rpc.Answer]:
+        """Open an attempt; return the hosts' answers."""
+        opening = Opening(
+            previous=self.chain.tip,
+            run=self.chain.run,
+            round=round_number,
+            attempt=attempt,
+            selector="uniform",
+            count=3,
+            inputs_sha256="22" * 32,
+            commitment=commitment_to(SHARE, self.chain.tip, COORDINATOR),
+        ).model_copy(update=changes)
+        answers = await self._send(round_number, attempt, opening=opening.encode())
+        if all(each.HasField("receipt") for each in answers):
+            self.chain = self.chain.opened(opening.encode())
+        return answers
+
+    async def draw(self, receipts: Sequence[rpc.Answer]) -> list[rpc.Answer]:
+        """Ask the hosts for their shares; return their answers. receipts: of the opening."""
+        opening, speakers = self.chain.opening, list[Speaker]()
+        assert opening is not None
+        for client, answer in zip(self._clients, receipts, strict=True):
+            signature = answer.receipt.signature.hex()
+            commitment = answer.receipt.commitment
+            speakers.append(Speaker(client=client, commitment=commitment, signature=signature))
+        attendees = Attendees(
+            previous=self.chain.opening_sha256,
+            available=tuple(self._clients),
+            speakers=tuple(speakers),
+        )
+        answers = await self._send(opening.round, opening.attempt, attendees=attendees.encode())
+        if all(each.HasField("receipt") for each in answers):
+            self.chain = self.chain.attended(attendees.encode())
+        return answers
+
+    async def _send(self, round_number: int, attempt: int, **document: bytes) -> list[rpc.Answer]:
+        answers: dict[str, rpc.Answer] = {}
+        [kind] = document
+        ids = {
+            client: f"{self.chain.run}/{round_number}.{attempt}/{kind}/{client}"
+            for client in self._clients
+        }
+        for client, name in ids.items():
+            instruction = rpc.Instruction(
+                id=name,
+                client_id=client,
+                run_id=self.chain.run,
+                round=round_number,
+                selection=rpc.SelectionDocument(**document),
+            )
+            self._scene.liar.tell(host_of(client), instruction)
+
+        def answered() -> bool:
+            for _, message in self._scene.liar.said:
+                if message.HasField("answer"):
+                    answers[message.answer.instruction_id] = message.answer
+            return set(ids.values()) <= set(answers)
+
+        await until(answered, f"answers to the {kind}")
+        return [answers[name] for name in ids.values()]
+
+
+def opens(forger: Forger, receipts: Sequence[rpc.Answer], shares: Sequence[rpc.Answer]) -> bool:
+    """Return whether each host has revealed the share that it committed to."""
+    return all(
+        commitment_to(share.receipt.share, forger.chain.opening_sha256, client)
+        == receipt.receipt.commitment
+        for client, receipt, share in zip(
+            [f"client-{n}" for n in range(CLIENTS)], receipts, shares, strict=True
+        )
+    )
+
+
+async def test_a_coordinator_that_repeats_attempts_gets_ten_seeds(scene: Scene) -> None:
+    """The coordinator learns the seed of each attempt, and gives the attempt up."""
+    forger = Forger(scene)
+    for attempt in range(1, 11):
+        receipts = await forger.open(1, attempt)
+        assert opens(forger, receipts, await forger.draw(receipts))
+    for attempt in (11, 12):
+        for answer in await forger.draw(await forger.open(1, attempt)):
+            assert "was drawn 10 times, which is the maximum" in answer.failure.message
+    for answer in await forger.open(2, 1):
+        assert "round 2 was opened, but round 1 has no cohort" in answer.failure.message
+
+
+async def test_a_coordinator_that_claims_a_gap_gets_more_seeds_and_hosts_keep_it(
+    scene: Scene,
+) -> None:
+    """A limit: hosts can't tell the gap from a broken connection."""
+    forger = Forger(scene)
+    receipts = await forger.open(1, 1)
+    assert opens(forger, receipts, await forger.draw(receipts))
+    receipts = await forger.open(
+        2, 1, previous="33" * 32, commitment=commitment_to(SHARE, "33" * 32, COORDINATOR)
+    )
+    assert opens(forger, receipts, await forger.draw(receipts))
+    for client in scene.federation.members.names:
+        report = SelectionReport(scene.federation.folder / host_of(client), [client])
+        [run] = json.loads(report.values())["runs"]
+        assert [each["gap"] for each in run["selections"]] == [False, True]
 
 
 async def test_a_second_list_of_commitments_gets_no_share(scene: Scene) -> None:

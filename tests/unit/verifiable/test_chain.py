@@ -235,6 +235,18 @@ def test_a_round_is_not_drawn_until_the_cohort_pleases() -> None:
     assert "which is the maximum" in refused(chain.attended, attendees(chain, hosts))
 
 
+def test_a_round_without_a_cohort_is_not_skipped() -> None:
+    """Otherwise, each number of a round would allow more draws."""
+    hosts = parties(3)
+    chain = until_attended(hosts)
+    assert "round 1 has no cohort" in refused(chain.opened, opening(chain, 2))
+    chain = chain.ended(outcome(chain, shares(chain, hosts)).encode())
+    assert "is missing" in refused(chain.opened, opening(chain, 3))
+    assert chain.opened(opening(chain, 2)).whole
+    lost = chain.opened(opening(chain, 3, previous=INPUTS))  # the host did not get all documents
+    assert not lost.whole
+
+
 def test_settings_stay_the_same_in_a_run() -> None:
     chain = round_of(Chain.begin(RUN), parties(3), 1)
     assert "changed during the run" in refused(chain.opened, opening(chain, 2, count=1))

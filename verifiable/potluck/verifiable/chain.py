@@ -110,6 +110,13 @@ class Chain:
                 "the selector, the number of clients or the kind of seed changed during the run; "
                 "start a new run for other settings",
             )
+            _require(
+                new.round == last.round
+                or new.previous != self.tip
+                or (self.outcome is not None and new.round == last.round + 1),
+                f"round {new.round} was opened, but round {last.round} has no cohort or a round "
+                "between them is missing; start a new run",
+            )
             if new.round == last.round:
                 draws = self.draws
             elif self.outcome is not None:
