@@ -335,7 +335,8 @@ class RoundOutcome:
     if no update arrived. reports: for "loss" and each name in the selector's `reports`, one number
     per selected client; NaN if no update arrived in time. answers: answers to the selector's
     questions in this round, in the order asked. deadline_seconds: seconds after which a client
-    counts as failed, to estimate the durations of failed clients.
+    counts as failed, to estimate the durations of failed clients. samples: K, int64, the column of
+    the population that the selection saw; 0 if unknown; empty if no number is known.
 
     facts: facts about the updates that arrived in time, including excluded ones; None if masked.
     judgement: the selector's judgement. spared: rows of the clients that skipped their upload, as
@@ -352,6 +353,7 @@ class RoundOutcome:
     reports: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     answers: Sequence[Answers] = ()
     deadline_seconds: float = math.inf
+    samples: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     facts: UpdateFacts | None = None
     judgement: Judgement = field(default_factory=Judgement)
     spared: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))

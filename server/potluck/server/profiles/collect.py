@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from potluck.common.disclosure import (
     LABEL_COUNTS,
@@ -167,10 +168,6 @@ class Profiling:
         cell_counts: mean label counts of each client's cell, which replace its own if label counts
         are summed by cell.
         """
-        samples = self.roster.samples()
-        if limits is not None:
-            known = samples > 0
-            samples[known] = counted(samples[known], limits)
         columns = {signal: self._column(signal) for signal in self.needs}
         if self.by_cell and cell_counts is not None:
             unknown = np.full(self._plan.task.classes, np.nan)
@@ -179,10 +176,18 @@ class Profiling:
         return Population(
             ids=tuple(self.roster.ids),  # a copy: clients may join meanwhile
             classes=self._plan.task.classes,
-            samples=samples,
+            samples=self.samples(limits),
             label_totals=label_totals,
             **by_field(columns),
         )
+
+    def samples(self, limits: SampleLimits | None) -> NDArray[np.int64]:
+        """Return the number of samples of each row of the roster, as in `population`."""
+        samples = self.roster.samples()
+        if limits is not None:
+            known = samples > 0
+            samples[known] = counted(samples[known], limits)
+        return samples
 
     def _column(self, signal: str) -> Floats:
         """Return a signal's numbers, one row per client; NaN for clients that have not disclosed

@@ -263,6 +263,7 @@ def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
         round=action.round,
         selected=run.roster.rows(cohort),
         included=came[~np.isin(came, list(judgement.set_aside))],
+        samples=run.selecting.samples(),
         spared=run.roster.rows([client for client in cohort if client in run.attempt.spared]),
         seconds=seconds,
         reports=reports,

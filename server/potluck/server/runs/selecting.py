@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from potluck.server.eligibility.alarms import SelectionAlarms, TagLimit
 from potluck.server.eligibility.eligibility import Eligibility
 from potluck.server.eligibility.left_out import LeftOutRegister
@@ -59,6 +62,10 @@ class Selecting:
             label_totals=self.eligibility.label_sums.totals,
             cell_counts=self.eligibility.label_sums.cell_counts,
         )
+
+    def samples(self) -> NDArray[np.int64]:
+        """Return the column `samples` of the population."""
+        return self.profiling.samples(self._plan.run_file.sample_limits)
 
     def tag_limits(self) -> Sequence[TagLimit]:
         """For each limited tag: its value for each row of the roster, and the maximum number of

@@ -130,6 +130,7 @@ def replayed(path: Path) -> dict[str, Any]:
             answers=answers,
             reports={"utility": losses[selection.rows]},
             judgement=judgement,
+            samples=federation.samples,
             facts=replace(facts, samples=weights[selection.rows != LOST]),
         )
         state = selector.observe(state, ended)

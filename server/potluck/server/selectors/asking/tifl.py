@@ -51,7 +51,7 @@ class TiFL(Selector):
     credits: maximum number of rounds that use a tier; 0 for the run's rounds divided by the tiers,
     rounded up, or no maximum if the number of rounds is not known.
 
-    The paper uses the tiers' accuracy. A client that failed counts as slowest. O(K log K).
+    The paper uses the tiers' accuracy. A client without any success counts as slowest. O(K log K).
     """
 
     tiers: PositiveInt = 5

@@ -67,6 +67,18 @@ def samples_or_mean(population: Population, rows: Rows) -> Floats:
     return np.where(known, samples, samples[known].mean() if known.any() else 1.0)
 
 
+def relative_samples(samples: NDArray[np.int64], clients: int) -> Floats:
+    """Return each client's number of samples, divided by the mean of the known numbers; 1 if
+    unknown.
+
+    samples: up to `clients` numbers, 0 if unknown.
+    """
+    numbers = np.zeros(clients)
+    numbers[: len(samples)] = samples
+    known = numbers > 0
+    return np.where(known, numbers / numbers[known].mean() if known.any() else 1.0, 1.0)
+
+
 def disclosed(table: NDArray[np.float64] | None, rows: Rows) -> Rows:
     """Return those of `rows` whose clients disclosed this column (K × …) of the population."""
     if table is None:

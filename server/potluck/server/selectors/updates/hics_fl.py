@@ -170,7 +170,7 @@ class HiCSFL(Selector):
         apart = self.entropy_weight * np.abs(entropies[:, None] - entropies)
         if directions is not None:
             apart = directions + apart
-        labels = cut(ward(apart), min(self.clusters or cohort.missing, len(rows)))
+        labels = cut(ward(apart), min(self.clusters or context.count, len(rows)))
         means = np.bincount(labels, entropies) / np.bincount(labels)
         left = 1 - context.round / context.rounds if context.rounds else 1.0
         shares = np.exp(self.annealing * max(0.0, left) * (means - means.max()))

@@ -23,7 +23,7 @@ from potluck.server.selection import (
     Selector,
     UpdateFact,
 )
-from potluck.server.selectors.parts.choosing import Cohort, samples_or_mean
+from potluck.server.selectors.parts.choosing import Cohort, relative_samples
 from potluck.server.selectors.parts.inclusion import least_variance, systematic
 from potluck.server.selectors.parts.reported import plausible
 from potluck.server.state import State
@@ -47,11 +47,11 @@ class KVib(Selector):
     rounds: number of rounds T in θ = (K/(T·count))^⅓; 0 for the run's number, or 1,000 if unknown.
     weights: `inverse` for λ/p. `samples` for strategies that accept no weights: the mean is then
     biased towards clients with large updates, and feedback is divided by the p that a client has if
-    all are available.
+    all are available and T is `rounds`, or 1,000.
 
     The cohort is drawn by systematic sampling: it has exactly `count` clients, each with its
-    probability p. The authors' sampler draws clients independently, so the size varies. Unknown
-    numbers of samples are replaced by the mean. O(K log K).
+    probability p. The authors' sampler draws clients independently, so the size varies. K is the
+    number of available clients. Unknown numbers of samples are replaced by the mean. O(K log K).
     """
 
     regularization: PositiveFloat = 0.1
@@ -67,16 +67,11 @@ class KVib(Selector):
     def init(self, population: Population) -> State:
         """Return a state without feedback.
 
-        For each row, it has the client's λ, relative to the mean, and the client's W. The scalars
-        `sum` and `number` are the sum and the number of all π² so far.
+        For each row, it has the client's W. The scalars `sum` and `number` are the sum and the
+        number of all π² so far.
         """
-        sizes = samples_or_mean(population, np.arange(len(population)))
         return State(
-            scalars={"sum": 0.0, "number": 0},
-            arrays={
-                "shares": sizes / sizes.mean() if len(sizes) else sizes,
-                "feedback": np.zeros(len(population)),
-            },
+            scalars={"sum": 0.0, "number": 0}, arrays={"feedback": np.zeros(len(population))}
         )
 
     def select(self, state: State, context: SelectionContext) -> Selection:
@@ -91,7 +86,8 @@ class KVib(Selector):
         drawn = systematic(chances, cohort.size, generator)
         reasons = [f"drawn with probability {chance:.3g}" for chance in chances[drawn].tolist()]
         cohort.extend(rows[drawn].tolist(), reasons)
-        weights = state.arrays["shares"][rows[drawn]] / chances[drawn]
+        shares = relative_samples(context.population.samples, len(context.population))
+        weights = shares[rows[drawn]] / chances[drawn]
         return cohort.selection(weights if self.sets_weights else None)
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
@@ -100,7 +96,7 @@ class KVib(Selector):
         facts = outcome.facts
         if facts is None or not len(facts.rows):
             return state
-        shares = state.arrays["shares"][facts.rows]
+        shares = relative_samples(outcome.samples, len(state.arrays["feedback"]))[facts.rows]
         norms = np.nan_to_num(plausible(facts.norms, factor=_FACTOR))
         squares = np.square(shares * norms)
         if self.sets_weights:
@@ -117,7 +113,7 @@ class KVib(Selector):
                 "sum": _number(state, "sum") + float(squares.sum()),
                 "number": int(_number(state, "number")) + len(squares),
             },
-            arrays={**state.arrays, "feedback": feedback},
+            arrays={"feedback": feedback},
         )
 
     def _probabilities(self, state: State, rows: Rows, count: int, rounds: int) -> Floats:
@@ -138,11 +134,7 @@ def _number(state: State, name: str) -> float:
 
 
 def _grown(state: State, clients: int) -> State:
-    """Return the state with rows for clients that have joined since the last round. The new rows
-    have the mean share of samples."""
+    """Return the state with rows for clients that have joined since the last round."""
     more = max(0, clients - len(state.arrays["feedback"]))
-    arrays = {
-        "shares": np.append(state.arrays["shares"], np.ones(more)),
-        "feedback": np.append(state.arrays["feedback"], np.zeros(more)),
-    }
-    return State(scalars=state.scalars, arrays=arrays)
+    feedback = np.append(state.arrays["feedback"], np.zeros(more))
+    return State(scalars=state.scalars, arrays={"feedback": feedback})

@@ -23,7 +23,7 @@ from potluck.server.selection import (
     Selector,
     UpdateFact,
 )
-from potluck.server.selectors.parts.choosing import Cohort, samples_or_mean
+from potluck.server.selectors.parts.choosing import Cohort, relative_samples
 from potluck.server.selectors.parts.inclusion import least_variance, systematic
 from potluck.server.selectors.parts.reported import plausible
 from potluck.server.state import State
@@ -65,15 +65,13 @@ class Osmd(Selector):
     def init(self, population: Population) -> State:
         """Return a state with one expert, for which all clients have the same probability.
 
-        shares: each client's λ, relative to the mean. chances: experts × clients, p relative to its
+        chances: experts × clients, p relative to its
         mean. trust: one per expert, with sum 1. The scalars are the number of the phase, its
         remaining rounds, and the square of the longest λ‖Δ‖ that its rates rest on, or 0.
         """
-        sizes = samples_or_mean(population, np.arange(len(population)))
         return State(
             scalars={"phase": 1, "left": 1, "longest": 0.0},
             arrays={
-                "shares": sizes / sizes.mean() if len(sizes) else sizes,
                 "chances": np.ones((1, len(population))),
                 "trust": np.ones(1),
             },
@@ -91,18 +89,20 @@ class Osmd(Selector):
         drawn = systematic(included, cohort.size, generator)
         reasons = [f"drawn with probability {chance:.3g}" for chance in included[drawn].tolist()]
         cohort.extend(rows[drawn].tolist(), reasons)
-        weights = state.arrays["shares"][rows[drawn]] / included[drawn]
+        shares = relative_samples(context.population.samples, len(context.population))
+        weights = shares[rows[drawn]] / included[drawn]
         return cohort.selection(weights if self.sets_weights else None)
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Let all experts learn from the round's updates, and start the next phase if this one is
         over."""
         state = _grown(state, int(outcome.selected.max(initial=-1)) + 1)
-        facts, clients = outcome.facts, len(state.arrays["shares"])
+        facts, clients = outcome.facts, state.arrays["chances"].shape[1]
         if facts is None or not len(facts.rows) or clients < 2:
             return state
         norms = np.nan_to_num(plausible(facts.norms, factor=_FACTOR))
-        squares = np.square(state.arrays["shares"][facts.rows] * norms)
+        shares = relative_samples(outcome.samples, clients)[facts.rows]
+        squares = np.square(shares * norms)
         largest = float(squares.max())
         longest = _number(state, "longest") or largest
         if not longest > 0:
@@ -125,7 +125,7 @@ class Osmd(Selector):
         trust = state.arrays["trust"] * np.exp(-eagerness * (costs - costs.min()))
         after = State(
             scalars={"phase": phase, "left": left, "longest": longest},
-            arrays={**state.arrays, "chances": chances, "trust": trust / trust.sum()},
+            arrays={"chances": chances, "trust": trust / trust.sum()},
         )
         return after if left else self._next_phase(after, largest or longest)
 
@@ -137,7 +137,6 @@ class Osmd(Selector):
         return State(
             scalars={"phase": phase, "left": 2 ** (phase - 1), "longest": longest},
             arrays={
-                **state.arrays,
                 "chances": np.tile(mixed, (number, 1)),
                 "trust": (1 + 1 / number) / (places * (places + 1)),
             },
@@ -192,14 +191,10 @@ def _number(state: State, name: str) -> float:
 
 def _grown(state: State, clients: int) -> State:
     """Return the state with columns for clients that have joined since the last round. They have
-    the mean share of samples and the mean probability."""
-    shares, chances = state.arrays["shares"], state.arrays["chances"]
-    more = max(0, clients - len(shares))
+    the mean probability."""
+    chances = state.arrays["chances"]
+    more = max(0, clients - chances.shape[1])
     if not more:
         return state
-    arrays = {
-        **state.arrays,
-        "shares": np.append(shares, np.ones(more)),
-        "chances": np.hstack([chances, np.ones((len(chances), more))]),
-    }
-    return State(scalars=state.scalars, arrays=arrays)
+    grown = np.hstack([chances, np.ones((len(chances), more))])
+    return State(scalars=state.scalars, arrays={**state.arrays, "chances": grown})

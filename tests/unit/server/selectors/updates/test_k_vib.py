@@ -19,10 +19,11 @@ from support.populations import context, facts_of, population
 from potluck.server.selection import RoundOutcome, Selection, SelectionContext
 from potluck.server.selectors.parts.inclusion import least_variance, systematic
 from potluck.server.selectors.updates.k_vib import KVib
+from potluck.server.selectors.updates.osmd import Osmd
 from potluck.server.state import State
 
 
-def select(selector: KVib, state: State, given_context: SelectionContext) -> Selection:
+def select(selector: KVib | Osmd, state: State, given_context: SelectionContext) -> Selection:
     return selector.select(state, given_context)
 
 
@@ -169,6 +170,7 @@ def test_rounds_agree_with_a_second_implementation(
             selected=selection.rows,
             included=selection.rows[arrived],
             seconds=np.ones(size),
+            samples=federation.samples,
             facts=replace(facts, norms=norms[arrived], samples=sent[arrived]),
         )
         state = selector.observe(state, ended)
@@ -204,14 +206,20 @@ def test_long_updates_are_drawn_more_often_and_weighted_less() -> None:
     assert weights / 1000 == pytest.approx(np.ones(6), abs=0.15), "unbiased"
 
 
-def test_shares_of_samples_count() -> None:
-    federation = replace(population(2), samples=np.array([30, 10]))
-    state = KVib().init(federation)
-    assert state.arrays["shares"].tolist() == [1.5, 0.5]
-    both = select(KVib(), state, context(federation, 2))
-    assert both.weights is not None
-    found = dict(zip(both.rows.tolist(), both.weights.tolist(), strict=True))
-    assert found == pytest.approx({0: 1.5, 1: 0.5})
+@pytest.mark.parametrize("selector", [KVib(), Osmd()])
+def test_numbers_of_samples_that_become_known_in_the_run_count(selector: KVib | Osmd) -> None:
+    """Clients disclose them with their first updates, after the state was made. Unknown numbers
+    count as the mean of the known ones."""
+
+    def weights(*samples: int) -> dict[int, float]:
+        federation = replace(population(3), samples=np.array(samples))
+        everyone = select(selector, state, context(federation, 3))
+        assert everyone.weights is not None
+        return dict(zip(everyone.rows.tolist(), everyone.weights.tolist(), strict=True))
+
+    state = selector.init(replace(population(3), samples=np.zeros(3, dtype=np.int64)))
+    assert weights(0, 0, 0) == pytest.approx({0: 1, 1: 1, 2: 1})
+    assert weights(30, 10, 0) == pytest.approx({0: 1.5, 1: 0.5, 2: 1})
 
 
 def test_a_hundred_thousand_clients_take_seconds() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from support.populations import context, facts_of, population, select
 
 from potluck.common.errors import ConfigurationError
@@ -21,11 +23,21 @@ from potluck.server.selectors.updates.osmd import Osmd, experts, projected, rate
 from potluck.server.state import State
 
 
-def ended(rows: Rows, norms: Floats, selected: Rows | None = None) -> RoundOutcome:
+def ended(
+    rows: Rows,
+    norms: Floats,
+    selected: Rows | None = None,
+    samples: Sequence[int] | NDArray[np.int64] = (),
+) -> RoundOutcome:
     chosen = rows if selected is None else selected
     found = replace(facts_of(np.ones((len(rows), 2)), rows=rows), norms=norms)
     return RoundOutcome(
-        round=1, selected=chosen, included=rows, seconds=np.ones(len(chosen)), facts=found
+        round=1,
+        selected=chosen,
+        included=rows,
+        seconds=np.ones(len(chosen)),
+        samples=np.array(samples, dtype=np.int64),
+        facts=found,
     )
 
 
@@ -101,7 +113,7 @@ def test_probabilities_are_those_of_the_authors_program(clients: int, alpha: flo
         values = dict(zip(arrived.tolist(), (squares / longest / clients**2).tolist(), strict=True))
         included = least_variance(np.array(theirs.mixed), count).tolist()
         theirs.learn(values, {m: included[m] / count for m in values}, count)
-        state = selector.observe(state, ended(arrived, norms, rows))
+        state = selector.observe(state, ended(arrived, norms, rows, federation.samples))
         if theirs.done == theirs.rounds:
             theirs.begin()
             longest = float(squares.max())
@@ -231,7 +243,7 @@ def test_a_hundred_thousand_clients_take_seconds() -> None:
     values = np.random.default_rng(1).uniform(0.4, 1.6, (7, 100_000))
     state = State(
         scalars={"phase": 10, "left": 9, "longest": 1.0},
-        arrays={"shares": np.ones(100_000), "chances": values, "trust": np.full(7, 1 / 7)},
+        arrays={"chances": values, "trust": np.full(7, 1 / 7)},
     )
     started = time.perf_counter()
     rows = select(selector, state, context(federation, 1000)).rows
