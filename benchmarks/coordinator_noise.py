@@ -28,8 +28,8 @@ from potluck.common.tensors.flat import FlatVector
 from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import TensorFile, open_tensors, write_tensors
 from potluck.privacy.coordinator.noised_sum import opened_noised_sum, system_normals
-from potluck.server.aggregation.model_work import OpenedRound
-from potluck.server.aggregation.reduction import reduce
+from potluck.server.reduce.model_work import OpenedRound
+from potluck.server.reduce.reduction import reduce
 from potluck.server.strategy import Combine
 
 

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from potluck.client.base.laplace import noisy_counts
+from potluck.client.disclosure.laplace import noisy_counts
 from potluck.common.learning.training import training_for
 from potluck.common.tasks.digits import Digits
-from potluck.server.aggregation.audit.label_audit import (
+from potluck.server.reduce.audit.label_audit import (
     BiasUpdates,
     LabelVerdict,
     LocalSteps,

@@ -32,14 +32,14 @@ from potluck.common.settings.configuration import load
 from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
 from potluck.deploy.local.local_federation import LocalFederation
 from potluck.rpc.v1 import operator_pb2
-from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.attendance import Attendance, HostSession
-from potluck.server.runs import commit as finishing
+from potluck.server.live.run_metrics import RunObserver
+from potluck.server.reduce.model_work import ModelWork
+from potluck.server.run import commit as finishing
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics
 from potluck.server.service.serving import serving
 from potluck.server.store.records import RunRow, RunState
-from potluck.server.watching.run_metrics import RunObserver
 
 
 @dataclass

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from potluck.client.base.laplace import noisy_counts
+from potluck.client.disclosure.laplace import noisy_counts
 from potluck.common.learning.evaluation import evaluate
 from potluck.common.learning.sample_counts import label_counts
 from potluck.common.learning.training import training_for

@@ -22,9 +22,9 @@ import numpy as np
 
 from potluck.common.tensors.encoding import EncodedUpdate, Encoding, encode, encoded_layout
 from potluck.common.tensors.tensor_files import TensorFile, open_tensors, write_tensors
-from potluck.server.aggregation.blocks import BLOCK_ELEMENTS
-from potluck.server.aggregation.reduction import reduce
-from potluck.server.aggregation.update_norms import update_norms
+from potluck.server.reduce.blocks import BLOCK_ELEMENTS
+from potluck.server.reduce.reduction import reduce
+from potluck.server.reduce.update_norms import update_norms
 from potluck.server.strategy import Combine, Reduction
 
 TENSORS = 20

@@ -27,19 +27,19 @@ import numpy as np
 
 from potluck.common.disclosure import Parameters, TaskReference
 from potluck.common.signal import signal_named
-from potluck.server.cohorts.selection_checks import check_selection
 from potluck.server.eligibility.collected_sums import LabelSums
 from potluck.server.eligibility.eligibility import Eligibility
 from potluck.server.eligibility.host_checks import HostChecks
 from potluck.server.eligibility.left_out import LeftOutRegister
 from potluck.server.eligibility.picks import PickRecord
 from potluck.server.hosts.attendance import Attendance
+from potluck.server.live.models import States, write_states
+from potluck.server.machine.events import Select
+from potluck.server.machine.roster import RunRoster
+from potluck.server.plan.plan import RunPlan, draw_up
 from potluck.server.profiles.collect import Profiling
 from potluck.server.profiles.trust import Trust
-from potluck.server.rounds.events import Select
-from potluck.server.rounds.plan import RunPlan, draw_up
-from potluck.server.rounds.roster import RunRoster
-from potluck.server.runs.models import States, write_states
+from potluck.server.select.selection_checks import check_selection
 from potluck.server.selection import Population, RoundOutcome, Selection, SelectionContext
 from potluck.server.state import State
 from potluck.server.store.model_files import ModelFiles

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from potluck.client.base.laplace import noisy_counts
+from potluck.client.disclosure.laplace import noisy_counts
 from potluck.client.training.triplet_estimate import EstimateTerms, MatrixEstimate, estimate_matrix
 from potluck.common.learning.heterogeneity import triplets
 from potluck.common.learning.triplet import TripletSettings, triplet_settings_for

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings import plugins
-from potluck.server.rounds.plan import draw_up
+from potluck.server.plan.plan import draw_up
 
 _TASK = '[task]\nname = "digits"\n'
 _OWN = "potluck."

@@ -27,8 +27,8 @@ from compatibility_table import built_in, run_text, try_all
 from potluck.common.errors import ConfigurationError
 from potluck.common.run_file.run_settings import PrivateUpdates
 from potluck.common.settings import plugins
-from potluck.server.rounds.plan import draw_up
-from potluck.server.rounds.selection_privacy import Protection, Treatment, verdict_on
+from potluck.server.plan.plan import draw_up
+from potluck.server.plan.selection_privacy import Protection, Treatment, verdict_on
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
 from what_leaves import leaving_table

@@ -17,8 +17,8 @@ from potluck.common.errors import ConfigurationError
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.secagg.masked_vectors import metric_names
 from potluck.server.hosts.instructions import check_instruction
-from potluck.server.rounds.plan import RunPlan, draw_up
-from potluck.server.runs.report_checks import report_said
+from potluck.server.plan.plan import RunPlan, draw_up
+from potluck.server.updates.report_checks import report_said
 
 RUNS: Final = {
     "plain run": ("", ""),

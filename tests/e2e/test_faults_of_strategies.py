@@ -191,7 +191,7 @@ def trainings() -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            trains = b"potluck.server.training.training_process" in path.read_bytes()
+            trains = b"potluck.server.reduce.training_process" in path.read_bytes()
             if trains and folder in path.with_name("environ").read_bytes():
                 found.append(int(path.parent.name))
     return found

@@ -15,9 +15,9 @@ from support.federation import until
 from support.sum_federation import Members, SumFederation, host_of, sum_federation
 
 from potluck.rpc.v1 import operator_pb2
-from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.hosts.attendance import HostSession
-from potluck.server.rounds.events import StopRequested
+from potluck.server.machine.events import StopRequested
+from potluck.server.reduce.model_work import ModelWork
 from potluck.server.service.guard import Context
 from potluck.server.service.operator_service import OperatorService
 from potluck.server.service.revocations import Revoking

@@ -13,7 +13,7 @@ from support import mounts
 
 from potluck.common.errors import StorageError
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
-from potluck.server.aggregation.reduction import reduce
+from potluck.server.reduce.reduction import reduce
 from potluck.server.strategy import Combine
 
 pytestmark = pytest.mark.skipif(

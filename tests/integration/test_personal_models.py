@@ -12,9 +12,9 @@ from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.tensors.tensor_files import open_tensors
 from potluck.deploy.view.watch_lines import round_line
 from potluck.rpc.v1 import operator_pb2
+from potluck.server.live.feed import committed_round_message, run_status
 from potluck.server.store import RoundRow, RunState, Store
 from potluck.server.store.round_record import round_record
-from potluck.server.watching.feed import committed_round_message, run_status
 
 CLIENTS = 5
 RUN_FILE = """

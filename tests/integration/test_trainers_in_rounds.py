@@ -320,7 +320,7 @@ async def test_notice_names_evaluations_past_the_deadline(
     async def impatient(*arguments: Any, **settings: Any) -> HeldOut:
         return await evaluate_on_clients(*arguments, **{**settings, "seconds": 0.5})
 
-    monkeypatch.setattr("potluck.server.runs.commit.evaluate_on_clients", impatient)
+    monkeypatch.setattr("potluck.server.run.commit.evaluate_on_clients", impatient)
     task = '{name = "line", unable = 7, fault = "evaluation-hangs"}'
     with capture_logs() as logs:
         [row] = await committed(federation, run_file(task).replace("rounds = 2", "rounds = 1"))

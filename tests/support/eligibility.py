@@ -11,12 +11,12 @@ from potluck.server.eligibility.host_checks import HostChecks
 from potluck.server.eligibility.left_out import LeftOutRegister
 from potluck.server.eligibility.picks import PickRecord
 from potluck.server.hosts.attendance import Attendance
+from potluck.server.live.selecting import Selecting
+from potluck.server.machine.events import Event
+from potluck.server.machine.roster import RunRoster
+from potluck.server.plan.plan import RunPlan
 from potluck.server.profiles.collect import Profiling
 from potluck.server.profiles.trust import Trust
-from potluck.server.rounds.events import Event
-from potluck.server.rounds.plan import RunPlan
-from potluck.server.rounds.roster import RunRoster
-from potluck.server.runs.selecting import Selecting
 from potluck.server.store.store_thread import InStore
 
 

@@ -11,24 +11,24 @@ from typing import Any
 
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
-from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.clock import now
 from potluck.server.eligibility.collected_sums import open_collector
 from potluck.server.hosts.attendance import Attendance
+from potluck.server.live.feed import RunRecord
+from potluck.server.live.run import CohortMember, Run
+from potluck.server.live.run_metrics import RunObserver
+from potluck.server.live.services import RunServices
+from potluck.server.live.spool import Spool
+from potluck.server.machine import events as rounds
+from potluck.server.plan.plan import draw_up
 from potluck.server.profiles.trust import Trust
-from potluck.server.rounds import events as rounds
-from potluck.server.rounds.plan import draw_up
-from potluck.server.runs.resume import resume
-from potluck.server.runs.run import CohortMember, Run
-from potluck.server.runs.select import admit
-from potluck.server.runs.services import RunServices
-from potluck.server.runs.spool import Spool
+from potluck.server.reduce.model_work import ModelWork
+from potluck.server.reduce.training_job import Workplace
+from potluck.server.run.resume import resume
+from potluck.server.select.select import admit
 from potluck.server.store import Store
 from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.records import NewRun
-from potluck.server.training.training_job import Workplace
-from potluck.server.watching.feed import RunRecord
-from potluck.server.watching.run_metrics import RunObserver
 
 AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
 RUN_FILE = 'clients_per_round = 3\nrounds = 2\n[task]\nname = "digits"\nclients = 3\n'

@@ -15,8 +15,8 @@ from potluck.common.tensors.auxiliary import Auxiliaries, joined, update_layout
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
-from potluck.server.aggregation.apply_round import RoundNumbers, apply_round, opened
-from potluck.server.aggregation.update_files import SpooledUpdate, UpdateFiles
+from potluck.server.reduce.apply_round import RoundNumbers, apply_round, opened
+from potluck.server.reduce.update_files import SpooledUpdate, UpdateFiles
 from potluck.server.state import State
 from potluck.server.store.records import UpdateRow
 from potluck.server.strategy import Strategy

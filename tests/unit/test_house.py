@@ -61,10 +61,9 @@ ROOMS = {
         "process monitoring tracing"
     ),
     "server": (
-        "clock config state store.sql store file_store selection strategy sink stopping "
-        "selectors.parts strategies selectors.asking selectors.bandits selectors rounds cohorts "
-        "aggregation training hosts profiles eligibility watching runs sinks "
-        "service cli __main__"
+        "clock config state store.sql store file_store selection strategy sink selectors.parts "
+        "strategies selectors.asking selectors.bandits selectors machine plan hosts profiles "
+        "eligibility reduce live updates select run sinks service cli __main__"
     ),
     "client": (
         "base disclosure config objective correction training.objectives training.samples "
@@ -627,7 +626,7 @@ for entry in distribution("potluck").entry_points:
 
 def test_state_machine_of_a_run_imports_neither_clock_nor_disk_nor_network() -> None:
     imports = imports_by_module()
-    package = "potluck.server.rounds"
+    package = "potluck.server.machine"
     pending, machine = [f"{package}.machine"], set[str]()
     while pending:
         module = pending.pop()

@@ -34,12 +34,12 @@ from potluck.federation.rounds import round_of
 from potluck.page.disclosed_shown import shown_disclosures
 from potluck.page.run_shown import ClientList, shown_details, shown_run
 from potluck.rpc.v1 import operator_pb2
+from potluck.server.live.feed import committed_round_message, run_status
 from potluck.server.sinks.record_reader import RecordReader
 from potluck.server.store import AttemptKey, BestSoFar, MemberState, Store
 from potluck.server.store.records import LateRow, LateState, Provenance
 from potluck.server.store.round_record import round_record
 from potluck.server.store.sql import schema
-from potluck.server.watching.feed import committed_round_message, run_status
 
 KEPT = Path(__file__).parent / "shown_rounds.json"
 FILE = 'rounds = 3\nclients_per_round = 3\nseed = 7\n[task]\nname = "digits"\n'

@@ -8,8 +8,8 @@ from typing import Any
 
 from support.stored import RUN, begun_run, committed, digest
 
-from potluck.server.runs.recorded_commits import Commits
 from potluck.server.store import AttemptKey, Store
+from potluck.server.store.recorded_commits import Commits
 
 
 def commits(store: Store, path: Path) -> Commits:

@@ -12,8 +12,8 @@ from support.stored import AT, RUN, UPDATE, commit, digest
 
 from potluck.common.learning.heterogeneity import triplets
 from potluck.common.settings.plugins import SELECTORS, installed
-from potluck.server.rounds.plan import draw_up
-from potluck.server.runs.models import States, read_states, write_states
+from potluck.server.live.models import States, read_states, write_states
+from potluck.server.plan.plan import draw_up
 from potluck.server.selection import Population, Selection
 from potluck.server.state import State
 from potluck.server.store import AttemptKey, MemberState, Store

@@ -42,7 +42,7 @@ from potluck.experiments.reports.plots import (
 from potluck.experiments.reports.readings import best_of, reached, reading_of
 from potluck.experiments.reports.report_files import html
 from potluck.experiments.reports.tables import markdown, origin, ranked, tidy_rows, write_tables
-from potluck.server.rounds.plan import draw_up
+from potluck.server.plan.plan import draw_up
 
 READY = sorted((ROOT / "experiments").glob("*.toml"))
 

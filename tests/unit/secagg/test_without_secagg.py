@@ -16,7 +16,7 @@ from potluck.common.errors import ConfigurationError, DisclosureRefusedError, St
 from potluck.common.settings import plugins
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
-from potluck.server.rounds.plan import draw_up
+from potluck.server.plan.plan import draw_up
 from potluck.server.store import Store
 
 INSTRUCTION = rpc.Instruction(id="i", client_id="a")

@@ -12,7 +12,7 @@ SOURCES = {
     "secagg/potluck/secagg/coordinator/counts.py": (
         "from potluck.secagg.protocol.masks import mask\n"
     ),
-    "server/potluck/server/runs/commit.py": """
+    "server/potluck/server/run/commit.py": """
 from potluck.secagg.protocol.masks import mask
 from potluck.secagg.protocol import (
     masks,
@@ -28,7 +28,7 @@ class Committed:
     class Part:
         seconds: float
 """,
-    "server/potluck/server/service.py": "import potluck.server.runs.commit\n",
+    "server/potluck/server/service.py": "import potluck.server.run.commit\n",
     "deploy/potluck/deploy/cli.py": "from potluck.secagg.protocol.masks import mask\n",
 }
 
@@ -46,9 +46,9 @@ def test_name_imported_from_a_guest_is_counted_once(
 ) -> None:
     assert house_figures.guest_imports(house) == {
         "secure aggregation": {
-            "potluck.secagg.protocol.masks.mask": {"potluck.server.runs.commit"},
-            "potluck.secagg.protocol.masks": {"potluck.server.runs.commit"},
-            "potluck.secagg.coordinator.counts.Counts": {"potluck.server.runs.commit"},
+            "potluck.secagg.protocol.masks.mask": {"potluck.server.run.commit"},
+            "potluck.secagg.protocol.masks": {"potluck.server.run.commit"},
+            "potluck.secagg.coordinator.counts.Counts": {"potluck.server.run.commit"},
         }
     }
 
@@ -57,11 +57,11 @@ def test_lines_imports_and_classes_of_modules_are_counted(
     house: list[house_figures.Module],
 ) -> None:
     commit = next(module for module in house if module.name.endswith("commit"))
-    assert (commit.import_lines, commit.lines, commit.subpackage) == (5, 15, "server.runs")
+    assert (commit.import_lines, commit.lines, commit.subpackage) == (5, 15, "server.run")
     assert commit.plain_lines == 4
     assert [node.name for node in commit.classes] == ["LiveShown", "Committed", "Part"]
     importers = house_figures.importers(house)
-    assert importers["potluck.server.runs.commit"] == {"potluck.server.service"}
+    assert importers["potluck.server.run.commit"] == {"potluck.server.service"}
     assert len(importers["potluck.secagg.protocol.masks"]) == 3
 
 
@@ -71,7 +71,7 @@ def test_round_forms_are_classes_and_messages_with_bytes_up(
     schema = {"a.proto": "message Yes {\n  uint64 bytes_up = 1;\n}\nmessage No {\n}\n"}
     schema["b.proto"] = "message RoundProgress {\n  uint64 bytes_up = 1;\n}\n"
     assert house_figures.round_forms(house, schema) == [
-        "potluck.server.runs.commit.Committed",
+        "potluck.server.run.commit.Committed",
         "a.proto: Yes",
     ]
 
@@ -79,16 +79,16 @@ def test_round_forms_are_classes_and_messages_with_bytes_up(
 def test_walk_that_enters_a_subpackage_again_is_counted_as_a_return() -> None:
     links = {
         step: f"[`x`](../server/potluck/server/{step}.py) `do`"
-        for step in ("runs/a", "runs/b", "store/c", "runs/d", "store/e", "hosts/f")
+        for step in ("run/a", "run/b", "store/c", "run/d", "store/e", "hosts/f")
     }
     page = (
-        f"## Walk 1: bytes\n\n1. {links['runs/a']},\n   {links['runs/b']}\n2. {links['store/c']}\n"
-        f"3. {links['runs/d']}\n\nA variant differs: {links['hosts/f']}.\n\n4. {links['store/e']}\n"
+        f"## Walk 1: bytes\n\n1. {links['run/a']},\n   {links['run/b']}\n2. {links['store/c']}\n"
+        f"3. {links['run/d']}\n\nA variant differs: {links['hosts/f']}.\n\n4. {links['store/e']}\n"
         f"\n## Walk 2\n\n1. {links['hosts/f']}\n"
     )
     passed = house_figures.walk(page)
-    assert passed == ["server.runs", "server.store", "server.runs", "server.store"]
-    assert house_figures.returns(passed) == {"server.runs": 1, "server.store": 1}
+    assert passed == ["server.run", "server.store", "server.run", "server.store"]
+    assert house_figures.returns(passed) == {"server.run": 1, "server.store": 1}
 
 
 @pytest.fixture(scope="module")

@@ -20,4 +20,4 @@ def test_package_table_has_a_row_with_a_summary_for_each_subpackage() -> None:
     rows = [row.split(" | ") for row in table.splitlines()[2:]]
     assert len(rows) > 40
     assert [where for where, what in rows if what.strip(" |") == ""] == []
-    assert "| `server/` | `server` | `aggregation`" in package_tables.short_table()
+    assert "| `server/` | `server` | `eligibility`" in package_tables.short_table()

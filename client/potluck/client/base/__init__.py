@@ -1,4 +1,4 @@
-"""Parts that the whole host uses: its state directory, worker threads, pauses, noise, metrics.
+"""Parts that the whole host uses: its state directory, worker threads, pauses, metrics.
 
 Imports `potluck.common` only.
 """

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from potluck.client.base.laplace import exact_epsilon, sensitivity
+from potluck.client.disclosure.laplace import exact_epsilon, sensitivity
 from potluck.client.disclosure.weightings import is_masked
 from potluck.common.disclosure import (
     BUILT_IN_SIGNALS,

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from potluck.client.base.host_metrics import HostMetrics
-from potluck.client.base.laplace import exact_epsilon
 from potluck.client.base.state_directory import (
     DISCLOSURES,
     PRIVACY,
@@ -23,6 +22,7 @@ from potluck.client.base.state_directory import (
     clients_with_files,
 )
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy, check_budget
+from potluck.client.disclosure.laplace import exact_epsilon
 from potluck.client.disclosure.release_ledger import Release, ReleaseLedger
 from potluck.common.disclosure import Parameters
 from potluck.common.errors import StorageError

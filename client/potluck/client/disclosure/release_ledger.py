@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
-from potluck.client.base.laplace import exact_epsilon
 from potluck.client.base.state_directory import clients_with_files, write_durably
+from potluck.client.disclosure.laplace import exact_epsilon
 from potluck.common.errors import StorageError
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import structlog
 
 from potluck.client.base.host_metrics import HostMetrics
-from potluck.client.base.laplace import noisy_counts
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy, check_signal, terms
+from potluck.client.disclosure.laplace import noisy_counts
 from potluck.client.disclosure.member_keys import signing_key
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.disclosure.release_ledger import Recipient, Release, ReleaseKey

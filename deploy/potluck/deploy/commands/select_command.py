@@ -25,8 +25,8 @@ from potluck.deploy.operator.offline_selection import (
 )
 from potluck.deploy.terminal import terminal
 from potluck.deploy.view.pictures import check_picture
-from potluck.server.rounds.compatibility import check_answer_noise
-from potluck.server.rounds.selection_privacy import Protection, Treatment, verdict_on
+from potluck.server.plan.compatibility import check_answer_noise
+from potluck.server.plan.selection_privacy import Protection, Treatment, verdict_on
 from potluck.server.selection import Population, Selector
 
 

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from potluck.common.errors import ConfigurationError, PotluckError, RunError
 from potluck.common.learning.task_failures import plugin_failure
 from potluck.common.settings.wanted import wanted
-from potluck.server.cohorts.selection_checks import check_declared, check_selection
+from potluck.server.select.selection_checks import check_declared, check_selection
 from potluck.server.selection import (
     Ask,
     Interview,

@@ -23,7 +23,7 @@ from potluck.deploy.operator.json_view import other_measures, spread_values
 from potluck.deploy.view.readable import natural_order
 from potluck.deploy.view.selection_plots import HETEROGENEITIES, dominant_heterogeneity
 from potluck.rpc.v1 import operator_pb2
-from potluck.server.cohorts.cohort_labels import cohort_labels
+from potluck.server.live.cohort_labels import cohort_labels
 from potluck.server.selection import Population, Rows
 
 Floats = NDArray[np.float64]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from potluck.common.learning.heterogeneity import triplets
 from potluck.deploy.view.picture import Picture
 from potluck.deploy.view.pictures import write_picture
-from potluck.server.cohorts.cohort_labels import cohort_labels
+from potluck.server.live.cohort_labels import cohort_labels
 from potluck.server.selection import Population, Rows
 
 # The ternary plot ---------------------------------------------------------------------------------

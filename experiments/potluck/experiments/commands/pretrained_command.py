@@ -55,7 +55,7 @@ def pretrained(
     from potluck.common.tensors.model_arrays import state_arrays
     from potluck.common.tensors.tensor_files import write_tensors
     from potluck.experiments.weights import fitted, read_weights
-    from potluck.server.rounds.plan import draw_up
+    from potluck.server.plan.plan import draw_up
 
     try:
         text = run_file.read_text(encoding="utf-8")

@@ -37,8 +37,8 @@ from potluck.experiments.grid.grid_cells import Cell
 from potluck.experiments.grid.label_mix import LabelMix
 from potluck.experiments.grid.results import Before, CellResult, RoundResult, Timings
 from potluck.rpc.v1 import operator_pb2
-from potluck.server.rounds.plan import draw_up
-from potluck.server.rounds.pretraining import pretraining_id
+from potluck.server.plan.plan import draw_up
+from potluck.server.plan.pretraining import pretraining_id
 from potluck.server.store import Store
 from potluck.server.store.records import Exchange, Profile, RoundRow
 from potluck.server.strategy import Strategy, Weights

@@ -21,7 +21,7 @@ from potluck.common.run_file.runfile import OLD_KEYS, RunFile, parse_run_file
 from potluck.common.settings import plugins
 from potluck.common.task import Task
 from potluck.experiments.grid.definition import SEED, ExperimentFile, get, put
-from potluck.server.rounds.plan import draw_up
+from potluck.server.plan.plan import draw_up
 
 LONGEST_WAIT_SECONDS = 86_400.0
 """Default, in seconds, of limits on waiting for clients that the experiment does not set.

@@ -28,13 +28,13 @@ from potluck.privacy.coordinator.round_ledger import (
     divergences,
 )
 from potluck.privacy.rdp_filter import epsilon_spent, solved_noise
-from potluck.server.aggregation.update_files import SpooledUpdate
-from potluck.server.rounds import events as rounds
-from potluck.server.rounds.update_noise import adapted, clip_of, with_clip, without_clip
-from potluck.server.runs.models import RoundModel
-from potluck.server.runs.run import Run
-from potluck.server.runs.update_path import OpenRounds
+from potluck.server.live.models import RoundModel
+from potluck.server.live.run import Run
+from potluck.server.machine import events as rounds
+from potluck.server.plan.update_noise import adapted, clip_of, with_clip, without_clip
+from potluck.server.reduce.update_files import SpooledUpdate
 from potluck.server.selection import Judgement
+from potluck.server.updates.update_path import OpenRounds
 
 # Adaptive clipping --------------------------------------------------------------------------------
 # The bound on updates follows a quantile of their norms (Andrew et al. 2021).

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from potluck.common.errors import RunError
 from potluck.common.tensors.flat import FlatVector, TensorBorders
-from potluck.server.aggregation.model_work import OpenedRound
-from potluck.server.aggregation.move_by_sum import BlockReader
-from potluck.server.aggregation.update_norms import tensor_norms
+from potluck.server.reduce.model_work import OpenedRound
+from potluck.server.reduce.move_by_sum import BlockReader
+from potluck.server.reduce.update_norms import tensor_norms
 
 # Gaussian noise -----------------------------------------------------------------------------------
 

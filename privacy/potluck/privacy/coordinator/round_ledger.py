@@ -26,7 +26,7 @@ from potluck.common.disk import sync_path
 from potluck.common.errors import StorageError
 from potluck.privacy.accounting import GaussianSteps, rdp_of
 from potluck.privacy.rdp_filter import NOTHING, epsilon_spent
-from potluck.server.rounds.pretraining import is_pretraining, pretraining_id
+from potluck.server.plan.pretraining import is_pretraining, pretraining_id
 
 FOLDER: Final = "privacy"
 """Name of the folder of ledgers in a coordinator's state directory."""

@@ -15,9 +15,9 @@ from potluck.secagg.coordinator.sum_session import SumTerms
 from potluck.secagg.protocol.primitives.cells import cells_of_members
 from potluck.server.eligibility.collected_sums import Counts, LabelSums, Say
 from potluck.server.hosts.instructions import task_plugin
+from potluck.server.machine.troubles import listed
+from potluck.server.plan.plan import RunPlan
 from potluck.server.profiles.trust import Trust
-from potluck.server.rounds.plan import RunPlan
-from potluck.server.rounds.troubles import listed
 from potluck.server.store import SecureSum
 
 # Terms and outcomes -------------------------------------------------------------------------------

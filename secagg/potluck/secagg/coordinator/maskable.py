@@ -14,7 +14,7 @@ from potluck.secagg.protocol import complete_thresholds
 from potluck.secagg.protocol.coordinator.coordinator_side import MOST_ATTEMPTS
 from potluck.secagg.protocol.policy.sum_policy import ClientPolicy
 from potluck.secagg.protocol.primitives.thresholds import COMPLETE_LIMIT
-from potluck.server.rounds.path_rules import PathRules
+from potluck.server.plan.path_rules import PathRules
 from potluck.server.strategy import Strategy, Summation
 
 _STAGES: Final = 4

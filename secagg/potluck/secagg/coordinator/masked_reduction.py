@@ -31,7 +31,7 @@ from potluck.secagg.masked_vectors import (
 from potluck.secagg.protocol import Header, SumVector, Unmasking
 from potluck.secagg.protocol.primitives.masks import word_dtype
 from potluck.secagg.protocol.vectors.updates import BodyDecoder, HeadSum, decode_head
-from potluck.server.aggregation.move_by_sum import BlockReader
+from potluck.server.reduce.move_by_sum import BlockReader
 
 _READ_ELEMENTS: Final = 2**16
 """Number of elements that are added per file at once, so that the sum stays in a core's cache."""

@@ -63,15 +63,15 @@ from potluck.secagg.protocol.primitives.thresholds import (
 )
 from potluck.secagg.protocol.vectors.updates import HeadSum
 from potluck.secagg.protocol.wire.messages import SESSION_ID_BYTES, Stage
-from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import MASKED, task_plugin
-from potluck.server.rounds import events as rounds
-from potluck.server.rounds.update_noise import adapted, clip_of, with_clip, without_clip
-from potluck.server.runs.models import RoundModel
-from potluck.server.runs.run import Run
-from potluck.server.runs.update_path import ReceivedUpdate, UpdatePath
+from potluck.server.live.models import RoundModel
+from potluck.server.live.run import Run
+from potluck.server.machine import events as rounds
+from potluck.server.plan.update_noise import adapted, clip_of, with_clip, without_clip
+from potluck.server.reduce.update_files import SpooledUpdate
 from potluck.server.store import SecureSum
 from potluck.server.store.records import AttemptKey
+from potluck.server.updates.update_path import ReceivedUpdate, UpdatePath
 
 _RELEASED = (
     "these updates are in an earlier sum over other clients, and the difference of both sums "

@@ -12,7 +12,7 @@ from potluck.common.errors import RunError
 from potluck.secagg.coordinator.counts import SecureSums
 from potluck.secagg.coordinator.label_sums import LabelCells, LabelTotals, sum_terms
 from potluck.server.eligibility.collected_sums import LabelSums, Say
-from potluck.server.rounds.plan import RunPlan
+from potluck.server.plan.plan import RunPlan
 
 
 class RunSums(SecureSums):

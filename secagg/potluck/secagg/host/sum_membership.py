@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from potluck.client.base.laplace import sensitivity
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy, SumName
+from potluck.client.disclosure.laplace import sensitivity
 from potluck.client.disclosure.member_keys import key_in_force
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import DisclosureRefusedError, IdentityError

@@ -1,5 +1,5 @@
 """Eligibility for selection: decides which clients are excluded, for any reason.
 
-Imports `hosts`, `profiles` and the store. Takes the connected clients, returns the rows to select
-among, and posts events about excluded clients.
+Imports `hosts`, `profiles`, the plan of a run and the store. Takes the connected clients, returns
+the rows to select among, and posts events about excluded clients.
 """

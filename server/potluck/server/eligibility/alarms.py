@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from potluck.common.run_file.run_settings import SampleLimits
-from potluck.server.cohorts.cohort_limits import counted
 from potluck.server.eligibility.picks import Expected, Picks, selection_imbalance
-from potluck.server.rounds.roster import RunRoster
-from potluck.server.rounds.troubles import listed
+from potluck.server.machine.roster import RunRoster
+from potluck.server.machine.troubles import listed
+from potluck.server.plan.cohort_limits import counted
 from potluck.server.selection import Rows
 
 _SHOWN = 3

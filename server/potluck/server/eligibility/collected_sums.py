@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from potluck.common.settings import plugins
 from potluck.server.hosts.attendance import Attendance
+from potluck.server.plan.path_rules import COLLECTOR, collects_sums
+from potluck.server.plan.plan import RunPlan
 from potluck.server.profiles.trust import Trust
-from potluck.server.rounds.path_rules import COLLECTOR, collects_sums
-from potluck.server.rounds.plan import RunPlan
 from potluck.server.store.store_thread import InStore
 
 Counts = NDArray[np.float64]

@@ -19,11 +19,11 @@ from potluck.server.eligibility.collected_sums import LabelSums
 from potluck.server.eligibility.host_checks import HostChecks
 from potluck.server.eligibility.left_out import LeftOutRegister
 from potluck.server.eligibility.picks import PickRecord, cap_on_picks, under_cap
+from potluck.server.machine import events as rounds
+from potluck.server.machine.roster import RunRoster
+from potluck.server.machine.troubles import each_once, listed
+from potluck.server.plan.plan import RunPlan
 from potluck.server.profiles.collect import Profiling
-from potluck.server.rounds import events as rounds
-from potluck.server.rounds.plan import RunPlan
-from potluck.server.rounds.roster import RunRoster
-from potluck.server.rounds.troubles import each_once, listed
 from potluck.server.selection import Rows
 
 _SHOWN = 3

@@ -16,8 +16,8 @@ from potluck.server.eligibility.left_out import LeftOutRegister
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import check_instruction
-from potluck.server.rounds.events import Select
-from potluck.server.rounds.plan import RunPlan
+from potluck.server.machine.events import Select
+from potluck.server.plan.plan import RunPlan
 
 _CHECK_SECONDS: Final = 30.0
 """Seconds to wait for an answer. If a host is busy for longer, its clients can be selected without

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from potluck.server.clock import utc
-from potluck.server.cohorts.cohort_limits import ineligible
 from potluck.server.hosts.attendance import Attendance
-from potluck.server.rounds import events as rounds
-from potluck.server.rounds.plan import RunPlan
-from potluck.server.rounds.troubles import each_once
+from potluck.server.machine import events as rounds
+from potluck.server.machine.troubles import each_once
+from potluck.server.plan.cohort_limits import ineligible
+from potluck.server.plan.plan import RunPlan
 from potluck.server.store.records import LeftOutRow
 from potluck.server.store.store_thread import InStore
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.server.rounds.roster import RunRoster
+from potluck.server.machine.roster import RunRoster
 from potluck.server.selection import Rows
 
 # Imbalance ----------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import evaluate_instruction, model_reference
-from potluck.server.rounds.plan import RunPlan
+from potluck.server.plan.plan import RunPlan
 from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import AttemptKey
 

@@ -14,10 +14,10 @@ from potluck.common.run_file.runfile import RunFile
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.updates.training_agreement import client_seed
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
-from potluck.server.rounds.needs_and_hides import AVAILABILITY
-from potluck.server.rounds.path_rules import fixed_point_terms
-from potluck.server.rounds.plan import RunPlan
-from potluck.server.rounds.update_noise import noise_multiplier
+from potluck.server.plan.needs_and_hides import AVAILABILITY
+from potluck.server.plan.path_rules import fixed_point_terms
+from potluck.server.plan.plan import RunPlan
+from potluck.server.plan.update_noise import noise_multiplier
 from potluck.server.selection import Ask, BeforeUpload
 from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import AS_THE_RUN_SAYS, MemberWork

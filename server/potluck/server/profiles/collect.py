@@ -33,13 +33,13 @@ from potluck.common.monitoring.metric_labels import ProfileOutcome
 from potluck.common.run_file.run_settings import SampleLimits
 from potluck.common.signal import Floats, read_payload, signal_named
 from potluck.rpc.v1 import coordinator_pb2
-from potluck.server.cohorts.cohort_limits import counted
 from potluck.server.hosts.attendance import LARGEST_EPOCH, Attendance
 from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import model_reference, task_plugin
+from potluck.server.machine.roster import RunRoster
+from potluck.server.plan.cohort_limits import counted
+from potluck.server.plan.plan import RunPlan
 from potluck.server.profiles.trust import Trust
-from potluck.server.rounds.plan import RunPlan
-from potluck.server.rounds.roster import RunRoster
 from potluck.server.selection import Population, by_field
 from potluck.server.store import Store
 from potluck.server.store.model_files import ModelVersion

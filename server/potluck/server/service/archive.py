@@ -12,13 +12,13 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from potluck.common.disclosure import LABEL_COUNTS
 from potluck.common.errors import NotFoundError, StorageError
-from potluck.server.aggregation.audit.audit_records import BiasRecords, audit_run, check_auditable
-from potluck.server.aggregation.audit.label_audit import ClientAudit
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.attendance import Attendance
+from potluck.server.plan.plan import RunPlan, draw_up
 from potluck.server.profiles.collect import Profiling, stored_profiles
 from potluck.server.profiles.trust import Trust
-from potluck.server.rounds.plan import RunPlan, draw_up
+from potluck.server.reduce.audit.audit_records import BiasRecords, audit_run, check_auditable
+from potluck.server.reduce.audit.label_audit import ClientAudit
 from potluck.server.selection import Population
 from potluck.server.store import Profile, SecureSum, Store
 from potluck.server.store.model_files import ModelFiles

@@ -23,7 +23,6 @@ from potluck.common.net.build_version import software_version
 from potluck.common.process.folder_lock import NAME as LOCK
 from potluck.server.clock import utc
 from potluck.server.config import CoordinatorConfig
-from potluck.server.runs.recorded_commits import JOURNAL
 from potluck.server.service.backup_files import (
     DUMP,
     LIST,
@@ -40,6 +39,7 @@ from potluck.server.service.state_folders import MODELS
 from potluck.server.store.file_hold import held
 from potluck.server.store.file_references import References
 from potluck.server.store.model_files import NAME, ModelVersion
+from potluck.server.store.recorded_commits import JOURNAL
 from potluck.server.store.round_table import Rounds
 from potluck.server.store.run_table import Runs
 from potluck.server.store.sql.database import parse_url

@@ -26,9 +26,9 @@ from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.gather import SETTLE_SECONDS, announce_closed
 from potluck.server.hosts.host_registry import HostRegistry
 from potluck.server.hosts.offences import Offences
+from potluck.server.plan.plan import RunPlan, draw_up
+from potluck.server.plan.pretraining import is_pretraining
 from potluck.server.profiles.trust import load_trust
-from potluck.server.rounds.plan import RunPlan, draw_up
-from potluck.server.rounds.pretraining import is_pretraining
 from potluck.server.service.archive import Archive
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics
 from potluck.server.service.restore import check_not_interrupted

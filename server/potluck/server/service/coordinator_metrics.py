@@ -28,9 +28,9 @@ from potluck.common.net.protocol import PROTOCOL_VERSION, VERSIONS
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.clock import now, utc
 from potluck.server.hosts.attendance import Attendance
-from potluck.server.rounds.events import RunEnding
-from potluck.server.rounds.pretraining import is_pretraining
-from potluck.server.watching.run_metrics import RunObserver
+from potluck.server.live.run_metrics import RunObserver
+from potluck.server.machine.events import RunEnding
+from potluck.server.plan.pretraining import is_pretraining
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")

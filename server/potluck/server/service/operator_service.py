@@ -15,8 +15,14 @@ from potluck.common.disclosure import parse_parameters
 from potluck.common.errors import ConfigurationError, ProtocolError
 from potluck.common.interruptible import shielded
 from potluck.rpc.v1 import operator_pb2, operator_pb2_grpc
-from potluck.server.aggregation.audit.label_audit import ClientAudit, Contradiction, LabelVerdict
-from potluck.server.rounds.pretraining import is_pretraining, pretraining_id
+from potluck.server.live.feed import (
+    Event,
+    best_message,
+    committed_round_message,
+    run_status,
+)
+from potluck.server.plan.pretraining import is_pretraining, pretraining_id
+from potluck.server.reduce.audit.label_audit import ClientAudit, Contradiction, LabelVerdict
 from potluck.server.selection import Population
 from potluck.server.service.archive import Disclosures, SumRecord
 from potluck.server.service.coordinator import Coordinator
@@ -25,12 +31,6 @@ from potluck.server.service.revocations import Revoking
 from potluck.server.service.transfers import send_file
 from potluck.server.store import Profile
 from potluck.server.store.records import RunRow
-from potluck.server.watching.feed import (
-    Event,
-    best_message,
-    committed_round_message,
-    run_status,
-)
 
 # Messages -----------------------------------------------------------------------------------------
 

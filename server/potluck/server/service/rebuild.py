@@ -12,11 +12,11 @@ from typing import Any
 from potluck.common.errors import NotFoundError, StorageError
 from potluck.server.clock import utc
 from potluck.server.config import CoordinatorConfig
-from potluck.server.runs.recorded_commits import RECORDS
 from potluck.server.service.restore import check_not_interrupted
 from potluck.server.service.state_folders import locked_state, models_folder
 from potluck.server.store import Store
 from potluck.server.store.model_files import ModelFiles
+from potluck.server.store.recorded_commits import RECORDS
 from potluck.server.store.round_copies import RoundRecords, Tables
 from potluck.server.store.sql.database import parse_url
 from potluck.server.store.sql.failures import DamagedDatabaseError

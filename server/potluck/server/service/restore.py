@@ -14,7 +14,6 @@ from potluck.common.disk import sync_path
 from potluck.common.errors import ConfigurationError, StorageError
 from potluck.common.net.key_files import KEY_MODE, write_whole
 from potluck.server.config import CoordinatorConfig
-from potluck.server.runs.recorded_commits import JOURNAL
 from potluck.server.service.backup_files import (
     DUMP,
     STATE,
@@ -26,6 +25,7 @@ from potluck.server.service.backup_files import (
     verify,
 )
 from potluck.server.service.state_folders import MODELS, locked_state
+from potluck.server.store.recorded_commits import JOURNAL
 from potluck.server.store.sql.database import locked_sqlite, parse_url
 
 _MARK = "restoring"

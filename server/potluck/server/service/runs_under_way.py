@@ -19,31 +19,31 @@ from potluck.common.errors import (
     disk_error,
 )
 from potluck.common.tracing import Tracer
-from potluck.server.aggregation.audit.audit_records import why_not_audited
-from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.clock import utc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.eligibility.collected_sums import open_collector
 from potluck.server.hosts.attendance import Attendance
+from potluck.server.live.run_spans import RunSpans
+from potluck.server.live.services import RunServices
+from potluck.server.live.spool import Spool
+from potluck.server.machine.events import StopRequested
+from potluck.server.plan.plan import RunPlan, draw_up
+from potluck.server.plan.pretraining import is_pretraining, pretraining_id, pretraining_run
+from potluck.server.plan.trace_clock import trace_clock
 from potluck.server.profiles.trust import Trust
-from potluck.server.rounds.events import StopRequested
-from potluck.server.rounds.plan import RunPlan, draw_up
-from potluck.server.rounds.pretraining import is_pretraining, pretraining_id, pretraining_run
-from potluck.server.rounds.trace_clock import trace_clock
-from potluck.server.runs.driver import RunDriver
-from potluck.server.runs.recorded_commits import RECORDS, Commits
-from potluck.server.runs.services import RunServices
-from potluck.server.runs.spool import Spool
-from potluck.server.runs.update_inbox import UpdateInbox
+from potluck.server.reduce.audit.audit_records import why_not_audited
+from potluck.server.reduce.model_work import ModelWork
+from potluck.server.reduce.training_job import Workplace, public_inputs, public_labels
+from potluck.server.run.driver import RunDriver
 from potluck.server.service.archive import bias_records
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics
 from potluck.server.service.retention import Tidying
 from potluck.server.store import RoundRow, Store
 from potluck.server.store.model_files import ModelFiles
+from potluck.server.store.recorded_commits import RECORDS, Commits
 from potluck.server.store.records import NewRun, RunRow, RunState
 from potluck.server.store.store_thread import InStore
-from potluck.server.training.training_job import Workplace, public_inputs, public_labels
-from potluck.server.watching.run_spans import RunSpans
+from potluck.server.updates.update_inbox import UpdateInbox
 
 log = structlog.get_logger()
 

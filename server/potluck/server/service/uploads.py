@@ -22,13 +22,13 @@ from potluck.common.net.identity import Identity
 from potluck.common.net.transfer import FileReceiver, check_digest
 from potluck.common.tensors.finite_screen import FiniteScreen
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
-from potluck.server.runs.update_inbox import UpdateInbox, members_of
-from potluck.server.runs.update_path import ReceivedUpdate
 from potluck.server.service.coordinator import Coordinator
 from potluck.server.service.coordinator_metrics import Transfer
 from potluck.server.service.guard import check_client
 from potluck.server.service.upload_order import UploadOrder
 from potluck.server.store.model_files import ModelVersion
+from potluck.server.updates.update_inbox import UpdateInbox, members_of
+from potluck.server.updates.update_path import ReceivedUpdate
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from potluck.common.errors import NotFoundError
-from potluck.server.rounds.pretraining import is_pretraining
+from potluck.server.plan.pretraining import is_pretraining
 from potluck.server.sink import TrackedRound, TrackedRun
 from potluck.server.store.records import RoundRow, RunRow
 from potluck.server.store.round_record import round_record

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from potluck.client.base.laplace import noisy_counts
+from potluck.client.disclosure.laplace import noisy_counts
 from potluck.client.disclosure.releases import ReleaseNoise
 from potluck.client.objective import Batch, LocalContext, Objective
 from potluck.client.training.objectives.generalized_cross_entropy import (

@@ -23,10 +23,11 @@ from potluck.common.monitoring.definitions import (
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import OTHER, RUN, MeasuredParty, known_reason
 from potluck.common.run_file.run_settings import RoundPolicy
-from potluck.server.rounds import events as rounds
-from potluck.server.rounds.machine import Resumption, RoundMachine
-from potluck.server.rounds.roster import RunRoster
-from potluck.server.rounds.round_rules import RoundRules
+from potluck.server.live.run_metrics import RunObserver
+from potluck.server.machine import events as rounds
+from potluck.server.machine.machine import Resumption, RoundMachine
+from potluck.server.machine.roster import RunRoster
+from potluck.server.machine.round_rules import RoundRules
 from potluck.server.store.records import (
     AttemptKey,
     MemberState,
@@ -34,7 +35,6 @@ from potluck.server.store.records import (
     RunRow,
     RunState,
 )
-from potluck.server.watching.run_metrics import RunObserver
 
 PAGE = ROOT / "docs/reference/metrics.md"
 PER_CLIENT = {"client", "host", "id", "name_of_client", "instruction"}

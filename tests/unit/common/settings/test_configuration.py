@@ -33,7 +33,7 @@ from potluck.deploy.operator.operator_config import OperatorConfig, example_oper
 from potluck.experiments.grid.definition import ExperimentFile
 from potluck.server.config import CoordinatorConfig
 from potluck.server.config import example_config as coordinator_example
-from potluck.server.rounds.plan import draw_up
+from potluck.server.plan.plan import draw_up
 
 LONGEST = 500
 

@@ -10,7 +10,7 @@ import pytest
 from potluck.common.errors import PluginError
 from potluck.common.settings import plugins
 from potluck.common.task import Task
-from potluck.server.rounds.compatibility import check_installed
+from potluck.server.plan.compatibility import check_installed
 
 
 def install(folder: Path) -> None:

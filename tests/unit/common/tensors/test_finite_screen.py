@@ -14,7 +14,7 @@ from potluck.common.errors import OutOfBoundsError
 from potluck.common.run_file.run_settings import DirectionSettings
 from potluck.common.tensors.finite_screen import FiniteScreen
 from potluck.common.tensors.tensor_files import LARGEST_VALUE, open_tensors, write_tensors
-from potluck.server.aggregation.update_files import UpdateFiles
+from potluck.server.reduce.update_files import UpdateFiles
 
 NUMBERS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 

@@ -12,7 +12,7 @@ from potluck.deploy.view.selection_plots import (
     plot_selection,
     ternary_points,
 )
-from potluck.server.cohorts.cohort_labels import cohort_labels
+from potluck.server.live.cohort_labels import cohort_labels
 from potluck.server.selection import Population
 from potluck.server.selectors.uniform import Uniform
 

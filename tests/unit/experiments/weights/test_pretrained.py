@@ -24,7 +24,7 @@ from potluck.common.tensors.tensor_files import NamedTensors, write_tensors
 from potluck.experiments.models.mobilenet import mobilenet_v2_gn
 from potluck.experiments.models.resnet import resnet18_gn, resnet50_gn
 from potluck.experiments.weights import fitted, read_weights
-from potluck.server.aggregation.publishing import load_weights
+from potluck.server.reduce.publishing import load_weights
 
 Arrays = dict[str, NDArray[Any]]
 

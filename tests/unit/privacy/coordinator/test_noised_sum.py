@@ -23,8 +23,8 @@ from potluck.privacy.coordinator.noised_sum import (
     opened_noised_sum,
     system_normals,
 )
-from potluck.server.aggregation.model_work import OpenedRound
-from potluck.server.rounds.update_noise import CLIP, clip_of, with_clip, without_clip
+from potluck.server.plan.update_noise import CLIP, clip_of, with_clip, without_clip
+from potluck.server.reduce.model_work import OpenedRound
 from potluck.server.state import State
 
 BUFFERS = frozenset({"mean"})

@@ -6,7 +6,7 @@ import pytest
 
 from potluck.common.errors import ConfigurationError
 from potluck.secagg.coordinator.maskable import weight_bound
-from potluck.server.rounds.plan import draw_up
+from potluck.server.plan.plan import draw_up
 
 TASK = '[task]\nname = "digits"\nclients = 10\n'
 MASKED = "secure_aggregation = true\n"

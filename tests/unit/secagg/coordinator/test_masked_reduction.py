@@ -29,8 +29,8 @@ from potluck.secagg.masked_vectors import (
 from potluck.secagg.protocol import BrokenRuleError, Purpose
 from potluck.secagg.protocol.vectors.word_limits import vector_scale
 from potluck.secagg.protocol.wire.messages import Stage
-from potluck.server.aggregation.apply_round import RoundNumbers
-from potluck.server.aggregation.move_by_sum import BLOCK_ELEMENTS, move_by_sum
+from potluck.server.reduce.apply_round import RoundNumbers
+from potluck.server.reduce.move_by_sum import BLOCK_ELEMENTS, move_by_sum
 from potluck.server.state import State
 from potluck.server.strategies.fedavg import FedAvg
 from potluck.server.strategies.fedavgm import FedAvgM

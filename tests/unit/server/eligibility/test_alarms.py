@@ -6,7 +6,7 @@ import numpy as np
 
 from potluck.common.run_file.run_settings import SampleLimits
 from potluck.server.eligibility.alarms import SelectionAlarms
-from potluck.server.rounds.roster import RunRoster
+from potluck.server.machine.roster import RunRoster
 
 
 def test_client_selected_far_too_often_raises_one_alarm() -> None:

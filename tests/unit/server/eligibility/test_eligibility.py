@@ -13,10 +13,10 @@ from support.eligibility import rules
 from potluck.common.errors import RunError
 from potluck.server.eligibility.eligibility import Eligibility, ScarceError
 from potluck.server.hosts.attendance import Attendance
+from potluck.server.machine.events import Select
+from potluck.server.machine.roster import RunRoster
+from potluck.server.plan.plan import draw_up
 from potluck.server.profiles.collect import Collected, Profiling
-from potluck.server.rounds.events import Select
-from potluck.server.rounds.plan import draw_up
-from potluck.server.rounds.roster import RunRoster
 from potluck.server.store import Store
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck.server.eligibility.picks import PickRecord, cap_on_picks, under_cap
-from potluck.server.rounds.roster import RunRoster
+from potluck.server.machine.roster import RunRoster
 
 
 def rows(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -13,7 +13,7 @@ from potluck.rpc.v1.coordinator_pb2 import Answer
 from potluck.server.hosts import held_out_evaluation
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.held_out_evaluation import HeldOut, evaluate_on_clients
-from potluck.server.rounds.plan import draw_up
+from potluck.server.plan.plan import draw_up
 from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import AttemptKey
 

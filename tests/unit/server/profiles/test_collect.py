@@ -16,11 +16,11 @@ from support.eligibility import rules
 from potluck.common.disclosure import Mode, Parameters, TaskReference
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.server.hosts.attendance import Attendance, HostSession
+from potluck.server.machine.events import Select
+from potluck.server.machine.roster import RunRoster
+from potluck.server.plan.plan import RunPlan, draw_up
 from potluck.server.profiles.collect import Profiling
 from potluck.server.profiles.trust import Trust
-from potluck.server.rounds.events import Select
-from potluck.server.rounds.plan import RunPlan, draw_up
-from potluck.server.rounds.roster import RunRoster
 from potluck.server.store import Store
 from potluck.server.store.records import NewRun, Profile
 

@@ -30,7 +30,7 @@ from support.populations import (
 from potluck.common.errors import PluginError
 from potluck.common.learning.heterogeneity import triplets
 from potluck.common.settings.plugins import create
-from potluck.server.cohorts.host_cover import on_enough_hosts
+from potluck.server.eligibility.host_cover import on_enough_hosts
 from potluck.server.selection import (
     SKETCH_SIZE,
     Answers,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.populations import context, labelled, outcome, population, rounds, select
 
-from potluck.client.base.laplace import noisy_counts
+from potluck.client.disclosure.laplace import noisy_counts
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings.plugins import create
 from potluck.server.selection import Floats, Population, Rows, Selector

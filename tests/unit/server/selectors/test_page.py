@@ -10,7 +10,7 @@ from support.repository import ROOT
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings.plugins import SELECTORS
 from potluck.deploy.operator.offline_selection import read_profile_file, select_offline
-from potluck.server.rounds.plan import draw_up
+from potluck.server.plan.plan import draw_up
 from potluck.server.selectors.fedentopt import FedEntOpt
 from reference_pages import FIELDS, filled, marked, overview, pages
 

@@ -12,7 +12,7 @@ from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MOST_AWAY, MeasuredParty
 from potluck.common.net.identity import Credential, Identity, Role
 from potluck.server.hosts.attendance import Attendance
-from potluck.server.rounds.events import RunEnding
+from potluck.server.machine.events import RunEnding
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics
 
 NOW = datetime.now(UTC)

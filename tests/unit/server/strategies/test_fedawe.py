@@ -29,7 +29,7 @@ from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.model_arrays import load_arrays, state_arrays
-from potluck.server.rounds.plan import draw_up
+from potluck.server.plan.plan import draw_up
 from potluck.server.state import State
 from potluck.server.strategies.fedawe import START, FedAwe
 

@@ -17,10 +17,10 @@ from torch import nn
 
 from potluck.common.errors import ConfigurationError, TrainingError
 from potluck.common.tensors.model_arrays import load_arrays, state_arrays
-from potluck.server.rounds.plan import draw_up
+from potluck.server.plan.plan import draw_up
+from potluck.server.reduce.training_job import public_labels
 from potluck.server.strategies.fltrust import FLTrust
 from potluck.server.strategy import ServerTraining, Weights
-from potluck.server.training.training_job import public_labels
 
 Arrays = dict[str, NDArray[Any]]
 Doubles = NDArray[np.float64]

@@ -15,7 +15,7 @@ from support.strategy_rounds import Rounds, Sent
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings.plugins import create
 from potluck.common.tensors.layout import Layout
-from potluck.server.rounds.plan import draw_up
+from potluck.server.plan.plan import draw_up
 from potluck.server.strategies.lora_stacking import LoraStacking
 from potluck.server.strategy import Strategy
 

@@ -22,11 +22,11 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.server.clock import utc
 from potluck.server.eligibility.eligibility import ScarceError
 from potluck.server.hosts.gather import gather
-from potluck.server.rounds.troubles import each_once
-from potluck.server.runs.cohort_hosts import check_hosts
-from potluck.server.runs.interview import ReplayError
-from potluck.server.runs.run import Run
-from potluck.server.runs.selection_record import SelectionRecord
+from potluck.server.live.run import Run
+from potluck.server.machine.troubles import each_once
+from potluck.server.select.cohort_hosts import check_hosts
+from potluck.server.select.interview import ReplayError
+from potluck.server.select.selection_record import SelectionRecord
 from potluck.server.selection import Selection, SelectionContext
 from potluck.server.state import State
 from potluck.server.store.records import AttemptKey

@@ -15,13 +15,13 @@ import numpy as np
 from potluck.common.errors import ConfigurationError, IdentityError, PotluckError
 from potluck.common.net.membership import Members
 from potluck.server.clock import utc
-from potluck.server.cohorts.cohort_limits import narrowed
 from potluck.server.config import CoordinatorConfig
 from potluck.server.eligibility.alarms import TagLimit
+from potluck.server.plan.cohort_limits import narrowed
+from potluck.server.plan.plan import RunPlan, draw_up
 from potluck.server.profiles.trust import load_trust
-from potluck.server.rounds.plan import RunPlan, draw_up
-from potluck.server.runs.cohort_hosts import complete
-from potluck.server.runs.interview import OFFERS, stored_answers, stored_sum
+from potluck.server.select.cohort_hosts import complete
+from potluck.server.select.interview import OFFERS, stored_answers, stored_sum
 from potluck.server.selection import (
     Ask,
     AskSum,

@@ -13,7 +13,7 @@ import pytest
 from support.populations import context, facts, judged, outcome, population, select
 
 from potluck.common.errors import ConfigurationError
-from potluck.server.rounds.plan import draw_up
+from potluck.server.plan.plan import draw_up
 from potluck.server.selection import Judgement, MeasureMean
 from potluck.server.selectors.updates.greedyfed import Coalition, GreedyFed, shapley_values
 from potluck.server.state import State

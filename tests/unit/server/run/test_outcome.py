@@ -1,0 +1,51 @@
+"""The outcome of a round that a selector observes, in the order of the clients it selected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from support.small_runs import small_run
+
+from potluck.server.machine import events as rounds
+from potluck.server.reduce.update_files import SpooledUpdate
+from potluck.server.run.commit import _outcome
+from potluck.server.store import Store
+from potluck.server.store.records import UpdateRow
+
+RUN_FILE = (
+    'clients_per_round = 4\n[task]\nname = "digits"\nclients = 4\n[selector]\nname = "oort"\n'
+)
+
+
+def update(loss: float, utility: float) -> UpdateRow:
+    return UpdateRow(
+        blake3="0" * 64,
+        size=1,
+        encoding="float32",
+        delta=False,
+        compressed=False,
+        samples=40,
+        steps=10,
+        seconds=loss + 1,
+        loss=loss,
+        reports={"utility": utility},
+    )
+
+
+async def test_reports_and_seconds_are_per_selected_client(tmp_path: Path) -> None:
+    """Clients a and c have updates; the update of d came too late to be included."""
+    with Store.open(f"sqlite:///{tmp_path / 'store.sqlite3'}") as store:
+        small = await small_run(tmp_path, store, RUN_FILE)
+        await small.begin_round("d", "c", "b", "a")
+    rows = {"d": update(7.0, 8.0), "a": update(0.5, 3.0), "c": update(0.25, 2.0)}
+    for client, row in rows.items():
+        received = SpooledUpdate(client=client, path=tmp_path / client, row=row)
+        small.run.updates.received[client] = received
+    found = _outcome(small.run, rounds.Commit(round=1, attempt=1, included=("a", "c")))
+    assert found.selected.tolist() == [3, 2, 1, 0]
+    assert sorted(found.included.tolist()) == [0, 2]
+    nothing = np.nan
+    np.testing.assert_array_equal(found.reports["loss"], [nothing, 0.25, nothing, 0.5])
+    np.testing.assert_array_equal(found.reports["utility"], [nothing, 2.0, nothing, 3.0])
+    np.testing.assert_array_equal(found.seconds, [nothing, 1.25, nothing, 1.5])
