@@ -93,7 +93,7 @@ ROOMS = {
     ),
     "relay": (
         "__init__ relay_metrics relay_state config relay_check upstream expected_updates "
-        "held_updates relayed_files relayed_sums relayed_updates relay_service cli __main__"
+        "held_updates relayed_sums relayed_updates relay_service cli __main__"
     ),
     "verifiable": (
         "__init__ documents draws stored_lines chain rules coordinator host audit_command"

@@ -267,8 +267,8 @@ def test_pairs_beyond_the_critical_difference_are_those_of_scikit_posthocs() -> 
     assert found is not None
     assert found.difference is not None
     assert found.p == pytest.approx(0.000200420409482948)
-    for (one, other), p in p_values.items():
-        apart = abs(found.means[one] - found.means[other])
+    for pair, p in p_values.items():
+        apart = abs(found.means[pair[0]] - found.means[pair[1]])
         assert (apart > found.difference) == (p < 0.05)
         q = apart / math.sqrt(5 * 6 / (6 * len(rows))) * math.sqrt(2)
         assert stats.studentized_range.sf(q, 5, np.inf) == pytest.approx(p, abs=2e-6)
