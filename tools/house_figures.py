@@ -333,7 +333,7 @@ REASONS = {
         "in {mean lines of a module that import} of them."
     ),
     "returns of an update's walk": (
-        "{returns}: the run directs each step; the end reaches the host."
+        "{returns}: the run directs each step."
     ),
     "forms of a committed round": (
         "Record and stored row; the others are contracts: message, `summary.json`, results of "

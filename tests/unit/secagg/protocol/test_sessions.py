@@ -34,6 +34,7 @@ def test_protocol_package_imports_only_listed_modules() -> None:
         "potluck.common.errors",
         "potluck.common.net.membership",
         "potluck.common.net.protocol",
+        "potluck.common.updates.fixed_point",
         "potluck.rpc.v1",
     }
 
