@@ -336,7 +336,7 @@ class RoundOutcome:
     per selected client; NaN if no update arrived in time. answers: answers to the selector's
     questions in this round, in the order asked. deadline_seconds: seconds after which a client
     counts as failed, to estimate the durations of failed clients. samples: K, int64, the column of
-    the population that the selection saw; 0 if unknown; empty if no number is known.
+    the population that the selection saw; 0 if unknown; empty if the selector needs no facts.
 
     facts: facts about the updates that arrived in time, including excluded ones; None if masked.
     judgement: the selector's judgement. spared: rows of the clients that skipped their upload, as

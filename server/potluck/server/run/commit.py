@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -247,6 +248,9 @@ def _set_aside(result: RoundModel, roster: RunRoster) -> Mapping[str, str]:
     return dict(zip(roster.clients(rows), [aside[row] for row in rows.tolist()], strict=True))
 
 
+_UNASKED: Final[NDArray[np.int64]] = np.zeros(0, dtype=np.int64)
+
+
 def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
     cohort = list(run.attempt.cohort)
     updates = run.updates.received
@@ -263,7 +267,7 @@ def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
         round=action.round,
         selected=run.roster.rows(cohort),
         included=came[~np.isin(came, list(judgement.set_aside))],
-        samples=run.selecting.samples(),
+        samples=run.selecting.samples() if run.plan.selector.needs_facts else _UNASKED,
         spared=run.roster.rows([client for client in cohort if client in run.attempt.spared]),
         seconds=seconds,
         reports=reports,

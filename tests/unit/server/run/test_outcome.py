@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from support.small_runs import small_run
 
 from potluck.server.machine import events as rounds
@@ -49,3 +50,18 @@ async def test_reports_and_seconds_are_per_selected_client(tmp_path: Path) -> No
     np.testing.assert_array_equal(found.reports["loss"], [nothing, 0.25, nothing, 0.5])
     np.testing.assert_array_equal(found.reports["utility"], [nothing, 2.0, nothing, 3.0])
     np.testing.assert_array_equal(found.seconds, [nothing, 1.25, nothing, 1.5])
+
+
+@pytest.mark.parametrize(("selector", "expected"), [("k-vib", [0, 30, 0, 10]), ("oort", [])])
+async def test_numbers_of_samples_are_those_known_at_the_selection_if_facts_are_needed(
+    selector: str, expected: list[int], tmp_path: Path
+) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 'store.sqlite3'}") as store:
+        small = await small_run(tmp_path, store, RUN_FILE.replace("oort", selector))
+        small.run.roster.note_samples({"b": 30, "d": 10})
+        await small.begin_round("d", "c", "b", "a")
+    small.run.updates.received["a"] = SpooledUpdate(
+        client="a", path=tmp_path / "a", row=update(0.5, 3.0)
+    )
+    found = _outcome(small.run, rounds.Commit(round=1, attempt=1, included=("a",)))
+    assert found.samples.tolist() == expected
