@@ -332,9 +332,7 @@ REASONS = {
         "A module has {mean lines of a module} lines on average. It imports each name explicitly, "
         "in {mean lines of a module that import} of them."
     ),
-    "returns of an update's walk": (
-        "{returns}: the run directs each step."
-    ),
+    "returns of an update's walk": ("{returns}: the run directs each step."),
     "forms of a committed round": (
         "Record and stored row; the others are contracts: message, `summary.json`, results of "
         "experiments, web UI."

@@ -21,10 +21,12 @@ from potluck.experiments.reports.heat_maps import heat_maps
 from potluck.experiments.reports.plots import plot_entropy, plot_metric, plot_ranks, plot_rasters
 from potluck.experiments.reports.tables import (
     comparison_table,
+    line,
     markdown,
     metric_table,
     notes,
     origin,
+    rule,
     timing_line,
     write_tables,
 )
@@ -155,11 +157,11 @@ def cost_table(summary: Summary) -> list[str]:
         return []
     axes = list(summary.experiment.axes)
     heads = [*axes, "target", "seeds that reach it", "round", "bytes", "seconds"]
-    lines = [_joined(heads), _joined(["---"] * len(axes) + ["---:"] * (len(heads) - len(axes)))]
+    lines = [line(heads), rule(len(axes), len(heads) - len(axes))]
     for arm in summary.arms:
         for cost in arm.costs:
             reached = f"{cost.reached} of {len(arm.values)}"
-            lines.append(_joined([*arm.labels.values(), f"{cost.target:g}", reached, *_cost(cost)]))
+            lines.append(line([*arm.labels.values(), f"{cost.target:g}", reached, *_cost(cost)]))
     return lines
 
 
@@ -178,18 +180,18 @@ class _Tables:
     def __call__(self, lines: list[str]) -> object:
         from markupsafe import Markup
 
-        heads, rule, *rows = [_entries(line) for line in lines]
+        heads, below, *rows = [_entries(each) for each in lines]
         return Markup(  # noqa: S704 - rendered by a template that escapes
             self._template.render(
                 heads=heads,
-                labels=sum(entry == "---" for entry in rule),
+                labels=sum(entry == "---" for entry in below),
                 rows=[[_marked(entry) for entry in row] for row in rows],
             )
         )
 
 
-def _entries(line: str) -> Row:
-    inner = line.strip().removeprefix("| ").removesuffix(" |")
+def _entries(row: str) -> Row:
+    inner = row.strip().removeprefix("| ").removesuffix(" |")
     return [entry.replace("\\|", "|") for entry in re.split(r"(?<!\\) \| ", inner)]
 
 
@@ -198,10 +200,6 @@ def _marked(entry: str) -> tuple[str, str]:
         if found := re.fullmatch(pattern, entry):
             return found[1], kind
     return entry, ""
-
-
-def _joined(entries: Row) -> str:
-    return "| " + " | ".join(entry.replace("|", "\\|") for entry in entries) + " |"
 
 
 def _embedded(png: bytes) -> str:
