@@ -9,6 +9,8 @@ from pathlib import Path
 
 from support.repository import ROOT
 
+import house_figures
+
 SOURCE_ROOTS = (
     "api",
     "client",
@@ -47,7 +49,8 @@ def written_packages() -> list[Path]:
 @cache
 def statements(source: str) -> list[Statement]:
     """Return the imports and classes of a module, at any depth; cached, as most tests use them."""
-    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, Statement)]
+    found = house_figures.statements(ast.parse(source))
+    return [node for node in found if isinstance(node, Statement)]
 
 
 def imported_names(source: str, package: str) -> Iterator[str]:

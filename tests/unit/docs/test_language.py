@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from house_figures import statements
+
 HOUSE = Path(__file__).resolve().parents[3]
 NOT_SEARCHED = {Path(__file__).name, "constraints.txt", "LICENSE"}
 SUFFIXES = {".md", ".py", ".pyi", ".proto", ".toml", ".yml", ".yaml", ".js", ".css", ".sh", ".txt"}
@@ -59,14 +61,6 @@ def openings(source: str) -> Iterator[str]:
             first = (ast.get_docstring(node) or "").partition("\n")[0]
             if OPENINGS.match(first):
                 yield squeezed(first)
-
-
-def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield all statements in a node, without the expressions, which are ten times as many."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
-            yield child
-            yield from statements(child)
 
 
 def long_sentences(page: str) -> Iterator[str]:

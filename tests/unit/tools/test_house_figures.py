@@ -102,9 +102,10 @@ def test_every_guest_package_exists_in_the_tree(product: list[house_figures.Modu
     assert set(house_figures.GUESTS) <= guests
 
 
-def test_every_class_that_is_not_a_committed_round_exists_with_the_field() -> None:
-    modules = house_figures.read_modules()
-    names = {node.name for module in modules for node in module.classes}
+def test_every_class_that_is_not_a_committed_round_exists_with_the_field(
+    product: list[house_figures.Module],
+) -> None:
+    names = {node.name for module in product for node in module.classes}
     names |= {
         name for text in house_figures.read_schema().values() for name in messages_with_field(text)
     }
