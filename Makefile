@@ -98,7 +98,7 @@ demo: $(DEMO)
 	$(VENV)/bin/potluck demo $(ARGS)
 
 # Workers already keep all processors busy. With more threads each, torch's threads wait for each
-# other's processor: the tests of training then took ten times as long.
+# other's processor: beside other work, the tests of training took ten times as long.
 test test-federation: export OMP_NUM_THREADS ?= 1
 
 .PHONY: test
