@@ -32,7 +32,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from potluck.client.handlers.selection_guard import GUARD
 from potluck.common.errors import PluginError
+from potluck.common.net.build_version import software_versions
 from potluck.common.settings import plugins
 
 GRACE_SECONDS = 5.0
@@ -185,9 +187,11 @@ def main() -> None:
     control.set_inheritable(False)
     for module in (*PROGRAMS.values(), *_IMPORTED):
         importlib.import_module(module)
-    for name in plugins.installed(plugins.SECURE_SUMS):  # every coordinator and host loads these
+    of_all = [(plugins.SECURE_SUMS, name) for name in plugins.installed(plugins.SECURE_SUMS)]
+    for group, name in (*of_all, (plugins.INTEGRATIONS, GUARD)):  # loaded by all that it forks
         with contextlib.suppress(PluginError):  # the program that needs it reports it
-            plugins.find_callable(plugins.SECURE_SUMS, name)
+            plugins.find_callable(group, name)
+    software_versions()  # of the code that forked processes run; each would ask git
     gc.collect()
     gc.freeze()  # garbage collection in a forked process would copy all shared memory
     server = ForkServer(control)
