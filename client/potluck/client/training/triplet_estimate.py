@@ -167,7 +167,7 @@ def estimate_matrix(
     found = None if pivot is None or not splittable else pivot
     attributes, head_accuracy = torch.zeros_like(labels), None
     if found is not None:
-        attributes, head_accuracy = _attributes(found, labels, terms)
+        attributes, head_accuracy = _attributes(model, found, data, terms)
     cells = torch.bincount(labels * 2 + attributes, minlength=2 * classes)
     return MatrixEstimate(
         matrix=cells.numpy().reshape(classes, 2),
@@ -183,12 +183,13 @@ class _Split:
     """A class's samples, split by a biased model.
 
     minority: n_y, bool, in the order of the class's samples: True if the model classified the
-    sample wrongly (g̃_y). features: n × d, the same model's features of all of the client's samples.
+    sample wrongly (g̃_y). state: the model's parameters and buffers. The features of all samples are
+    not kept: they take a pass over the client's data, and only the pivot class's are needed.
     """
 
     label: int
     minority: Tensor
-    features: Tensor
+    state: dict[str, Tensor]
 
     @property
     def gap(self) -> int:
@@ -262,36 +263,47 @@ def _splits(
     if classes == 2:  # one model splits both classes
         load_arrays(model, weights)
         _train(model, data, GeneralizedCrossEntropy(q=q), terms, steps=steps, stage=1)
-        features, logits = features_and_logits(model, data.inputs, device=terms.device)
+        _, logits = features_and_logits(model, data.inputs, device=terms.device)
         wrong = logits.argmax(dim=1) != labels
+        state = _state(model)
         for label in candidates:
-            yield _Split(label=label, minority=wrong[labels == label], features=features)
+            yield _Split(label=label, minority=wrong[labels == label], state=state)
         return
     for label in candidates:
         if counts[label] == len(data):  # no samples of other classes
             continue
         load_arrays(model, weights)
         _train(model, data, _OneVersusRest(label, q), terms, steps=steps, stage=1 + label)
-        features, logits = features_and_logits(model, data.inputs, device=terms.device)
-        wrong = _against_rest(logits, label).argmax(dim=1) == 0
-        yield _Split(label=label, minority=wrong[labels == label], features=features)
+        _, logits = features_and_logits(
+            model, data.inputs[data.labels == label], device=terms.device
+        )
+        minority = _against_rest(logits, label).argmax(dim=1) == 0
+        yield _Split(label=label, minority=minority, state=_state(model))
 
 
-def _attributes(pivot: _Split, labels: Tensor, terms: EstimateTerms) -> tuple[Tensor, float | None]:
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: values.clone() for name, values in model.state_dict().items()}
+
+
+def _attributes(
+    model: nn.Module, pivot: _Split, data: Examples, terms: EstimateTerms
+) -> tuple[Tensor, float | None]:
     """Return the attributes (n, int64, 0 or 1) and the head's accuracy.
 
-    The attributes are known in the pivot class, and a head predicts them for the other classes. If
-    the pivot class has one attribute only, no head is trained.
+    The attributes are known in the pivot class. For the other classes, a head on the model's
+    features predicts them. If the pivot class has one attribute only, no head is trained.
     """
+    labels = data.labels.cpu()
     known = pivot.minority.long()
     members = labels == pivot.label
     if not pivot.has_both:
         return known[:1].expand(len(labels)).clone(), None
-    head = _head(pivot.features.shape[1], terms)
-    examples = Examples(inputs=pivot.features[members], labels=known)
+    model.load_state_dict(pivot.state)
+    features, _ = features_and_logits(model, data.inputs, device=terms.device)
+    head = _head(features.shape[1], terms)
     _train(
         head,
-        examples,
+        Examples(inputs=features[members], labels=known),
         composed(()),  # cross-entropy alone
         terms,
         steps=terms.settings.attribute_steps,
@@ -299,7 +311,7 @@ def _attributes(pivot: _Split, labels: Tensor, terms: EstimateTerms) -> tuple[Te
         learning_rate=terms.settings.attribute_learning_rate,
     )
     with torch.inference_mode():
-        logits: Tensor = head.cpu()(pivot.features)
+        logits: Tensor = head.cpu()(features)
     attributes = logits.argmax(dim=1).clone()
     right = (attributes[members] == known).double()
     accuracy = float(right[known == 0].mean() + right[known == 1].mean()) / 2
