@@ -99,7 +99,7 @@ demo: $(DEMO)
 
 # Workers already keep all processors busy. With more threads each, torch's threads wait for each
 # other's processor: beside other work, the tests of training took ten times as long.
-test test-federation: export OMP_NUM_THREADS ?= 1
+test test-federation test-slow: export OMP_NUM_THREADS ?= 1
 
 .PHONY: test
 test: $(TESTS)
