@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from potluck.common.errors import PotluckError
+from potluck.common.errors import ConfigurationError, PotluckError
 from potluck.experiments.benchmark.leaderboard import comparable, leaderboard
 from potluck.experiments.benchmark.standing import published
 from potluck.experiments.benchmark.tier import TIERS, tier_named
@@ -32,7 +32,14 @@ def tables(name: str) -> str:
     known = published(tier)
     if not known:
         return f"There are no results of the tier `{name}` yet.\n"
-    return leaderboard(tier, comparable(list(known.values()), known[tier.baseline]))
+    shown = comparable(list(known.values()), known[tier.baseline])
+    if others := sorted(known.keys() - {each.arm for each in shown}):
+        raise ConfigurationError(
+            f"the results of {', '.join(others)} in tier {name} have other data, training settings "
+            f"or targets than those of {tier.baseline}; repeat `potluck bench` for them, with the "
+            "data sets whose digests are in the published files"
+        )
+    return leaderboard(tier, shown)
 
 
 if __name__ == "__main__":

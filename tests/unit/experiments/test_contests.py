@@ -225,7 +225,9 @@ def test_client_traits_are_those_that_the_run_simulates() -> None:
 
 
 def test_mean_ranks_share_ties_and_put_missing_values_last() -> None:
-    found = mean_ranks([{"a": 0.9, "b": 0.5, "c": math.nan}, {"a": 0.9, "b": 0.9, "c": 0.1}])
+    also = 3 * 0.3  # differs from 0.9 in the last bit
+    assert also != 0.9
+    found = mean_ranks([{"a": 0.9, "b": 0.5, "c": math.nan}, {"a": 0.9, "b": also, "c": 0.1}])
     assert found is not None
     assert dict(found.means) == {"a": 1.25, "b": 1.75, "c": 3.0}
     lower = mean_ranks([{"a": 0.9, "b": 0.5}], lower=True)

@@ -18,6 +18,9 @@ from scipy import stats
 
 LEVEL = 0.05
 
+_DIGITS = 9
+"""Number of decimals of a value that count in its rank. Rounding errors would break ties."""
+
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -54,12 +57,13 @@ def mean_ranks(blocks: Sequence[Mapping[str, float]], *, lower: bool = False) ->
     """Return ranks of the arms that have a value in every block; None if no arm has.
 
     blocks: one mapping per comparison, with values by arm; NaN is the worst. lower: True if less is
-    better. Equal values share the mean of their ranks.
+    better. Equal values, to nine decimals, share the mean of their ranks.
     """
     arms = [arm for arm in (blocks[0] if blocks else ()) if all(arm in each for each in blocks)]
     if not arms:
         return None
     table = np.array([[each[arm] for arm in arms] for each in blocks], dtype=np.float64)
+    table = table.round(_DIGITS)
     losses = np.where(np.isnan(table), np.inf, table if lower else -table)
     ranks = stats.rankdata(losses, axis=1)
     means = ranks.mean(axis=0)
