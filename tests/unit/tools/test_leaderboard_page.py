@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import leaderboard_page
 import pytest
-from leaderboard_page import PAGE, filled, tables
 
+import leaderboard_page
+from leaderboard_page import PAGE, filled, tables
 from potluck.common.errors import ConfigurationError
 from potluck.experiments.benchmark.standing import published
 

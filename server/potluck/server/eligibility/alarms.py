@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from potluck.common.run_file.run_settings import SampleLimits
-from potluck.server.eligibility.picks import Expected, Picks, selection_imbalance
+from potluck.server.eligibility.picks import Expected, Picks, improbable_picks
 from potluck.server.machine.roster import RunRoster
 from potluck.server.machine.troubles import listed
 from potluck.server.plan.cohort_limits import counted
@@ -64,10 +64,8 @@ class SelectionAlarms:
         self._expected = np.append(self._expected, np.zeros(joined))
         self._picks[self._roster.rows(cohort)] += 1
         self._expected[available] += len(cohort) / len(available)
-        found = selection_imbalance(self._picks, expected=self._expected)
-        if found is None:
-            return
-        new = [int(row) for row in found.unlikely if int(row) not in self._lopsided]
+        found = improbable_picks(self._picks, self._expected).tolist()
+        new = [row for row in found if row not in self._lopsided]
         self._lopsided.update(new)
         if new:
             named = [

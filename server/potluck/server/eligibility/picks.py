@@ -1,11 +1,9 @@
-"""Counts how often clients were selected, limits these numbers, and measures how uneven they
-are."""
+"""Counts how often clients were selected, limits these numbers, and finds improbable ones."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,63 +11,31 @@ from numpy.typing import NDArray
 from potluck.server.machine.roster import RunRoster
 from potluck.server.selection import Rows
 
-# Imbalance ----------------------------------------------------------------------------------------
+# Improbable picks ---------------------------------------------------------------------------------
 # A false but favourable profile makes a selector pick its client again and again. Signatures prove
 # who sent a profile, not whether it is true. This measure does not depend on such claims.
 
 Picks = NDArray[np.int64]
 Expected = NDArray[np.float64]
 
-
-@dataclass(frozen=True, kw_only=True)
-class SelectionImbalance:
-    """How unequally K clients were picked.
-
-    gini: Gini coefficient of the numbers of picks: 0 if all clients have the same number, near 1 if
-    a few clients have all picks. busiest: row of the client with most picks. times_fair: number of
-    picks of that client over the mean number. unlikely: rows of clients with an improbable number
-    of picks: under uniform selection, the probability that any client reaches this number is at
-    most `chance` of `selection_imbalance`.
-    """
-
-    gini: float
-    busiest: int
-    times_fair: float
-    unlikely: Rows
+_CHANCE = 1e-3
+"""Maximum probability of a false alarm about any client."""
 
 
-def selection_imbalance(
-    picks: Picks, *, expected: Expected | None = None, chance: float = 1e-3
-) -> SelectionImbalance | None:
-    """Return how unequal the picks are; None before the first pick. picks: number of picks of each
-    of K ≥ 1 rows.
+def improbable_picks(picks: Picks, expected: Expected) -> Rows:
+    """Return the rows of clients that were picked improbably often.
 
-    expected: average number of picks of each row under uniform selection among the clients that
-    were available; by default the same for all.
+    picks: number of picks of each of K ≥ 1 rows. expected: average number of picks of each row
+    under uniform selection among the clients that were available.
 
     Under uniform selection, a client's number of picks has a mean m and at most the spread of a
     Poisson distribution, so P(picks ≥ x) ≤ exp(−m) (e·m/x)^x for x > m (Chernoff). A row is
-    unlikely if K times that bound is at most `chance`. With uniform selection, the probability of
-    an alarm about any client is then at most `chance`.
+    returned if K times that bound is at most 0.001.
     """
-    total = int(picks.sum())
-    if total == 0:
-        return None
-    clients = len(picks)
-    mean = total / clients
-    ordered = np.sort(picks)
-    ranks = np.arange(1, clients + 1)
-    gini = float((2 * ranks - clients - 1) @ ordered) / (clients * total)
-    fair = np.full(clients, mean) if expected is None else expected
-    above, fair = np.maximum(picks, fair), np.maximum(fair, np.finfo(np.float64).tiny)
-    log_bound = above - fair - above * np.log(np.maximum(above, fair) / fair)
-    busiest = int(picks.argmax())
-    return SelectionImbalance(
-        gini=gini,
-        busiest=busiest,
-        times_fair=float(picks[busiest] / mean),
-        unlikely=np.flatnonzero(log_bound + np.log(clients) <= np.log(chance)),
-    )
+    fair = np.maximum(expected, np.finfo(np.float64).tiny)
+    above = np.maximum(picks, fair)
+    log_bound = above - fair - above * (np.log(above) - np.log(fair))
+    return np.flatnonzero(log_bound + math.log(len(picks)) <= math.log(_CHANCE))
 
 
 # Counts -------------------------------------------------------------------------------------------
