@@ -59,11 +59,6 @@ class LocalParties:
         self._parties: list[Party] = []
 
     @property
-    def newest(self) -> Party | None:
-        """The party started last; None before the first run."""
-        return self._parties[-1] if self._parties else None
-
-    @property
     def device(self) -> str:
         """The device on which the hosts train."""
         return self._options.device

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
-from collections.abc import Mapping
 from contextlib import aclosing
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +22,7 @@ from potluck.deploy.commands.run_commands import (
     print_line,
     table_console,
 )
+from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.model_download import download_model
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import RunView, observe
@@ -130,7 +129,7 @@ async def _evaluate(
         report = evaluated_model(path, found.run_file, SessionPlugins(), data)
     if as_json:
         named = {"run": status.run_id, "round": found.origin.round}
-        print_line(json.dumps(_without_nan({**named, **report.values()})))
+        print_line(to_line({**named, **report.values()}))
     else:
         title = f"run {status.run_id} ({status.name}), round {found.origin.round}"
         _show(report, title, found.run_file.task.name)
@@ -175,17 +174,6 @@ async def _rounds(client: OperatorClient, status: RunStatus) -> list[Round]:
                 if len(view.committed) >= status.committed_rounds:
                     break
     return [round_of(committed) for committed in view.rounds]
-
-
-def _without_nan(value: object) -> object:
-    """Return the value with NaN replaced by None, since JSON has no NaN."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _without_nan(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(each) for each in value]
-    return value
 
 
 export = operator_command(_export)

@@ -31,8 +31,6 @@ from potluck.common.settings.extras import missing_library
 from potluck.common.settings.old_spelling import OldSpellingWarning
 
 FAILED = 1
-USAGE = 2
-TERMINATED = 143
 
 TRACEBACK_VARIABLE = "POTLUCK_TRACEBACK"
 """Environment variable; 1 prints a traceback with every error."""

@@ -22,7 +22,7 @@ from potluck.server.selection import (
     SelectionContext,
     Selector,
 )
-from potluck.server.selectors.parts.choosing import Cohort
+from potluck.server.selectors.parts.choosing import Cohort, grown
 from potluck.server.selectors.parts.durations import noted, within_reason
 from potluck.server.state import State
 
@@ -59,7 +59,8 @@ class FedCS(Selector):
         cohort = Cohort(context, generator)
         wanted = max(math.ceil(self.candidates * len(context.available)), 2 * cohort.size)
         rows = generator.permutation(context.available)[:wanted]
-        times = within_reason(_grown(state.arrays["seconds"], len(context.population)))[rows]
+        seconds = grown(state.arrays["seconds"], len(context.population), math.nan)
+        times = within_reason(seconds)[rows]
         new = rows[np.isnan(times)][: cohort.size]
         cohort.extend(new.tolist(), ["its time is not known yet"] * len(new))
         known, times = rows[~np.isnan(times)], times[~np.isnan(times)]
@@ -76,7 +77,7 @@ class FedCS(Selector):
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Store the clients' durations."""
         length = max(len(state.arrays["seconds"]), int(outcome.selected.max(initial=-1)) + 1)
-        seconds = _grown(state.arrays["seconds"], length)
+        seconds = grown(state.arrays["seconds"], length, math.nan)
         failed = np.setdiff1d(outcome.selected, outcome.included)
         after = noted(seconds, outcome)
         # without a deadline, a failed client has no duration; it must not go first again
@@ -104,11 +105,3 @@ def greedy(training: Floats, uploads: Floats, deadline: float, count: int) -> tu
         order.append(best)
         ends.append(elapsed)
     return np.array(order, dtype=np.int64), np.array(ends)
-
-
-def _grown(seconds: Floats, length: int) -> Floats:
-    """Return a copy of the durations, with NaN for each client that has joined since the last
-    round."""
-    result = np.full(length, np.nan)
-    result[: len(seconds)] = seconds
-    return result

@@ -5,6 +5,7 @@ Goetz et al., "Active Federated Learning", 2019, Alg. 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Annotated
@@ -22,7 +23,7 @@ from potluck.server.selection import (
     SelectionContext,
     Selector,
 )
-from potluck.server.selectors.parts.choosing import Cohort, draw_weighted, samples_or_mean
+from potluck.server.selectors.parts.choosing import Cohort, draw_weighted, grown, samples_or_mean
 from potluck.server.selectors.parts.reported import plausible
 from potluck.server.state import State
 
@@ -77,7 +78,7 @@ class Afl(Selector):
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Store the losses that the cohort reported."""
         length = max(len(state.arrays["loss"]), int(outcome.selected.max(initial=-1)) + 1)
-        losses = _grown(state.arrays["loss"], length)
+        losses = grown(state.arrays["loss"], length, math.nan)
         for answers in outcome.answers:
             if _LOSS in answers.values:
                 losses[answers.rows] = answers.values[_LOSS]
@@ -85,7 +86,8 @@ class Afl(Selector):
 
     def _valuations(self, state: State, context: SelectionContext) -> Floats:
         """Return √n · loss of each available client."""
-        losses = plausible(_grown(state.arrays["loss"], len(context.population)), factor=_FACTOR)
+        known = grown(state.arrays["loss"], len(context.population), math.nan)
+        losses = plausible(known, factor=_FACTOR)
         samples = samples_or_mean(context.population, context.available)
         values: Floats = np.sqrt(samples) * losses[context.available]
         known = ~np.isnan(values)
@@ -95,11 +97,3 @@ class Afl(Selector):
 def _whole(number: float) -> int:
     """Round down. (1 − 0.8) · 5 is slightly below 1 in floating point, and must give 1."""
     return int(number + 1e-9)
-
-
-def _grown(losses: Floats, length: int) -> Floats:
-    """Return a copy of the losses, with NaN for each client that has joined since the last
-    round."""
-    result = np.full(length, np.nan)
-    result[: len(losses)] = losses
-    return result

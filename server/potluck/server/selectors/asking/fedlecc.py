@@ -26,7 +26,7 @@ from potluck.server.selection import (
     Selector,
     Signal,
 )
-from potluck.server.selectors.parts.choosing import TIE_DECIMALS, Cohort, disclosed, profiles
+from potluck.server.selectors.parts.choosing import TIE_DECIMALS, Cohort, disclosed, grown, profiles
 from potluck.server.selectors.parts.parallel import passes
 from potluck.server.selectors.parts.reported import column, plausible
 from potluck.server.state import State
@@ -165,8 +165,7 @@ def _mean_by_cluster(losses: Floats, cluster: NDArray[np.int64]) -> Floats:
 
 def _last_losses(state: State, clients: int, heard: Sequence[Answers]) -> Floats:
     """Return the last plausible loss of each client; NaN if the client reported none."""
-    known = state.arrays["losses"]
-    losses = np.concatenate([known, np.full(max(0, clients - len(known)), np.nan)])
+    losses = grown(state.arrays["losses"], clients, np.nan)
     for answers in heard:
         told = plausible(column(answers, "loss", len(losses)), factor=_FACTOR)
         losses = np.where(np.isnan(told), losses, told)

@@ -27,7 +27,7 @@ from potluck.server.selection import (
     SelectionContext,
     Selector,
 )
-from potluck.server.selectors.parts.choosing import Cohort, draw_weighted, samples_or_mean
+from potluck.server.selectors.parts.choosing import Cohort, draw_weighted, grown, samples_or_mean
 from potluck.server.selectors.parts.durations import estimated, known_or_mean, noted
 from potluck.server.selectors.parts.reported import column, plausible
 from potluck.server.state import State
@@ -113,8 +113,7 @@ class Feel(Selector):
     def _seconds(self, state: State, clients: int, heard: Sequence[Answers]) -> Floats:
         """Return the seconds of each client's last training, also for clients that have joined
         since the last round."""
-        known = state.arrays["seconds"]
-        seconds = np.concatenate([known, np.full(max(0, clients - len(known)), np.nan)])
+        seconds = grown(state.arrays["seconds"], clients, math.nan)
         for answers in heard:
             seconds = estimated(seconds, column(answers, "seconds", len(seconds)))
         return seconds

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ from potluck.server.selection import (
     SelectionContext,
     Selector,
 )
-from potluck.server.selectors.parts.choosing import Cohort, weighted
+from potluck.server.selectors.parts.choosing import Cohort, grown, weighted
 from potluck.server.selectors.parts.durations import within_reason
 from potluck.server.selectors.parts.reported import column, plausible
 from potluck.server.state import State
@@ -85,7 +84,7 @@ class TiFL(Selector):
         """Return clients of one tier; if it has too few, also of the nearest tiers."""
         generator = context.generator("tifl")
         cohort = Cohort(context, generator)
-        tried = _grown(state.arrays["tried"], len(context.population))
+        tried = grown(state.arrays["tried"], len(context.population))
         new = context.available[tried[context.available] == 0]
         if len(new) or not cohort.size:
             cohort.draw(cohort.missing, "its speed is not known yet", new)
@@ -111,7 +110,7 @@ class TiFL(Selector):
             state = self._judged(state, groups, answers)
         arrays = dict(state.arrays)
         for name in ("seconds", "times", "tried"):
-            arrays[name] = _grown(arrays[name], length)
+            arrays[name] = grown(arrays[name], length)
         last = state.scalars["last"]
         if len(outcome.selected) and self._profiled(state, outcome.selected):
             [last] = [t for t, rows in enumerate(groups) if outcome.selected[0] in rows]
@@ -195,8 +194,3 @@ def ranked_again(probabilities: Floats, credit: NDArray[np.bool_]) -> Floats:
 def _mean(values: Floats) -> float:
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else math.nan
-
-
-def _grown(values: NDArray[Any], length: int) -> NDArray[Any]:
-    """Return a copy of the values, with 0 for each client that has joined since the last round."""
-    return np.append(values, np.zeros(max(0, length - len(values)), dtype=values.dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,16 @@ them."""
 TIE_DECIMALS = 12
 """Number of decimals to which scores are rounded if many are ranked at once; the same tolerance as
 `TIE`."""
+
+
+_Array = TypeVar("_Array", bound=NDArray[Any])
+
+
+def grown(values: _Array, clients: int, fill: float = 0) -> _Array:
+    """Return a copy of the values, at least K long, with `fill` for each client that has joined
+    since the last round. clients: K."""
+    joined = max(0, clients - len(values))
+    return cast(_Array, np.append(values, np.full(joined, fill, dtype=values.dtype)))
 
 
 def largest(scores: Floats, generator: np.random.Generator) -> int:

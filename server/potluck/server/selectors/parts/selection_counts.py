@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.server.selection import RoundOutcome
+from potluck.server.selectors.parts.choosing import grown
 from potluck.server.state import State
 
 Counts = NDArray[np.int64]
@@ -25,19 +26,11 @@ def no_selections(clients: int) -> dict[str, Counts]:
 def selections_of(state: State, clients: int) -> Counts:
     """Return a copy of the counts, with a zero for each client that has joined since the last
     round."""
-    return _grown(state.arrays[SELECTIONS], clients)
+    return grown(state.arrays[SELECTIONS], clients)
 
 
 def counted(state: State, outcome: RoundOutcome) -> dict[str, Counts]:
     """Return the counts after a round; failed selections count too."""
-    before = state.arrays[SELECTIONS]
-    clients = max(len(before), int(outcome.selected.max(initial=-1)) + 1)
-    selections = _grown(before, clients)
+    selections = selections_of(state, int(outcome.selected.max(initial=-1)) + 1)
     np.add.at(selections, outcome.selected, 1)
     return {SELECTIONS: selections}
-
-
-def _grown(selections: Counts, clients: int) -> Counts:
-    result = np.zeros(clients, dtype=np.int64)
-    result[: len(selections)] = selections
-    return result

@@ -24,7 +24,7 @@ from potluck.server.selection import (
     Selector,
     Spared,
 )
-from potluck.server.selectors.parts.choosing import TIE, Cohort, draw_weighted
+from potluck.server.selectors.parts.choosing import TIE, Cohort, draw_weighted, grown
 from potluck.server.selectors.parts.label_entropy import bits
 from potluck.server.state import State
 
@@ -64,7 +64,7 @@ class FedEntropy(Selector):
         """Return `count` clients, drawn by their weights."""
         generator = context.generator("fedentropy")
         cohort = Cohort(context, generator)
-        weights = _grown(state.arrays["weights"], len(context.population))[context.available]
+        weights = grown(state.arrays["weights"], len(context.population), 1)[context.available]
         explores = generator.random() < self.exploration
         if self.grouping == "pools":
             wanted = (weights == 0) if explores else (weights > 0)
@@ -110,7 +110,7 @@ class FedEntropy(Selector):
         Clients that failed keep their weight.
         """
         length = int(outcome.selected.max(initial=-1)) + 1
-        weights = _grown(state.arrays["weights"], max(length, len(state.arrays["weights"])))
+        weights = grown(state.arrays["weights"], length, 1)
         wanted = np.setdiff1d(outcome.included, outcome.spared)
         if self.grouping == "pools":
             weights[wanted], weights[outcome.spared] = 1.0, 0.0
@@ -136,11 +136,3 @@ def _sizes(samples: Rows) -> Floats:
     sizes = samples.astype(np.float64)
     known = sizes > 0
     return np.where(known, sizes, sizes[known].mean() if known.any() else 1.0)
-
-
-def _grown(weights: Floats, length: int) -> Floats:
-    """Return a copy of the weights, with a 1 for each client that has joined since the last
-    round."""
-    result = np.ones(length)
-    result[: len(weights)] = weights
-    return result
