@@ -61,13 +61,6 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fede
         yield made
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def federation(shared: Federation) -> Federation:
-    shared.points.clear()
-    await shared.until_attending()
-    return shared
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Federation) -> End:
     return await end_of(shared, await shared.start_run())

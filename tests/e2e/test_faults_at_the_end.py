@@ -32,13 +32,6 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fede
         yield federation
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def federation(shared: Federation) -> Federation:
-    shared.points.clear()
-    await shared.until_attending()
-    return shared
-
-
 async def ended_well(federation: Federation, run_id: str, digest: str) -> None:
     """Wait for the end; check the digest and the number of committed rounds."""
     assert await federation.finished(run_id) == digest

@@ -34,13 +34,6 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fede
         yield federation
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def federation(shared: Federation) -> Federation:
-    shared.points.clear()
-    await shared.until_attending()
-    return shared
-
-
 def attempts(federation: Federation, run_id: str) -> list[LoggedAttempt]:
     return SelectionLog(federation.state, run_id).attempts
 

@@ -29,13 +29,6 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fede
         yield federation
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def federation(shared: Federation) -> Federation:
-    shared.points.clear()
-    await shared.until_attending()
-    return shared
-
-
 async def states(federation: Federation, run_id: str) -> list[dict[str, int]]:
     """Return each client's final state in each committed round."""
     history = await federation.history(run_id)

@@ -39,13 +39,6 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fede
         yield federation
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def federation(shared: Federation) -> Federation:
-    shared.points.clear()
-    await shared.until_attending()
-    return shared
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Federation) -> list[str]:
     """Return the digests of the models of a run without faults, by round."""

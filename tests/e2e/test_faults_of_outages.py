@@ -45,13 +45,6 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fede
         yield federation
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def federation(shared: Federation) -> Federation:
-    shared.points.clear()
-    await shared.until_attending()
-    return shared
-
-
 async def until_waiting(federation: Federation, run_id: str, words: str) -> None:
     """Wait until a run reports that it waits."""
     async with asyncio.timeout(PATIENCE_SECONDS):

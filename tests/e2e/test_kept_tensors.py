@@ -42,13 +42,6 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fede
         yield federation
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def federation(shared: Federation) -> Federation:
-    shared.points.clear()
-    await shared.until_attending()
-    return shared
-
-
 def kept(federation: Federation, run_id: str) -> dict[str, bytes]:
     """Return the tensor that each client keeps of its last update, after a run that included
     all."""

@@ -37,13 +37,6 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fede
         yield federation
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def federation(shared: Federation) -> Federation:
-    shared.points.clear()
-    await shared.until_attending()
-    return shared
-
-
 async def rounds_of(federation: Federation, run_id: str) -> list[RoundRow]:
     """Return the stored committed rounds of a finished run."""
     await federation.kill_coordinator()

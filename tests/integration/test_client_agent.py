@@ -46,11 +46,6 @@ PATIENCE_SECONDS = 240.0
 FAULTY = Path(__file__).parents[1] / "support" / "faulty_plugins"
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
-    return make_federation(tmp_path_factory.mktemp("pki"))
-
-
 @pytest.fixture
 async def scene(tmp_path: Path, federation: TestFederation) -> AsyncIterator[Scene]:
     scene = Scene(tmp_path, federation)

@@ -22,7 +22,7 @@ from support.client_host import (
     write_config,
 )
 from support.fake_coordinator import FakeCoordinator, serving
-from support.pki import TestFederation, make_federation
+from support.pki import TestFederation
 
 from potluck.client.config import example_config
 from potluck.common.errors import ProtocolVersionError
@@ -31,11 +31,6 @@ from potluck.rpc.v1 import transfer_pb2
 
 COMMAND = (sys.executable, "-m", "potluck.client.cli")
 PATIENCE_SECONDS = 240
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
-    return make_federation(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from support.client_host import summed_instruction
 from support.fake_coordinator import serving
 from support.host_scene import Scene
-from support.pki import TestFederation, make_federation
+from support.pki import TestFederation
 
 from potluck.client.handlers import host_sums
 from potluck.common.errors import LayoutError, PotluckError, RoundClosedError
@@ -20,11 +20,6 @@ from potluck.common.updates.sum_files import BODY, opened_sum_file
 from potluck.rpc.v1 import transfer_pb2
 
 NAMES = ("a", "b", "c")
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
-    return make_federation(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from support.client_host import digits_model, host_config, reference, write_config
 from support.fake_coordinator import FakeCoordinator, serving
 from support.federation import until
-from support.pki import TestFederation, make_federation
+from support.pki import TestFederation
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.disclosure import Mode, Request
@@ -27,11 +27,6 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 NOISY = Request(mode=Mode.NOISY)
 TASK = rpc.Plugin(name="digits", options_json='{"clients": 6}')
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
-    return make_federation(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture

@@ -47,11 +47,6 @@ training = {{steps = 5}}
 {tables}"""
 
 
-@pytest.fixture(scope="module")
-def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
-    return Members.make(tmp_path_factory.mktemp("members"), CLIENTS)
-
-
 class Heads:
     """The last layer of each client after each of its trainings, and before the first."""
 

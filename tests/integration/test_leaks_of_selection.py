@@ -74,11 +74,6 @@ async def play(federation: SumFederation, disclosure: str, **changes: Any) -> Pl
     return Played(federation, await Received.by(federation), cohorts)
 
 
-@pytest.fixture(scope="module")
-def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
-    return Members.make(tmp_path_factory.mktemp("members"), CLIENTS)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def by_protocol(
     members: Members, tmp_path_factory: pytest.TempPathFactory

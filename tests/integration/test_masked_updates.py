@@ -52,11 +52,6 @@ leavers = "drop"
 """
 
 
-@pytest.fixture(scope="module")
-def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
-    return Members.make(tmp_path_factory.mktemp("members"), CLIENTS)
-
-
 @pytest_asyncio.fixture(loop_scope="module")
 async def federation(members: Members, tmp_path: Path) -> AsyncIterator[SumFederation]:
     async with sum_federation(members, tmp_path) as federation:

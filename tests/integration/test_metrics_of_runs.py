@@ -40,11 +40,6 @@ profiles.triplet = {pretraining_rounds = 1, bias_steps = 1, attribute_steps = 1}
 )
 
 
-@pytest.fixture(scope="module")
-def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
-    return Members.make(tmp_path_factory.mktemp("members"), CLIENTS)
-
-
 class Scene:
     """A federation and the values of its metrics."""
 

@@ -26,11 +26,6 @@ SUM, COUNTS = Fraction(1, 2), Fraction(1)
 """The ε of a noisy sum and of noisy counts."""
 
 
-@pytest.fixture(scope="module")
-def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
-    return Members.make(tmp_path_factory.mktemp("members"), CLIENTS)
-
-
 @pytest.fixture
 def said() -> Iterator[list[Any]]:
     with capture_logs() as logs:

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from support.client_host import host_config, reference
 from support.fake_coordinator import FakeCoordinator, serving
 from support.fake_store import Change, FakeStore, fake_store
-from support.pki import TestFederation, make_federation
+from support.pki import TestFederation
 
 from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.transfer.download import Downloads
@@ -30,11 +30,6 @@ from potluck.rpc.v1 import transfer_pb2
 
 CONTENT = random.Random(0).randbytes(3_000_000)
 UPDATE = random.Random(1).randbytes(2_500_000)
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
-    return make_federation(tmp_path_factory.mktemp("pki"))
 
 
 @dataclass

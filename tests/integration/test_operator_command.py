@@ -24,7 +24,7 @@ from support.operator_service import (
     running_operator_service,
     status,
 )
-from support.pki import TestFederation, make_federation
+from support.pki import TestFederation
 from support.programs import run_program
 
 from potluck.common.disclosure import CLAIM
@@ -41,11 +41,6 @@ from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import RunState
 
 FINISHED = RunState.RUN_STATE_FINISHED
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
-    return make_federation(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture

@@ -41,11 +41,6 @@ from potluck.rpc.v1.operator_pb2 import MemberState, RunState
 FINISHED = RunState.RUN_STATE_FINISHED
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
-    return make_federation(tmp_path_factory.mktemp("pki"))
-
-
 @pytest.fixture
 def service() -> FakeOperatorService:
     return FakeOperatorService(  # type: ignore[abstract]  # calls that no test makes

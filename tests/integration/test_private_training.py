@@ -16,7 +16,7 @@ from support.client_host import host_config, reference, train_instruction, write
 from support.fake_coordinator import FakeCoordinator, serving
 from support.federation import plugins_installed, set_values
 from support.host_scene import Scene
-from support.pki import TestFederation, make_federation
+from support.pki import TestFederation
 from support.profile_federation import profile_federation
 from support.programs import run_program
 
@@ -29,11 +29,6 @@ from potluck.deploy.local.demo_files import program
 from potluck.privacy.host.host_guard import spent_in_epoch
 from potluck.privacy.host.privacy_ledger import PrivacyLedger
 from potluck.rpc.v1 import coordinator_pb2 as rpc
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
-    return make_federation(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture

@@ -40,11 +40,6 @@ evaluation = {{spread = true, least_group = {group}}}
 WILLING = DisclosurePolicy(held_out_counts=True)
 
 
-@pytest.fixture(scope="module")
-def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
-    return Members.make(tmp_path_factory.mktemp("members"), CLIENTS)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def federation(
     members: Members, tmp_path_factory: pytest.TempPathFactory

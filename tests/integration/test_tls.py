@@ -50,11 +50,6 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
-    return make_federation(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
     return make_federation(tmp_path_factory.mktemp("stranger"))
 

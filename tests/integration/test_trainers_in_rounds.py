@@ -54,11 +54,6 @@ OPEN = DisclosurePolicy.model_validate(
 )
 
 
-@pytest.fixture(scope="module")
-def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
-    return Members.make(tmp_path_factory.mktemp("members"), CLIENTS)
-
-
 @pytest_asyncio.fixture(loop_scope="module")
 async def federation(
     members: Members, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

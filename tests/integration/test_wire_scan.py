@@ -41,11 +41,6 @@ disclosure = "{disclosure}"
 OPEN = DisclosurePolicy(exact_label_counts=True, exact_sums=True)
 
 
-@pytest.fixture(scope="module")
-def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
-    return Members.make(tmp_path_factory.mktemp("members"), CLIENTS)
-
-
 def salted(names: Iterable[str]) -> dict[str, list[int]]:
     """Return unique counts, each of which uses all 40 bits that a count may have."""
     generator = random.Random(40)
