@@ -63,7 +63,7 @@ Only Potluck's own modules: a function of another library may download and unpic
 
 
 _PREFIX: Final = "potluck."
-"""What the names of all groups begin with."""
+"""Prefix of the names of all groups."""
 
 # Minimum similarity for a suggestion. It is high because names of methods are alike: fedsgd is not
 # a misspelt feddf.

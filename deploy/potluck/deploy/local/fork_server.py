@@ -188,10 +188,10 @@ def main() -> None:
     for module in (*PROGRAMS.values(), *_IMPORTED):
         importlib.import_module(module)
     of_all = [(plugins.SECURE_SUMS, name) for name in plugins.installed(plugins.SECURE_SUMS)]
-    for group, name in (*of_all, (plugins.INTEGRATIONS, GUARD)):  # loaded by all that it forks
+    for group, name in (*of_all, (plugins.INTEGRATIONS, GUARD)):  # every host loads these
         with contextlib.suppress(PluginError):  # the program that needs it reports it
             plugins.find_callable(group, name)
-    software_versions()  # of the code that forked processes run; each would ask git
+    software_versions()  # cached here; otherwise each forked process asks git
     gc.collect()
     gc.freeze()  # garbage collection in a forked process would copy all shared memory
     server = ForkServer(control)
