@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from potluck.common.errors import NotFoundError, StorageError
+from potluck.common.settings.extras import require
 from potluck.common.tables.table_files import check_table_name, write_table
 from potluck.deploy.commands.connection import operator_command
 from potluck.deploy.commands.run_commands import (
@@ -26,13 +27,16 @@ from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.model_download import download_model
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import RunView, observe
-from potluck.federation.frames import clients_frame, rounds_frame, selections_frame
 from potluck.federation.rounds import Round, round_of
 from potluck.federation.session_plugins import SessionPlugins
 from potluck.rpc.v1.operator_pb2 import RunStatus
 
 if TYPE_CHECKING:
     from potluck.federation.model_report import ModelReport
+
+# `potluck --help` imports this module. It shows what a missing library needs, but does not wait
+# for the import of the library: commands import pandas and scikit-learn when they run.
+require("pandas", "potluck[notebook]")
 
 
 class What(StrEnum):
@@ -70,6 +74,8 @@ async def _export(
     potluck export 3f9a --what selections -o selections.parquet
     ```
     """
+    from potluck.federation.frames import clients_frame, rounds_frame, selections_frame
+
     check_table_name(output)
     status = await _status(client, run_id)
     rounds = await _rounds(client, status)
@@ -117,7 +123,6 @@ async def _evaluate(
     potluck evaluate 3f9a --best
     ```
     """
-    # Imported late: `potluck --help` imports this module, and scikit-learn takes a second.
     from potluck.federation.model_report import evaluated_model
 
     status = await _status(client, run_id)

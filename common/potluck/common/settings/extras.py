@@ -73,7 +73,8 @@ def require(library: str, extra: str) -> None:
     extra: the extra that installs the library, such as `potluck[NAME]`. Nothing is imported.
     """
     if importlib.util.find_spec(library) is None:
-        raise MissingLibraryError(not_installed(library, extra))
+        line = not_installed(library, extra)
+        raise MissingLibraryError(line, library=library, requirement=extra)
 
 
 def not_installed(library: str, requirement: str) -> str:
@@ -114,6 +115,8 @@ def missing_extra(error: BaseException | None) -> str | None:
 def _missing(error: BaseException | None) -> tuple[str, str] | None:
     """Return a missing library and the requirement that installs it."""
     if isinstance(error, MissingLibraryError):
+        if "requirement" in error.metadata:  # raised by `require`
+            return error.metadata["library"], error.metadata["requirement"]
         return _missing(error.__cause__)
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
