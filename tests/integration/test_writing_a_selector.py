@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.guide_packages import GUIDES, install_package_of
 from support.profile_federation import profile_federation
-
-REPOSITORY = Path(__file__).parents[2]
-PAGE = REPOSITORY / "docs/guides/writing-a-selector.md"
 
 PROGRAM = """
 import sys, typer
@@ -35,25 +33,11 @@ PROFILES = {
 }
 
 
-def written_files(page: str) -> dict[str, str]:
-    """Return the page's code blocks that begin with a comment with their file's name."""
-    blocks = re.findall(
-        r"^```\w+\n(# (\S+\.(?:py|toml))\n.*?)^```$", page, re.DOTALL | re.MULTILINE
-    )
-    return {name: text for text, name in blocks}
-
-
 @pytest.fixture(scope="module")
 def installed_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source, target = tmp_path_factory.mktemp("rare-first"), tmp_path_factory.mktemp("installed")
-    files = written_files(PAGE.read_text(encoding="utf-8"))
-    assert sorted(files) == ["hardest_first.py", "pyproject.toml", "rare_first.py"]
-    for name, text in files.items():
-        (source / name).write_text(text, encoding="utf-8")
-    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile"]
-    command = [sys.executable, "-m", "pip", "install", *options]
-    subprocess.run([*command, "--target", str(target), str(source)], check=True)
-    return target
+    folder = tmp_path_factory.mktemp("rare-first")
+    files = ["hardest_first.py", "pyproject.toml", "rare_first.py"]
+    return install_package_of("writing-a-selector.md", folder, files=files)
 
 
 def select(
@@ -94,7 +78,7 @@ def test_guide_package_installs_and_selects(installed_package: Path, profiles: P
 
 def test_class_without_clients_is_not_the_rarest(installed_package: Path, tmp_path: Path) -> None:
     """The profiles and the result are the same as on the page."""
-    page = PAGE.read_text(encoding="utf-8")
+    page = (GUIDES / "writing-a-selector.md").read_text(encoding="utf-8")
     [example] = re.findall(r"^```json\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     [shown] = re.findall(r"^round  client  why\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     profiles = tmp_path / "profiles.json"

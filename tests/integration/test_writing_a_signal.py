@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import tomlkit
 from pydantic import ValidationError
 from support.federation import set_values
+from support.guide_packages import install_package_of
 from support.profile_federation import ledgers, profile_federation
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy, terms
@@ -20,29 +18,14 @@ from potluck.common.disclosure import Mode, Parameters, Request, TaskReference
 from potluck.common.errors import DisclosureRefusedError, PluginError, ProtocolError
 from potluck.common.signal import read_payload, signal_named
 
-PAGE = Path(__file__).parents[2] / "docs/guides/writing-a-signal.md"
 EXACT = Parameters(mode=Mode.EXACT, task=TaskReference(name="digits"))
-
-
-def written_files(page: str) -> dict[str, str]:
-    """Return the page's code blocks that begin with a comment with their file's name."""
-    blocks = re.findall(
-        r"^```\w+\n(# (\S+\.(?:py|toml))\n.*?)^```$", page, re.DOTALL | re.MULTILINE
-    )
-    return {name: text for text, name in blocks}
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source, target = tmp_path_factory.mktemp("brightness"), tmp_path_factory.mktemp("installed")
-    files = written_files(PAGE.read_text(encoding="utf-8"))
-    assert sorted(files) == ["brightness.py", "darkest_first.py", "pyproject.toml"]
-    for name, text in files.items():
-        (source / name).write_text(text, encoding="utf-8")
-    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile"]
-    command = [sys.executable, "-m", "pip", "install", *options]
-    subprocess.run([*command, "--target", str(target), str(source)], check=True)
-    return target
+    folder = tmp_path_factory.mktemp("brightness")
+    files = ["brightness.py", "darkest_first.py", "pyproject.toml"]
+    return install_package_of("writing-a-signal.md", folder, files=files)
 
 
 async def test_selector_receives_the_guide_signal_from_owners_that_allow_it(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.guide_packages import install_package_of
 from support.profile_federation import profile_federation
 from support.strategy_rounds import Rounds, Sent, vector
 
@@ -18,29 +17,12 @@ from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.settings.plugins import create
 from potluck.server.strategy import Strategy
 
-REPOSITORY = Path(__file__).parents[2]
-PAGE = REPOSITORY / "docs/guides/writing-a-strategy.md"
-
-
-def written_files(page: str) -> dict[str, str]:
-    """Return the page's code blocks that begin with a comment with their file's name."""
-    blocks = re.findall(
-        r"^```\w+\n(# (\S+\.(?:py|toml))\n.*?)^```$", page, re.DOTALL | re.MULTILINE
-    )
-    return {name: text for text, name in blocks}
-
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source, target = tmp_path_factory.mktemp("fair"), tmp_path_factory.mktemp("installed")
-    files = written_files(PAGE.read_text(encoding="utf-8"))
-    assert sorted(files) == ["fair_strategy.py", "pyproject.toml"]
-    for name, text in files.items():
-        (source / name).write_text(text, encoding="utf-8")
-    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile"]
-    command = [sys.executable, "-m", "pip", "install", *options]
-    subprocess.run([*command, "--target", str(target), str(source)], check=True)
-    return target
+    folder = tmp_path_factory.mktemp("fair")
+    files = ["fair_strategy.py", "pyproject.toml"]
+    return install_package_of("writing-a-strategy.md", folder, files=files)
 
 
 @pytest.fixture

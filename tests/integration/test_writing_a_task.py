@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-REPOSITORY = Path(__file__).parents[2]
-PAGE = REPOSITORY / "docs/guides/writing-a-task.md"
+from support.guide_packages import install_package_of
 
 PROGRAM = """
 import numpy as np, torch
@@ -45,34 +43,11 @@ print(counts.metrics().accuracy)
 """
 
 
-def written_files(page: str) -> dict[str, str]:
-    """Return the page's code blocks that begin with a comment with their file's name."""
-    blocks = re.findall(
-        r"^```\w+\n(# (\S+\.(?:py|toml))\n.*?)^```$", page, re.DOTALL | re.MULTILINE
-    )
-    return {name: text for text, name in blocks}
-
-
 @pytest.fixture(scope="module")
 def installed_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source, target = tmp_path_factory.mktemp("circle-task"), tmp_path_factory.mktemp("installed")
-    files = written_files(PAGE.read_text(encoding="utf-8"))
-    assert sorted(files) == ["circle_task.py", "pyproject.toml"]
-    for name, text in files.items():
-        (source / name).write_text(text, encoding="utf-8")
-    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile"]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        *options,
-        "--target",
-        str(target),
-        str(source),
-    ]
-    subprocess.run(command, check=True)
-    return target
+    folder = tmp_path_factory.mktemp("circle-task")
+    files = ["circle_task.py", "pyproject.toml"]
+    return install_package_of("writing-a-task.md", folder, files=files)
 
 
 def run_python(program: str, path: Path) -> str:

@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.federation import set_values
+from support.guide_packages import install_package_of
 from support.profile_federation import profile_federation
 
 from potluck.rpc.v1 import operator_pb2
 
-PAGE = Path(__file__).parents[2] / "docs/guides/writing-a-trainer.md"
 pytestmark = pytest.mark.slow
-
-
-def written_files(page: str) -> dict[str, str]:
-    """Return the page's code blocks that begin with a comment with their file's name."""
-    blocks = re.findall(
-        r"^```\w+\n(# (\S+\.(?:py|toml))\n.*?)^```$", page, re.DOTALL | re.MULTILINE
-    )
-    return {name: text for text, name in blocks}
 
 
 @pytest.fixture(scope="module")
 def installed_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source, target = tmp_path_factory.mktemp("readings"), tmp_path_factory.mktemp("installed")
-    files = written_files(PAGE.read_text(encoding="utf-8"))
-    assert sorted(files) == ["pyproject.toml", "readings_task.py"]
-    for name, text in files.items():
-        (source / name).write_text(text, encoding="utf-8")
-    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile"]
-    command = [sys.executable, "-m", "pip", "install", *options]
-    subprocess.run([*command, "--target", str(target), str(source)], check=True)
-    return target
+    folder = tmp_path_factory.mktemp("readings")
+    files = ["pyproject.toml", "readings_task.py"]
+    return install_package_of("writing-a-trainer.md", folder, files=files)
 
 
 def write_readings(folder: Path, clients: int) -> None:
