@@ -15,7 +15,11 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.monitoring.metrics_server import monitoring
 from potluck.common.net.build_version import software_version
 from potluck.common.plain_text import plain
-from potluck.common.process.command_line import run_command_line, version_option
+from potluck.common.process.command_line import (
+    MetricsAddressOption,
+    run_command_line,
+    version_option,
+)
 from potluck.common.process.ending import Ending
 from potluck.common.process.logs import LogFormat, LogLevel, configure_logging
 from potluck.common.process.memory import keep_freed_memory
@@ -58,12 +62,7 @@ def attend(
     workers: Annotated[
         str | None, typer.Option(help="Number of trainings in parallel, or auto.")
     ] = None,
-    metrics_address: Annotated[
-        str | None,
-        typer.Option(
-            help="Serve /metrics, /healthz and /readyz here: a port (on 127.0.0.1) or HOST:PORT."
-        ),
-    ] = None,
+    metrics_address: MetricsAddressOption = None,
     log_format: Annotated[LogFormat | None, typer.Option(help="Format of log lines.")] = None,
     log_level: Annotated[LogLevel | None, typer.Option(help="Minimum level of log lines.")] = None,
     version: Annotated[bool, version_option("potluck-client")] = False,

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from potluck.client.base.availability_plan import AvailabilityPlan
 from potluck.client.base.worker import CANCEL_TIMEOUT_SECONDS
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
-from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTls
+from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTlsOrNone
 from potluck.common.names import ClientId, Tags
 from potluck.common.net.identity import expand_clients
 from potluck.common.net.tls import TlsFiles
@@ -144,11 +144,7 @@ class ClientConfig(Settings):
         description="Maximum pause between two attempts to connect\n"
         "to the coordinator, in seconds.",
     )
-    metrics_address: MetricsAddress = Field(
-        default="",
-        description="Address that serves /metrics, /healthz and /readyz: a port (on 127.0.0.1)\n"
-        "or HOST:PORT. It uses plain HTTP unless metrics_tls is set. Empty: not served.",
-    )
+    metrics_address: MetricsAddress = ""
     log_format: LogFormat = Field(
         default=LogFormat.AUTO,
         description="Format of log lines: console, json, or auto (console on a terminal, else\n"
@@ -184,13 +180,7 @@ class ClientConfig(Settings):
         "coordinator. Only then do secure sums protect against a dishonest coordinator. The\n"
         "setting changes only the wording of reports.",
     )
-    metrics_tls: MetricsTls | None = Field(
-        default=None,
-        description="Serve metrics over mutual TLS, to these scrapers only; for addresses that\n"
-        "other machines can reach. It needs a TLS authority other than the federation's: create\n"
-        "one with `potluck pki init`, issue a coordinator certificate for each metrics address,\n"
-        "and an operator certificate for each scraper.",
-    )
+    metrics_tls: MetricsTlsOrNone = None
     availability: AvailabilityPlan = Field(
         default=AvailabilityPlan(),
         description="When the clients are expected to be available. The host sends this only if\n"

@@ -12,7 +12,11 @@ import typer
 from potluck.common.errors import ConfigurationError
 from potluck.common.net.build_version import software_version
 from potluck.common.plain_text import plain
-from potluck.common.process.command_line import run_command_line, version_option
+from potluck.common.process.command_line import (
+    MetricsAddressOption,
+    run_command_line,
+    version_option,
+)
 from potluck.common.process.ending import Ending
 from potluck.common.process.logs import LogFormat, LogLevel, configure_logging
 from potluck.common.process.memory import keep_freed_memory
@@ -57,12 +61,7 @@ def relay(
     state_directory: Annotated[
         Path | None, typer.Option(help="Folder for files in transfer.")
     ] = None,
-    metrics_address: Annotated[
-        str | None,
-        typer.Option(
-            help="Serve /metrics, /healthz and /readyz here: a port (on 127.0.0.1) or HOST:PORT."
-        ),
-    ] = None,
+    metrics_address: MetricsAddressOption = None,
     log_format: Annotated[LogFormat | None, typer.Option(help="Format of log lines.")] = None,
     log_level: Annotated[LogLevel | None, typer.Option(help="Minimum level of log lines.")] = None,
     version: Annotated[bool, version_option("potluck-relay")] = False,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTls
+from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTlsOrNone
 from potluck.common.net.listening import ListenAddress
 from potluck.common.net.tls import TlsFiles
 from potluck.common.process.logs import LogFormat, LogLevel
@@ -94,18 +94,8 @@ class RelayConfig(Settings):
         le=3600,
         description="Maximum pause between two attempts at a transfer, in seconds.",
     )
-    metrics_address: MetricsAddress = Field(
-        default="",
-        description="Address that serves /metrics, /healthz and /readyz: a port (on 127.0.0.1)\n"
-        "or HOST:PORT. It uses plain HTTP unless metrics_tls is set. Empty: not served.",
-    )
-    metrics_tls: MetricsTls | None = Field(
-        default=None,
-        description="Serve metrics over mutual TLS, to these scrapers only; for addresses that\n"
-        "other machines can reach. It needs a TLS authority other than the federation's: create\n"
-        "one with `potluck pki init`, issue a coordinator certificate for each metrics address,\n"
-        "and an operator certificate for each scraper.",
-    )
+    metrics_address: MetricsAddress = ""
+    metrics_tls: MetricsTlsOrNone = None
     log_format: LogFormat = Field(
         default=LogFormat.AUTO,
         description="Format of log lines: auto (console on a terminal, else json), console or\n"

@@ -14,7 +14,12 @@ import typer
 from potluck.common.errors import PotluckError
 from potluck.common.net.build_version import software_version
 from potluck.common.net.listening import check_not_in_use
-from potluck.common.process.command_line import FAILED, run_command_line, version_option
+from potluck.common.process.command_line import (
+    FAILED,
+    MetricsAddressOption,
+    run_command_line,
+    version_option,
+)
 from potluck.common.process.ending import GRACE_SECONDS, Ending
 from potluck.common.process.logs import LogFormat, LogLevel, configure_logging
 from potluck.common.process.memory import keep_freed_memory
@@ -41,12 +46,7 @@ def serve(
     listen: Annotated[
         str | None, typer.Option(help="Address to listen on, HOST:PORT, instead of the file's.")
     ] = None,
-    metrics_address: Annotated[
-        str | None,
-        typer.Option(
-            help="Serve /metrics, /healthz and /readyz here: a port (on 127.0.0.1) or HOST:PORT."
-        ),
-    ] = None,
+    metrics_address: MetricsAddressOption = None,
     log_format: Annotated[
         LogFormat | None, typer.Option(help="Format of log lines, instead of the file's.")
     ] = None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTls
+from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTlsOrNone
 from potluck.common.net.listening import ListenAddress
 from potluck.common.net.tls import TlsFiles
 from potluck.common.process.logs import LogFormat, LogLevel
@@ -164,18 +164,8 @@ class CoordinatorConfig(Settings):
         description="Number of CPU threads of PyTorch for evaluation. Another number may change\n"
         "the last digits of results.",
     )
-    metrics_address: MetricsAddress = Field(
-        default="",
-        description="Address that serves /metrics, /healthz and /readyz: a port (on 127.0.0.1) or\n"
-        "HOST:PORT. It uses plain HTTP unless metrics_tls is set. Empty: not served.",
-    )
-    metrics_tls: MetricsTls | None = Field(
-        default=None,
-        description="Serve metrics over mutual TLS, to these scrapers only; for addresses that\n"
-        "other machines can reach. It needs a TLS authority other than the federation's: create\n"
-        "one with `potluck pki init`, issue a coordinator certificate for each metrics address,\n"
-        "and an operator certificate for each scraper.",
-    )
+    metrics_address: MetricsAddress = ""
+    metrics_tls: MetricsTlsOrNone = None
     log_level: LogLevel = Field(
         default=LogLevel.INFO,
         description="Minimum level of logged messages: debug, info, warning or error.",

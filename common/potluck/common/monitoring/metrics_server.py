@@ -149,7 +149,23 @@ def _checked(address: str) -> str:
     return address
 
 
-MetricsAddress = Annotated[str, AfterValidator(_checked)]
+MetricsAddress = Annotated[
+    str,
+    AfterValidator(_checked),
+    Field(
+        description="Address that serves /metrics, /healthz and /readyz: a port (on 127.0.0.1) or\n"
+        "HOST:PORT. It uses plain HTTP unless metrics_tls is set. Empty: not served.",
+    ),
+]
+MetricsTlsOrNone = Annotated[
+    MetricsTls | None,
+    Field(
+        description="Serve metrics over mutual TLS, to these scrapers only; for addresses that\n"
+        "other machines can reach. It needs a TLS authority other than the federation's: create\n"
+        "one with `potluck pki init`, issue a coordinator certificate for each metrics address,\n"
+        "and an operator certificate for each scraper.",
+    ),
+]
 """Setting with the metrics address; empty for no metrics server."""
 
 

@@ -18,7 +18,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 from typer.core import TyperOption
@@ -54,6 +54,15 @@ def _shown_type(option: TyperOption, ctx: Any) -> str | None:
 
 
 setattr(TyperOption, "display_type_rich", _shown_type)  # noqa: B010  # else help shows `<bool>`
+
+
+MetricsAddressOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Serve /metrics, /healthz and /readyz here: a port (on 127.0.0.1) or HOST:PORT."
+    ),
+]
+"""The option `--metrics-address` of a program that runs until it is stopped."""
 
 
 def version_option(program: str) -> Any:
