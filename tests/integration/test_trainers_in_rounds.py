@@ -108,6 +108,16 @@ async def test_masked_rounds_give_the_same_model_without_training_metrics(
     assert masked[-1].metrics["near"] == pytest.approx(opened[-1].metrics["near"], abs=0.02)
 
 
+def failures_in_metrics(federation: SumFederation) -> list[str]:
+    """Return the lines of all hosts' metrics that count failures."""
+    return [
+        f"{host}: {line}"
+        for host, instruments in federation.members.instruments.items()
+        for line in instruments.exposition().decode().splitlines()
+        if line.startswith("potluck_host_failures_total")
+    ]
+
+
 @pytest.mark.parametrize(
     ("fault", "line"),
     [
@@ -120,8 +130,10 @@ async def test_trainer_failure_in_a_masked_round_is_named_only_in_the_host_log(
     federation: SumFederation, fault: str, line: str
 ) -> None:
     task = f'{{name = "line", fault = "{fault}"}}'
+    before = failures_in_metrics(federation)
     with capture_logs() as logs:
         rounds = await committed(federation, run_file(task, MASKED))
+    assert failures_in_metrics(federation) == before
     for row in rounds:
         assert {member.state for member in row.members} == {MemberState.INCLUDED}
         assert not any(member.trouble for member in row.members)

@@ -259,7 +259,6 @@ async def _train(
             round=instruction.round,
             message=found.message,
         )
-        context.metrics.failed(found.reason)
         return None
 
 
