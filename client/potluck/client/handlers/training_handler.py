@@ -240,7 +240,7 @@ async def _train(
 
     The coordinator must not learn of the failure: it could make a model on which training fails if,
     and only if, a given record is among the client's samples. So the client uploads zeros, and the
-    reason stays in the host's log.
+    reason stays in the host's log. Metrics don't count the failure: an operator may scrape them.
     """
     instruction = active.instruction
     try:
