@@ -153,7 +153,7 @@ def test_every_list_of_source_roots_is_complete() -> None:
 
 def test_folder_created_by_the_four_terminals_tutorial_is_git_ignored() -> None:
     page = (HOUSE / "docs" / "start" / "four-terminals.md").read_text()
-    [folder] = re.findall(r"^mkdir -p (\w+) && cd", page, re.MULTILINE)
+    [folder] = re.findall(r"^mkdir -p (\w+)/[\w-]+ && cd", page, re.MULTILINE)
     assert f"/{folder}/" in (HOUSE / ".gitignore").read_text().splitlines()
 
 
