@@ -40,7 +40,7 @@ async def test_guide_package_installs_and_its_trainer_learns(
     write_readings(tmp_path / "data", 4)
     async with profile_federation(
         tmp_path,
-        task="readings",
+        task="temperature",
         selector="uniform",
         clients=4,
         count=4,
