@@ -510,7 +510,9 @@ WORK = _counter(
     outcome(WorkOutcome),
 )
 WORK_FAILURES = _counter(
-    "potluck_host_failures_total", "Instructions that failed, by reason.", REASON
+    "potluck_host_failures_total",
+    "Instructions that failed, by reason; not those of masked trainings.",
+    REASON,
 )
 TRAINING_SECONDS = _seconds(
     "potluck_host_training_seconds", "Local trainings, without moving files."
