@@ -143,6 +143,7 @@ async def test_killed_training_on_the_coordinator_restarts_and_gives_the_same_mo
     federation: Federation, point: str, strategy: list[str], another: list[str]
 ) -> None:
     wanted = await federation.finished(await federation.start_run(*strategy))
+    await until(lambda: trainings() == [])
     federation.points.kill(point)  # kill the process that trains, once
     federation.points.hold("observe")  # after the training of round 1
     run_id = await federation.start_run(*strategy)
@@ -150,8 +151,11 @@ async def test_killed_training_on_the_coordinator_restarts_and_gives_the_same_mo
     assert not federation.points.spare(point), "it was not killed"
     federation.points.hold(point)
     federation.points.release("observe")
+    [process] = trainings()
     await until(lambda: federation.points.reached(point))
+    assert trainings() == [process], "round 2 did not use the process of round 1"
     await federation.kill_coordinator()
+    await until(lambda: trainings() == [])
     federation.points.release()
     await federation.restart_coordinator()
     assert await federation.finished(run_id) == wanted

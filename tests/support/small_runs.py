@@ -23,6 +23,7 @@ from potluck.server.machine import events as rounds
 from potluck.server.plan.plan import draw_up
 from potluck.server.profiles.trust import Trust
 from potluck.server.reduce.model_work import ModelWork
+from potluck.server.reduce.server_training import TrainingProcess
 from potluck.server.reduce.training_job import Workplace
 from potluck.server.run.resume import resume
 from potluck.server.select.select import admit
@@ -96,7 +97,7 @@ async def small_run(folder: Path, store: Store, run_file: str = RUN_FILE) -> Sma
         note_commit=nothing,
         pretrain=nothing,
         offended=offended,
-        workplace=Workplace(model_modules=(), data_directory=None, threads=1),
+        training=TrainingProcess(Workplace(model_modules=(), data_directory=None, threads=1)),
         trust=trust,
         epsilon_over_runs=None,
         sums=open_collector(attendance, in_store, trust, lambda *_: None),

@@ -11,7 +11,7 @@ from potluck.server.hosts.attendance import Attendance
 from potluck.server.live.run_metrics import RunObserver
 from potluck.server.live.run_spans import RunSpans
 from potluck.server.profiles.trust import Trust
-from potluck.server.reduce.training_job import Workplace
+from potluck.server.reduce.server_training import TrainingProcess
 from potluck.server.store import RoundRow
 from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.store_thread import InStore
@@ -39,9 +39,8 @@ class RunServices:
     trained one; None if an operator stops the training."""
     offended: Callable[[Iterable[str]], Awaitable[dict[str, str]]]
     """Count an offence of each client; return those now in quarantine, each with the reason."""
-    workplace: Workplace
-    """Settings of the coordinator's machine for trainings on it, e.g. the number of torch
-    threads."""
+    training: TrainingProcess
+    """Trains on the coordinator, if the run's strategy does so."""
     trust: Trust
     sums: SumCollector | None
     """Collects secure sums of label counts; None if secure aggregation is not installed."""

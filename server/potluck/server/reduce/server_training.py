@@ -28,33 +28,77 @@ ATTEMPTS: Final = 3
 same result."""
 
 
-async def train_apart(job: TrainingJob, progress: Callable[[float], None]) -> None:
-    """Run a job in a separate process, which is killed if the caller is cancelled.
+class TrainingProcess:
+    """The process in which a run trains on the coordinator, one job after the other.
 
-    progress: function called with the completed share, in [0, 1]. Raises RunError if the job fails,
-    or if its process is killed in every attempt.
+    It starts with the first job and is kept for the next ones, because importing torch takes
+    seconds. It ends with `close`, or with the coordinator. Used on the event loop.
     """
-    code = 0
-    for attempt in range(1, ATTEMPTS + 1):
-        progress(0.0)
-        code, error = await _attempt(job, progress)
-        if code == 0:
+
+    def __init__(self, workplace: Workplace) -> None:
+        self.workplace = workplace
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def train(self, job: TrainingJob, progress: Callable[[float], None]) -> None:
+        """Run a job. If the caller is cancelled, the process is killed.
+
+        progress: function called with the completed share, in [0, 1]. Raises RunError if the job
+        fails, or if the process is killed in every attempt.
+        """
+        code = 0
+        for attempt in range(1, ATTEMPTS + 1):
+            progress(0.0)
+            code = await self._attempt(job, progress)
+            if code == 0:
+                return
+            if code > 0:
+                raise RunError(f"the training on the coordinator failed: exit code {code}")
+            log.warning("the training on the coordinator was killed", signal=-code, attempt=attempt)
+        raise RunError(
+            f"the training on the coordinator was killed {ATTEMPTS} times, the last time by signal "
+            f"{-code}; check that the machine has enough memory"
+        )
+
+    async def close(self) -> None:
+        """End the process; does nothing if there is none."""
+        process, self._process = self._process, None
+        if process is None:
             return
-        if code > 0:
-            raise RunError(
-                f"the training on the coordinator failed: {error or f'exit code {code}'}"
-            )
-        log.warning("the training on the coordinator was killed", signal=-code, attempt=attempt)
-    raise RunError(
-        f"the training on the coordinator was killed {ATTEMPTS} times, the last time by signal "
-        f"{-code}; check that the machine has enough memory"
-    )
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        await process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+
+    async def _attempt(self, job: TrainingJob, progress: Callable[[float], None]) -> int:
+        """Run a job once. Return 0 if it is done, and the exit code if the process has ended
+        (negative if a signal ended it). Raises RunError if the job fails."""
+        answered = False
+        try:
+            process = self._process = self._process or await _started()
+            if process.stdin is None or process.stdout is None:
+                raise RunError("the training process has no pipes; report this as a bug")
+            with contextlib.suppress(OSError):  # the process was already killed
+                process.stdin.write(job.model_dump_json().encode() + b"\n")
+                await process.stdin.drain()
+            async for line in process.stdout:
+                answer = _read(line)
+                if isinstance(answer.get("progress"), float | int):
+                    progress(float(answer["progress"]))
+                if "error" in answer:
+                    raise RunError(f"the training on the coordinator failed: {answer['error']}")
+                if "done" in answer:
+                    answered = True
+                    return 0
+            return await process.wait()
+        finally:
+            if not answered:
+                await self.close()
 
 
-async def _attempt(job: TrainingJob, progress: Callable[[float], None]) -> tuple[int, str]:
-    """Run the process once. Return its exit code (negative if a signal ended it), and the reason of
-    a failure."""
-    process = await asyncio.create_subprocess_exec(
+async def _started() -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "potluck.server.reduce.training_process",
@@ -62,26 +106,6 @@ async def _attempt(job: TrainingJob, progress: Callable[[float], None]) -> tuple
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,  # a terminal's signals must only reach the coordinator
     )
-    stdin, stdout = process.stdin, process.stdout
-    error = ""
-    try:
-        if stdin is None or stdout is None:
-            raise RunError("the training process has no pipes; report this as a bug")
-        with contextlib.suppress(OSError):  # the process was already killed
-            stdin.write(job.model_dump_json().encode() + b"\n")
-            await stdin.drain()
-        async for line in stdout:
-            answer = _read(line)
-            error = str(answer.get("error", error))
-            if isinstance(answer.get("progress"), float | int):
-                progress(float(answer["progress"]))
-        return await process.wait(), error
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        if stdin is not None:
-            stdin.close()
 
 
 def _read(line: bytes) -> dict[str, Any]:
@@ -104,15 +128,15 @@ async def train_on_coordinator(
     updates: Sequence[SpooledUpdate],
     *,
     base: ModelVersion,
-    workplace: Workplace,
+    process: TrainingProcess,
     run_file: str,
     round_number: int,
     progress: Callable[[float], None],
 ) -> ModelVersion:
     """Run the strategy's own training on `model` and return the resulting model. Raises RunError.
 
-    base: the model that clients trained from. workplace: see `TrainingJob`. progress: called with
-    the share of the training that is done.
+    base: the model that clients trained from. process: the run's. progress: called with the share
+    of the training that is done.
 
     Cancellation kills the training process. After a restart of the coordinator, training starts
     again from the same files, and gives the same model.
@@ -121,7 +145,7 @@ async def train_on_coordinator(
     with files.lent(model.blake3) as path, files.lent(base.blake3) as base_path:
         job = TrainingJob(
             run_file=run_file,
-            workplace=workplace,
+            workplace=process.workplace,
             round=round_number,
             model=path,
             base=base_path,
@@ -133,7 +157,7 @@ async def train_on_coordinator(
         )
         wanted: frozenset[str] = frozenset()
         try:
-            await train_apart(job, progress)
+            await process.train(job, progress)
             published = await in_thread(work.publish_trained, trained, base, round_number)
             wanted = published.digests
             return published

@@ -1,55 +1,61 @@
-"""The training process of the coordinator: reads a job, trains, reports progress.
+"""The training process of a run on the coordinator: reads jobs, trains, reports progress.
 
-Run it as a module. The job is a line of JSON on standard input, which is open as long as the
-coordinator runs; when it is closed, the result is no longer needed. Progress and errors are lines
-of JSON on standard output.
+Run it as a module. Each job is a line of JSON on standard input, which is open as long as the
+coordinator needs the process. The answers are lines of JSON on standard output: the progress, and
+at the end of each job `done` or an error.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import sys
 import threading
+import traceback
 from typing import Final, TextIO
 
 from potluck.common.errors import PotluckError
 from potluck.server.reduce.training_job import TrainingJob, carry_out
 
-FAILED: Final = 3
-"""Exit code after a failure whose reason is in the last line of output."""
 _GONE: Final = 4
 
 
-def main() -> int:
-    """Carry out one job; return the exit code."""
+def main() -> None:
+    """Carry out jobs, until standard input is closed."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     # plug-ins may print, but the coordinator reads standard output
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    job = TrainingJob.model_validate_json(sys.stdin.readline())
-    threading.Thread(target=_leave_when_alone, daemon=True).start()
+    jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(jobs,), daemon=True).start()
+    while True:
+        _carry_out(TrainingJob.model_validate_json(jobs.get()), answers)
+
+
+def _carry_out(job: TrainingJob, answers: TextIO) -> None:
     try:
         carry_out(job, lambda share: _answer(answers, progress=share))
     except PotluckError as error:
         _answer(answers, error=error.message)
-        return FAILED
     except Exception as error:
+        traceback.print_exc()  # the coordinator's log shows this output
         text = " ".join(str(error).split())
         _answer(answers, error=f"unexpected {type(error).__name__}: {text}")
-        raise
-    return 0
+    else:
+        _answer(answers, done=True)
 
 
 def _answer(answers: TextIO, **values: float | str) -> None:
     answers.write(json.dumps(values) + "\n")
 
 
-def _leave_when_alone() -> None:
-    """End the process immediately when the coordinator has ended."""
-    while os.read(sys.stdin.fileno(), 1024):
-        pass
+def _read(jobs: queue.SimpleQueue[str]) -> None:
+    """Queue the jobs. End the process immediately, even during a job, when the coordinator has
+    ended or no longer needs the process."""
+    for line in sys.stdin:
+        jobs.put(line)
     os._exit(_GONE)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

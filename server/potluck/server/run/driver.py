@@ -153,6 +153,7 @@ class RunDriver:
             self._prepared.set()
             if self._loop is not None:
                 await self._loop.stop()
+            await self._services.training.close()
             if self._services.spans is not None:
                 self._services.spans.close()
             self.feed.close()

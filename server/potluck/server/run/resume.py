@@ -110,7 +110,7 @@ async def resume(
 
 async def _trace_clock(run_id: str, plan: RunPlan, services: RunServices) -> TraceClock | None:
     """Return the run's simulated time after its committed rounds; None without a trace."""
-    data = services.workplace.data_directory
+    data = services.training.workplace.data_directory
     clock = await in_thread(trace_clock, plan.run_file.virtual_clock, data)
     if clock is not None:
         committed: list[RoundRow] = await services.in_store(lambda store: store.rounds(run_id))

@@ -33,6 +33,7 @@ from potluck.server.plan.trace_clock import trace_clock
 from potluck.server.profiles.trust import Trust
 from potluck.server.reduce.audit.audit_records import why_not_audited
 from potluck.server.reduce.model_work import ModelWork
+from potluck.server.reduce.server_training import TrainingProcess
 from potluck.server.reduce.training_job import Workplace, public_inputs, public_labels
 from potluck.server.run.driver import RunDriver
 from potluck.server.service.archive import bias_records
@@ -111,7 +112,7 @@ class RunsUnderWay:
             note_commit=self._note_commit,
             pretrain=partial(self._pretrain, run_id, plan),
             offended=self._offended,
-            workplace=self._workplace(),
+            training=TrainingProcess(self._workplace()),
             trust=self._trust,
             sums=self.sums,
             observer=observer,

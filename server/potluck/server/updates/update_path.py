@@ -165,7 +165,7 @@ class OpenRounds(UpdatePath):
                     model,
                     kept,
                     base=run.models.current,
-                    workplace=run.services.workplace,
+                    process=run.services.training,
                     run_file=run.row.run_file,
                     round_number=run.machine.round,
                     progress=note,
