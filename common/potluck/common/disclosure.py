@@ -30,6 +30,12 @@ Adjacency = Literal["add-remove", "replace"]
 LEAST_EPSILON = 1e-6
 """Minimum of epsilon. A smaller value gives noise that exceeds any data set's counts."""
 
+SMALLEST_CLIP: Final = 1e-6
+"""Minimum bound on what one record or one client adds to a sum with noise. With a much smaller
+bound, rounding to float32 would change the noise and what the bound cuts off."""
+LARGEST_CLIP: Final = 1e6
+"""Maximum bound on what one record or one client adds to a sum with noise."""
+
 LEAST_HOSTS: Final = 5
 SMALLEST_LEAST_HOSTS: Final = 3
 """Smallest minimum number of hosts that may be set for a secure sum. With two hosts, each could

@@ -176,6 +176,8 @@ def test_undisclosed_sample_count_is_charged_as_a_power_of_two(
     [
         ({"unit": "client"}, ProtocolVersionError),
         ({"clip": 0.0}, ProtocolError),
+        ({"clip": 9e-7}, ProtocolError),
+        ({"clip": 1.1e6}, ProtocolError),
         ({"clip": float("nan")}, ProtocolError),
         ({"delta": 1.0}, ProtocolError),
         ({"noise_multiplier": -1.0}, ProtocolError),
@@ -343,7 +345,14 @@ def test_epsilon_admits_exactly_the_planned_trainings_and_answers(tmp_path: Path
 
 @pytest.mark.parametrize(
     "privacy",
-    [{"answer_clip": 0.0}, {"answers": 0}, {"answer_noise_multiplier": -1.0}, {"delta": 2.0}],
+    [
+        {"answer_clip": 0.0},
+        {"answer_clip": 9e-7},
+        {"answer_clip": 1.1e6},
+        {"answers": 0},
+        {"answer_noise_multiplier": -1.0},
+        {"delta": 2.0},
+    ],
 )
 def test_invalid_answer_noise_is_refused(tmp_path: Path, privacy: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):

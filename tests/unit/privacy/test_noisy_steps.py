@@ -15,6 +15,7 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
+from potluck.common.disclosure import LARGEST_CLIP, SMALLEST_CLIP
 from potluck.common.errors import ConfigurationError, TrainingError
 from potluck.common.names import ClientId
 from potluck.common.settings.local_training import LocalTraining
@@ -151,6 +152,39 @@ def test_gradient_with_a_tiny_and_a_huge_factor_is_clipped() -> None:
     """In float32, the squares of the tiny factor are zero and those of the huge one infinite."""
     gradients = OuterProducts(torch.full((1, 3), 1e-25), torch.full((1, 4), 1e26))
     assert float(gradients.norms()) == pytest.approx(10 * math.sqrt(12), rel=1e-5)
+
+
+@pytest.mark.parametrize("clip", [SMALLEST_CLIP, 1.0, LARGEST_CLIP])
+@pytest.mark.parametrize("left", [1e-45, 1e-40, 1e-30, 1.0, 1e20, 1e38])
+@pytest.mark.parametrize("right", [1e-45, 1e-25, 1.0, 1e27, 1e30, 1e38])
+def test_no_record_adds_more_than_the_clip(clip: float, left: float, right: float) -> None:
+    """Also if one factor of its gradient is near the smallest, and one near the largest float32."""
+    layer = nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    clipping = ClippingOptimizer(
+        optimizer, noise_multiplier=0.0, clip=clip, expected_batch=1.0, generator=None
+    )
+    backprops = torch.tensor([[left, 0.0, -left, left]])
+    layer.weight.grad_sample = OuterProducts(backprops, torch.tensor([[right, right, 0.0]]))  # type: ignore[assignment]
+    layer.bias.grad_sample = backprops  # type: ignore[assignment]
+    clipping.clip_and_accumulate()
+    added = torch.cat([each.summed_grad.double().flatten() for each in clipping.trained])
+    assert float(added.norm()) <= clip * (1 + 1e-5)
+
+
+def test_the_smallest_clip_has_noise_of_its_deviation() -> None:
+    layer = nn.Linear(300, 300)
+    clipping = ClippingOptimizer(
+        torch.optim.SGD(layer.parameters(), lr=1.0),
+        noise_multiplier=2.0,
+        clip=SMALLEST_CLIP,
+        expected_batch=1.0,
+        generator=torch.Generator().manual_seed(1),
+    )
+    for each in clipping.trained:
+        each.grad_sample, each.summed_grad = None, torch.zeros_like(each)
+    clipping.add_noise()
+    assert float(layer.weight.grad.double().std()) == pytest.approx(2e-6, rel=0.02)  # type: ignore[union-attr]
 
 
 def test_step_on_an_empty_batch_is_noise_of_the_granted_deviation() -> None:

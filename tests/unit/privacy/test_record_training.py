@@ -283,6 +283,12 @@ def test_batch_normalisation_is_refused_in_private_training_with_a_remedy() -> N
         RecordTraining().check(model, CrossEntropy(), SETTINGS)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_fewer_than_32_bits_are_refused_in_private_training(dtype: torch.dtype) -> None:
+    with pytest.raises(ConfigurationError, match=r"'0.weight' is torch.b?float16; use float32"):
+        RecordTraining().check(network().to(dtype), CrossEntropy(), SETTINGS)
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from potluck.common.disclosure import (
+    LARGEST_CLIP,
     LEAST_EPSILON,
     LEAST_HOSTS,
+    SMALLEST_CLIP,
     SMALLEST_LEAST_HOSTS,
     Adjacency,
     NoisyOrExact,
@@ -283,8 +285,8 @@ class PrivateUpdates(Settings):
     )
     clip: float = Field(
         default=1.0,
-        gt=0,
-        le=1e6,
+        ge=SMALLEST_CLIP,
+        le=LARGEST_CLIP,
         description="Maximum length of a record's gradient, or of a client's update (L2 norm\n"
         "over all tensors); longer vectors are scaled down. Larger: less is cut off, but more\n"
         "noise.",
@@ -332,8 +334,8 @@ class PrivateUpdates(Settings):
     )
     answer_clip: float = Field(
         default=4.0,
-        gt=0,
-        le=1e6,
+        ge=SMALLEST_CLIP,
+        le=LARGEST_CLIP,
         description="Maximum loss, or length of the gradient, of a record in an answer; larger\n"
         "values are scaled down. Larger: less is cut off, but more noise is added.",
     )

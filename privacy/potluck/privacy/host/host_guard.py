@@ -30,7 +30,7 @@ from potluck.client.private_training import (
 )
 from potluck.client.question import BoundedSums
 from potluck.client.training.plugin_options import json_object
-from potluck.common.disclosure import Weighting
+from potluck.common.disclosure import LARGEST_CLIP, SMALLEST_CLIP, Weighting
 from potluck.common.errors import (
     ConfigurationError,
     DataError,
@@ -342,27 +342,30 @@ def check_noise(asked: rpc.Privacy) -> None:
             "the host"
         )
     solves = not asked.noise_multiplier
-    numbers = [asked.clip, asked.delta, asked.epsilon if solves else asked.noise_multiplier]
+    numbers = [asked.delta, asked.epsilon if solves else asked.noise_multiplier]
     valid = all(math.isfinite(each) and each > 0 for each in numbers) and asked.delta < 1
+    valid = valid and SMALLEST_CLIP <= asked.clip <= LARGEST_CLIP
     valid = valid and 0 <= asked.counted_share <= 0.5 * whole
     valid = valid and not (solves and whole)  # noise on whole updates: the coordinator computes it
     if not valid or (solves and asked.trainings < 1):
         raise ProtocolError(
-            "the noise of a training is not valid: privacy needs clip, delta, and either "
-            "noise_multiplier or epsilon with trainings; set them in the run file"
+            f"the noise of a training is not valid: privacy needs clip (from {SMALLEST_CLIP:g} to "
+            f"{LARGEST_CLIP:g}), delta, and either noise_multiplier or epsilon with trainings; set "
+            "them in the run file"
         )
 
 
 def check_answer_noise(asked: rpc.Privacy) -> None:
     """Raise ProtocolError if the noise that a question asks for is not valid."""
     check_noise(asked)
-    noise = asked.answer_noise_multiplier
-    numbers = [asked.answer_clip, noise or asked.epsilon]
-    valid = all(math.isfinite(each) and each > 0 for each in numbers)
+    noise = asked.answer_noise_multiplier or asked.epsilon
+    valid = math.isfinite(noise) and noise > 0
+    valid = valid and SMALLEST_CLIP <= asked.answer_clip <= LARGEST_CLIP
     if not valid or asked.answers < 1 or asked.unit != RECORD:
         raise ProtocolError(
-            'the noise of an answer is not valid: privacy needs unit = "record", answer_clip, and '
-            "either answer_noise_multiplier or epsilon with answers; set them in the run file"
+            'the noise of an answer is not valid: privacy needs unit = "record", answer_clip (from '
+            f"{SMALLEST_CLIP:g} to {LARGEST_CLIP:g}), and either answer_noise_multiplier or "
+            "epsilon with answers; set them in the run file"
         )
 
 

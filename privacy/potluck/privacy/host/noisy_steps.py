@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from opacus import GradSampleModule
@@ -25,6 +25,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from potluck.common.errors import ConfigurationError, TrainingError
 from potluck.common.trainer import PrivateTraining
+
+_LONGEST_FACTOR: Final = 1e28
+"""Maximum L2 norm of a factor of `OuterProducts`. The other factor is scaled in float32, whose
+rounding near zero a longer factor would make larger than any clip."""
 
 _Sampler = Callable[[Any, list[Tensor], Tensor], dict[Any, Tensor]]
 
@@ -83,13 +87,15 @@ class OuterProducts:
     def norms(self) -> Tensor:
         """Return each record's L2 norm, n: the product of the norms of the factors.
 
-        In float64, no square of a small factor becomes zero and hides a large product.
+        It is infinite for a record with a factor longer than `_LONGEST_FACTOR`. In float64, no
+        square of a small factor becomes zero and hides a large product.
         """
         norms: list[Tensor] = [
             torch.linalg.vector_norm(each, dim=1, dtype=torch.float64)
             for each in (self.left, self.right)
         ]
-        return (norms[0] * norms[1]).to(self.left.dtype)
+        too_long = torch.maximum(*norms) > _LONGEST_FACTOR
+        return (norms[0] * norms[1]).masked_fill(too_long, math.inf).to(self.left.dtype)
 
     def without(self, spoilt: Tensor) -> OuterProducts:
         """Return the gradients with zeros for the records in the mask `spoilt`."""

@@ -79,8 +79,15 @@ class RecordTraining(PrivateLoop):
         self.check_model(model)
 
     def check_model(self, model: nn.Module) -> None:
-        """Raise ConfigurationError if a layer of the model mixes the records of a batch."""
+        """Raise ConfigurationError if a layer of the model mixes the records of a batch, or if
+        weights have fewer than 32 bits, which round too much of the clip and the noise."""
         model.train()
+        for name, each in model.named_parameters():
+            if each.requires_grad and torch.finfo(each.dtype).bits < 32:
+                raise ConfigurationError(
+                    f"the model is not compatible with [privacy]: weight '{name}' is "
+                    f"{each.dtype}; use float32, or remove [privacy]"
+                )
         errors = ModuleValidator.validate(model)
         if errors:
             text = " ".join(str(errors[0]).split())

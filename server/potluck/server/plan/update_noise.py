@@ -12,6 +12,7 @@ import math
 from dataclasses import replace
 from typing import Final
 
+from potluck.common.disclosure import LARGEST_CLIP, SMALLEST_CLIP
 from potluck.common.run_file.run_settings import PrivateUpdates
 from potluck.common.settings.plugins import integration
 from potluck.server.state import State
@@ -20,7 +21,6 @@ CLIP: Final = "privacy_clip"
 """Name of the bound on update norms in the strategy's state."""
 
 _RATE: Final = 0.2
-_SMALLEST, _LARGEST = 1e-6, 1e6
 
 
 def noise_multiplier(settings: PrivateUpdates, rounds: int) -> float:
@@ -57,4 +57,4 @@ def adapted(clip: float, within: float, settings: PrivateUpdates) -> float:
 
     within: noisy share of the updates with a norm of at most `clip`."""
     step = _RATE * (within - (settings.clip_quantile or 0.0))
-    return min(max(clip * math.exp(-min(max(step, -50.0), 50.0)), _SMALLEST), _LARGEST)
+    return min(max(clip * math.exp(-min(max(step, -50.0), 50.0)), SMALLEST_CLIP), LARGEST_CLIP)
