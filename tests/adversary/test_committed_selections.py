@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 import pytest
 from adversary.conftest import CLIENTS, Scene
 from adversary.proxy import Script
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.federation import until
 from support.sum_federation import host_of
 
+from potluck.client.disclosure.member_keys import key_of
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.server.store import RunState
 from potluck.verifiable.chain import Chain
@@ -32,6 +35,7 @@ from potluck.verifiable.documents import (
     Speaker,
     commitment_to,
     joint_seed,
+    receipt,
 )
 from potluck.verifiable.host.selection_report import SelectionReport
 
@@ -202,6 +206,53 @@ async def test_a_seed_without_the_share_of_a_host_is_refused_by_that_host(scene:
     assert row.state is RunState.FAILED
     said = told(scene, from_hosts=["host-0"])
     assert any("without the share that client 'client-0' revealed" in text for text in said), said
+
+
+@dataclass
+class Malformed(Script):
+    """A host that sends its commitment or its share in another form, and signs what it sends.
+
+    key: the member key of its client.
+    """
+
+    field: str
+    form: Callable[[str], str]
+    key: Ed25519PrivateKey
+    opening: bytes = b""
+
+    def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
+        if host == "host-0":
+            self.opening = message.instruction.selection.opening or self.opening
+        return [message]
+
+    def from_host(self, host: str, message: rpc.AttendRequest) -> Iterable[rpc.AttendRequest]:
+        found = message.answer.receipt if message.HasField("answer") else None
+        if host == "host-0" and found is not None and getattr(found, self.field):
+            setattr(found, self.field, self.form(getattr(found, self.field)))
+            if found.commitment:
+                sha256 = Opening.digest_of(self.opening)
+                found.signature = self.key.sign(receipt(sha256, "client-0", found.commitment))
+        return [message]
+
+
+@pytest.mark.parametrize(
+    ("field", "form"),
+    [
+        pytest.param("commitment", lambda _: "Z" * 64, id="commitment"),
+        pytest.param("share", lambda share: " ".join(textwrap.wrap(share, 2)), id="share"),
+    ],
+)
+async def test_a_malformed_answer_of_one_host_does_not_end_the_run(
+    scene: Scene, field: str, form: Callable[[str], str]
+) -> None:
+    key = key_of(scene.federation.members.root / "members", "client-0")
+    scene.liar.script = Malformed(field, form, key)
+    row = await scene.federation.finished(ONE_UPDATE)
+    assert row.state is RunState.FINISHED, row.reason
+    log = SelectionLog(scene.federation.coordinator.config.state_directory, row.run_id)
+    for attempt in log.attempts:
+        assert attempt.shares is not None
+        assert sorted(attempt.shares) == [f"client-{n}" for n in range(1, CLIENTS)]
 
 
 async def test_more_than_a_third_of_the_shares_can_not_be_dropped(scene: Scene) -> None:

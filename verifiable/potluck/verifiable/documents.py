@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Self, TypeVar
 
@@ -31,8 +32,9 @@ _PURPOSE: Final = "selection"
 
 SHARE_BYTES: Final = 32
 
-Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-Share = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+_HEX: Final = "[0-9a-f]{64}"
+Digest = Annotated[str, StringConstraints(pattern=f"^{_HEX}$")]
+Share = Digest
 _Signature = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{128})?$")]
 _Run = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
@@ -50,6 +52,11 @@ def digest(kind: str, *parts: bytes) -> str:
     for part in parts:
         hashed.update(len(part).to_bytes(8, "big") + part)
     return hashed.hexdigest()
+
+
+def is_digest(text: str) -> bool:
+    """Return True if a text has the form of a digest, a commitment or a share."""
+    return re.fullmatch(_HEX, text) is not None
 
 
 def genesis(run: str) -> str:

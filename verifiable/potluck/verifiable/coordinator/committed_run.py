@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
@@ -42,11 +41,10 @@ from potluck.verifiable.documents import (
     Outcome,
     Speaker,
     commitment_to,
+    is_digest,
     receipt,
 )
 from potluck.verifiable.draws import needs_times
-
-_HEX: Final = 2 * SHARE_BYTES
 
 
 class CommittedRun(SelectionRecord):
@@ -269,7 +267,8 @@ class CommittedRun(SelectionRecord):
 
         Raises BrokenSelectionError if the receipt is malformed, IdentityError if it has no valid
         signature of a member."""
-        if bool(found.commitment) != self._joint or len(found.commitment) not in (0, _HEX):
+        valid = is_digest(found.commitment) if self._joint else not found.commitment
+        if not valid:
             raise BrokenSelectionError("the host's commitment to a share of the seed is malformed")
         members = self._run.services.trust.members
         if members is not None:
@@ -347,8 +346,4 @@ class CommittedRun(SelectionRecord):
 
 def _opens(speaker: Speaker, opening: str, share: str) -> bool:
     """Return True if a speaker has committed to this share."""
-    try:
-        whole = len(bytes.fromhex(share)) == SHARE_BYTES and share == share.lower()
-    except ValueError:
-        return False
-    return whole and commitment_to(share, opening, speaker.client) == speaker.commitment
+    return is_digest(share) and commitment_to(share, opening, speaker.client) == speaker.commitment

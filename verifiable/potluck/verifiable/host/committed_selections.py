@@ -46,7 +46,7 @@ _MOST_RUNS: Final = 16
 
 
 class _KnownRun:
-    """The chain of one run, and its file. speaker: the client that speaks for this host."""
+    """The chain of one run, and its file. speaker: the client that received the last document."""
 
     def __init__(self, folder: Path, run: str) -> None:
         # The id comes from the coordinator, so it may not be a safe file name.
@@ -62,8 +62,7 @@ class _KnownRun:
         if chain is not self.chain:
             at = datetime.now(UTC).isoformat(timespec="seconds")
             self._file.add({kind: text.decode(), _CLIENT: client, "at": at})
-            self.chain = chain
-        self.speaker = client
+            self.chain, self.speaker = chain, client
 
 
 class CommittedSelections:
@@ -89,6 +88,7 @@ class CommittedSelections:
         with self._lock:
             known = self._known(instruction.run_id)
             chain = _with(known.chain, kind, text)
+            self._check_client(known, chain, instruction.client_id)
             if kind == _OPENING:
                 _require(
                     chain.opening is not None and chain.opening.round == instruction.round,
@@ -164,8 +164,22 @@ class CommittedSelections:
 
     # What a chain alone does not show ---------------------------------------------------------
 
+    def _check_client(self, known: _KnownRun, chain: Chain, client: str) -> None:
+        """Check that the documents of one attempt at a joint seed come to the same client.
+
+        Each client would have a share of its own. A coordinator that knew several shares of a host
+        could leave out any but one, and so choose among many seeds."""
+        same = chain.opening_sha256 == known.chain.opening_sha256
+        if same and chain.opening is not None and chain.opening.joint:
+            _require(
+                client == known.speaker,
+                f"client '{known.speaker}' already speaks for this host in this attempt, so client "
+                f"'{client}' can't",
+            )
+
     def _check_speakers(self, chain: Chain, client: str) -> None:
-        """Check that the host's commitment is listed unchanged, and that members signed theirs."""
+        """Check that the host's commitment is listed unchanged, that members signed theirs, and
+        that no host of the membership has two speakers."""
         assert chain.attendees is not None  # noqa: S101  # `attended` has set it
         speakers = {each.client: each for each in chain.attendees.speakers}
         mine = speakers.get(client)
@@ -178,6 +192,12 @@ class CommittedSelections:
             )
         for each in speakers.values():
             self._check_signature(chain.opening_sha256, each)
+        members = None if self._in_force is None else self._in_force.members
+        if members is not None:
+            hosts = [members.hosts[each] for each in speakers]
+            _require(
+                len(set(hosts)) == len(hosts), "the list of speakers has two clients of one host"
+            )
 
     def _check_signature(self, opening: str, speaker: Speaker) -> None:
         members = None if self._in_force is None else self._in_force.members
