@@ -124,6 +124,22 @@ async def test_lost_update_is_sent_again_without_training(scene: Scene) -> None:
         assert (await scene.fake.completed("a")).content == first.content
 
 
+async def test_update_that_the_owner_no_longer_allows_is_not_sent_again(
+    scene: Scene, tmp_path: Path
+) -> None:
+    model = scene.model()
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", model))
+        await scene.fake.completed("a")
+        await scene.fake.idle()
+    async with scene.host(disclosure={"updates": "private"}):
+        scene.fake.instruct(train_instruction("a", model))
+        answer = await scene.fake.answered("a")
+    assert answer.failure.reason == "DISCLOSURE_REFUSED"
+    assert len(scene.fake.headers) == 1
+    assert list((tmp_path / "state" / "updates").iterdir()) == []
+
+
 async def test_interrupted_download_resumes_at_its_offset(scene: Scene) -> None:
     content = np.random.default_rng(0).bytes(1 << 20)
     broken = scene.fake.offer(content)

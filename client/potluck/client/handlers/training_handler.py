@@ -39,6 +39,7 @@ from potluck.client.transfer.saved_updates import KeptUpdate, update_record
 from potluck.client.transfer.upload import deliver
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import (
+    DisclosureRefusedError,
     PluginError,
     PotluckError,
     ProtocolError,
@@ -82,11 +83,12 @@ async def train(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
     """
     instruction, update_id = active.instruction, active.instruction.id
     await asyncio.to_thread(context.selections.check, instruction)
+    weighting = _check_policy(context, instruction)
     kept = _kept(context, active)
     fresh = kept is None
     try:
         if kept is None:
-            kept = await _make_update(context, active)
+            kept = await _make_update(context, active, weighting)
         if instruction.train.HasField("before_upload"):
             return _offer(context, instruction, kept)
         if kept.offer:  # updates without an offer have already been logged
@@ -134,6 +136,23 @@ def permitted_weighting(policy: DisclosurePolicy, client: str, work: rpc.Train) 
     return weighting
 
 
+def _check_policy(context: HandlerContext, instruction: rpc.Instruction) -> Weighting:
+    """Return how the number of samples is disclosed with the update.
+
+    Raises DisclosureRefusedError if the owner's policy forbids the update or its offer. It then
+    drops an update that was made under an earlier policy.
+    """
+    work, client = instruction.train, instruction.client_id
+    try:
+        weighting = permitted_weighting(context.policy, client, work)
+        if work.HasField("before_upload"):
+            check_question(context.policy, client, work.before_upload.kind)
+    except DisclosureRefusedError:
+        context.updates.drop(instruction.id)
+        raise
+    return weighting
+
+
 def _kept(context: HandlerContext, active: ActiveInstruction) -> KeptUpdate | None:
     """Return the update that the instruction asks for; None if it has not been made yet."""
     kept = context.updates.find(active.instruction.id)
@@ -148,11 +167,10 @@ def _kept(context: HandlerContext, active: ActiveInstruction) -> KeptUpdate | No
     return None
 
 
-async def _make_update(context: HandlerContext, active: ActiveInstruction) -> KeptUpdate:
+async def _make_update(
+    context: HandlerContext, active: ActiveInstruction, weighting: Weighting
+) -> KeptUpdate:
     instruction, work = active.instruction, active.instruction.train
-    weighting = permitted_weighting(context.policy, instruction.client_id, work)
-    if work.HasField("before_upload"):
-        check_question(context.policy, instruction.client_id, work.before_upload.kind)
     async with contextlib.AsyncExitStack() as stack:
         model = await stack.enter_async_context(context.model(active, work.model, work.task))
         if is_masked(work):
