@@ -186,9 +186,12 @@ def outcome(
     answers: Sequence[Answers] = (),
     *,
     judgement: Judgement | None = None,
+    samples: ArrayLike = (),
     **reports: ArrayLike,
 ) -> RoundOutcome:
-    """Return the outcome of a round in which every selected client sent an update after 1 s."""
+    """Return the outcome of a round in which every selected client sent an update after 1 s.
+
+    samples: numbers of samples of all clients of the roster."""
     judgement = judgement or Judgement()
     return RoundOutcome(
         round=number,
@@ -196,6 +199,7 @@ def outcome(
         included=selection.rows[~np.isin(selection.rows, list(judgement.set_aside))],
         facts=facts(selection.rows, number),
         judgement=judgement,
+        samples=np.asarray(samples, dtype=np.int64),
         seconds=np.ones(len(selection.rows)),
         reports={name: np.asarray(values, dtype=np.float64) for name, values in reports.items()},
         answers=answers,

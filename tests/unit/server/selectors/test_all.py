@@ -334,7 +334,8 @@ def test_clients_that_join_later_can_be_selected(name: str) -> None:
     for number, federation in ((1, small), (2, grown), (3, grown)):
         selection, answers = played(selector, state, context(federation, 12, number=number))
         assert sorted(selection.rows.tolist()) == list(range(len(federation)))
-        state = through_the_store(selector.observe(state, outcome(number, selection, answers)))
+        ended = outcome(number, selection, answers, samples=grown.samples)  # joined during round 1
+        state = through_the_store(selector.observe(state, ended))
 
 
 @every

@@ -82,9 +82,10 @@ def relative_samples(samples: NDArray[np.int64], clients: int) -> Floats:
     """Return each client's number of samples, divided by the mean of the known numbers; 1 if
     unknown.
 
-    samples: up to `clients` numbers, 0 if unknown.
+    samples: numbers in roster order, 0 if unknown. They may lack some of the `clients`, or include
+    further ones that joined after a state was made.
     """
-    numbers = np.zeros(clients)
+    numbers = np.zeros(max(clients, len(samples)))
     numbers[: len(samples)] = samples
     known = numbers > 0
     return np.where(known, numbers / numbers[known].mean() if known.any() else 1.0, 1.0)
