@@ -312,6 +312,10 @@ def test_holm_correction_equals_hand_computed_values() -> None:
     }  # fmt: skip
 
 
+def test_comparisons_without_a_test_count_in_holm_correction() -> None:
+    assert holm({"a": 0.01, "b": None, "c": 0.4}) == {"a": pytest.approx(0.03), "c": 0.8}
+
+
 # Contests --------------------------------------------------------------------------------------
 
 

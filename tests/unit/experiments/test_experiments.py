@@ -31,7 +31,7 @@ from potluck.experiments.grid.label_mix import LabelMixes
 from potluck.experiments.grid.local_cells import BYTES_PER_PROCESS, jobs_for
 from potluck.experiments.grid.results import CellResult, ResultsFolder, RoundResult, Timings
 from potluck.experiments.presets import preset_named, preset_names, preset_run_file
-from potluck.experiments.reports.experiment_summary import paired_test, summarise
+from potluck.experiments.reports.experiment_summary import PairedTest, paired_test, summarise
 from potluck.experiments.reports.plots import (
     held,
     included_matrix,
@@ -380,6 +380,11 @@ def test_paired_test_without_enough_pairs_gives_no_p_value() -> None:
     assert one is not None
     assert same is not None
     assert (one.p, same.p) == (None, None)
+
+
+def test_arms_with_equal_values_in_all_seeds_have_p_1() -> None:
+    found = paired_test({"0": 0.7, "1": 0.8}, {"0": 0.7, "1": 0.8})
+    assert found == PairedTest(pairs=2, difference=0.0, low=0.0, high=0.0, p=1.0)
 
 
 def test_arms_are_compared_with_the_baseline_of_the_same_column() -> None:

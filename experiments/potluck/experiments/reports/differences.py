@@ -56,7 +56,7 @@ def differences(
         for name, of in values.items()
         if name != baseline and (test := paired_test(of, values[baseline])) is not None
     }
-    corrected = holm({name: test.p for name, test in tests.items() if test.p is not None})
+    corrected = holm({name: test.p for name, test in tests.items()})
     partial = {arm.name for arm in contest.arms if (measure, reading) in arm.partial}
     return {
         name: Difference(

@@ -150,12 +150,18 @@ def _arm(
 
 
 def paired_test(values: Mapping[str, float], baseline: Mapping[str, float]) -> PairedTest | None:
-    """Compare two arms over their common seeds; None if they have no common seed."""
+    """Compare two arms over their common seeds; None if they have no common seed.
+
+    Arms with equal values in all seeds have p = 1. No test is possible with one seed, with a value
+    that isn't finite, or if the difference is the same in all seeds.
+    """
     seeds = [seed for seed in values if seed in baseline]
     if not seeds:
         return None
     differences = np.array([values[seed] - baseline[seed] for seed in seeds])
     mean, count = float(differences.mean()), len(differences)
+    if count > 1 and not differences.any():
+        return PairedTest(pairs=count, difference=0.0, low=0.0, high=0.0, p=1.0)
     if count < 2 or not np.isfinite(differences).all() or float(np.ptp(differences)) < 1e-12:
         return PairedTest(pairs=count, difference=mean, low=None, high=None, p=None)
     error = float(differences.std(ddof=1)) / math.sqrt(count)

@@ -96,11 +96,16 @@ def _friedman(ranks: np.ndarray) -> float | None:
     return float(stats.friedmanchisquare(*ranks.T).pvalue)
 
 
-def holm(values: Mapping[Name, float]) -> dict[Name, float]:
-    """Return the p values of several tests after Holm's correction, by the tests' names."""
+def holm(values: Mapping[Name, float | None]) -> dict[Name, float]:
+    """Return the p values of several comparisons after Holm's correction, by name.
+
+    values: p by name; None for a comparison that no test is possible for, which counts as one of
+    the comparisons, and gets no p.
+    """
+    known = [(name, p) for name, p in values.items() if p is not None]
     corrected: dict[Name, float] = {}
     largest = 0.0
-    for place, name in enumerate(sorted(values, key=lambda name: values[name])):
-        largest = max(largest, min(1.0, (len(values) - place) * values[name]))
+    for place, (name, p) in enumerate(sorted(known, key=lambda each: each[1])):
+        largest = max(largest, min(1.0, (len(values) - place) * p))
         corrected[name] = largest
     return corrected

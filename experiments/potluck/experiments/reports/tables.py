@@ -325,9 +325,9 @@ def _tested(test: PairedTest | None) -> tuple[str, str]:
 def _corrected(summary: Summary) -> dict[int, str]:
     """Return p values by arm index, after Holm's correction over tests against one baseline."""
     named = summary.experiment.reading.baseline
-    families: dict[tuple[str, ...], dict[int, float]] = {}
+    families: dict[tuple[str, ...], dict[int, float | None]] = {}
     for number, arm in enumerate(summary.arms):
-        if arm.test is not None and arm.test.p is not None:
+        if arm.test is not None:
             family = tuple(value for axis, value in arm.labels.items() if axis not in named)
             families.setdefault(family, {})[number] = arm.test.p
     return {
