@@ -336,6 +336,14 @@ def test_reading_of_a_cell_is_the_mean_of_its_last_evaluations() -> None:
     assert reached(found, "accuracy", 0.6) is None
 
 
+def test_infinite_loss_is_no_number_and_not_that_of_an_earlier_round() -> None:
+    found = rounds(0.5, 0.5, 0.5)  # their losses are infinite
+    found[0] = found[0].model_copy(update={"loss": 0.3})
+    assert math.isnan(reading_of(found, "loss", 1))
+    assert best_of(found, "loss") == (1, 0.3)
+    assert math.isnan(reading_of(rounds(None), "loss", 1))
+
+
 def test_cell_without_an_evaluation_is_a_dash_in_the_table() -> None:
     found = [result("uniform", "0.1", 0, 0.5), result("dc", "0.1", 0, None)]
     assert "nan" not in markdown(summarise(experiment(), found, missing=0))

@@ -33,16 +33,24 @@ MEASURES = {
 def evaluations(
     rounds: Sequence[RoundResult], metric: str, *, partial: bool = True
 ) -> list[tuple[int, float]]:
-    """Return (round, value) of each evaluation of the model.
+    """Return (round, value) of each evaluation of the model; NaN for a loss that was infinite.
 
     metric: a metric or `WORST_TENTH`. partial: True to include evaluations over fewer clients than
     the run requires.
     """
     return [
-        (each.round, float(value))
+        (each.round, value)
         for each in rounds
-        if (value := getattr(each, metric)) is not None and (partial or not each.is_partial(metric))
+        if (value := _value(each, metric)) is not None and (partial or not each.is_partial(metric))
     ]
+
+
+def _value(found: RoundResult, metric: str) -> float | None:
+    """Return a round's metric; None if the model was not evaluated."""
+    value: float | None = getattr(found, metric)
+    if value is None and metric == "loss" and found.accuracy is not None:
+        return math.nan  # an infinite loss is not stored
+    return value
 
 
 def reading_of(rounds: Sequence[RoundResult], metric: str, last: int) -> float:
@@ -63,7 +71,7 @@ def best_of(rounds: Sequence[RoundResult], metric: str) -> tuple[int, float] | N
     better than that of a run that has to choose its model without them.
     """
     sign = -1.0 if metric == "loss" else 1.0
-    whole = evaluations(rounds, metric, partial=False)
+    whole = [each for each in evaluations(rounds, metric, partial=False) if not math.isnan(each[1])]
     return max(whole, key=lambda each: sign * each[1], default=None)
 
 
@@ -143,7 +151,7 @@ def common_budget(cells: Sequence[CellResult], spent: Spent, metric: str) -> flo
             (
                 cost
                 for each, cost in zip(cell.rounds, total, strict=True)
-                if getattr(each, metric) is not None
+                if _value(each, metric) is not None
             ),
             0.0,
         )

@@ -240,11 +240,15 @@ def _spreads(
             f"no spread over clients is shown for round {key.round}: only {len(found)} clients "
             f"have measured the model, but evaluation.least_group is {settings.least_group}"
         )
-    return spreads(
-        [each.means() for each in found],
-        plan.measures or CLASSIFICATION,
-        least_group=settings.least_group,
-    )
+    means = [each.means() for each in found]
+    finite = {
+        name: measure
+        for name, measure in (plan.measures or CLASSIFICATION).items()
+        if all(
+            name in each or not of.counted.get(name) for each, of in zip(means, found, strict=True)
+        )
+    }
+    return spreads(means, finite, least_group=settings.least_group)
 
 
 def _answered(

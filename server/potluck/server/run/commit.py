@@ -91,13 +91,19 @@ async def evaluate(run: Run) -> None:
     spreads: dict[str, Spread] = {}
     coverage: dict[str, Coverage] = {}
     if counts is not None:
-        coverage = {name: Coverage(samples=counts.counted[name]) for name in metrics}
+        coverage = {name: Coverage(samples=of) for name, of in counts.counted.items() if of}
     for subject in wanted:
         found = await _on_clients(run, model, subject)
         if on_clients or subject is not MeasuredModel.ROUND:
             metrics |= found.metrics
             coverage |= found.coverage
         spreads |= found.spreads
+    infinite = sorted(name for name, of in coverage.items() if of.samples and name not in metrics)
+    if infinite:
+        run.record.warn(
+            f"round {run.machine.round}: infinite, so not shown: {', '.join(infinite)}; the model "
+            "may have diverged: lower training.learning_rate"
+        )
     run.models.result = replace(
         run.models.result, metrics=metrics, spreads=spreads, coverage=coverage
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -13,7 +14,7 @@ from potluck.rpc.v1.coordinator_pb2 import Answer
 from potluck.server.hosts import held_out_evaluation
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.held_out_evaluation import HeldOut, evaluate_on_clients
-from potluck.server.plan.plan import draw_up
+from potluck.server.plan.plan import RunPlan, draw_up
 from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import AttemptKey
 
@@ -22,10 +23,10 @@ PLAN = draw_up(
 )
 
 
-def counts(correct: int, wrong: int) -> Answer:
+def counts(correct: int, wrong: int, loss_sum: float = 1.0) -> Answer:
     confusion = [0] * 100
     confusion[0], confusion[1] = correct, wrong
-    return Answer(evaluation=rpc.EvaluationCounts(loss_sum=1.0, confusion=confusion))
+    return Answer(evaluation=rpc.EvaluationCounts(loss_sum=loss_sum, confusion=confusion))
 
 
 def failure(reason: str) -> Answer:
@@ -33,7 +34,11 @@ def failure(reason: str) -> Answer:
 
 
 async def evaluated(
-    answers: dict[str, Answer], clients: str, monkeypatch: pytest.MonkeyPatch, away: str = ""
+    answers: dict[str, Answer],
+    clients: str,
+    monkeypatch: pytest.MonkeyPatch,
+    away: str = "",
+    plan: RunPlan = PLAN,
 ) -> tuple[HeldOut, list[str]]:
     """Return the outcome and the notices of `clients`, of which only those in `answers` answer."""
 
@@ -44,7 +49,7 @@ async def evaluated(
     notices: list[str] = []
     found = await evaluate_on_clients(
         Attendance(time.monotonic),
-        PLAN,
+        plan,
         AttemptKey("run", 3, 1),
         ModelVersion(blake3="a" * 64, size=10, renditions=()),
         list(clients),
@@ -94,3 +99,19 @@ async def test_clients_without_held_out_samples_are_not_reported_as_missing(
     assert found.coverage["loss"] == Coverage(clients=1, asked=1, samples=2)
     none: Any = await evaluated({"c": failure("NOTHING_HELD_OUT")}, "c", monkeypatch)
     assert none == (HeldOut(), [])
+
+
+async def test_no_spread_of_the_loss_is_shown_if_that_of_a_client_is_infinite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the worst clients would be missing in the worst tenth."""
+    text = 'rounds = 1\ntask = {name = "digits"}\nevaluation = {spread = true, least_group = 3}\n'
+    plan = draw_up(text, source="run.toml")
+    answers = {client: counts(9, 1) for client in "abcd"}
+    found, _ = await evaluated(answers, "abcd", monkeypatch, plan=plan)
+    assert set(found.spreads) == {"accuracy", "loss", "weighted_f1"}
+    answers["d"] = counts(1, 9, loss_sum=math.inf)
+    found, _ = await evaluated(answers, "abcd", monkeypatch, plan=plan)
+    assert set(found.spreads) == {"accuracy", "weighted_f1"}
+    assert "loss" not in found.metrics
+    assert found.coverage["loss"].clients == 4
