@@ -132,6 +132,20 @@ async def test_spread_weights_every_client_equally(
         assert line
 
 
+async def test_models_that_hosts_fetch_for_evaluation_are_counted(
+    federation: SumFederation,
+) -> None:
+    run_file = "seed = 9" + RUN_FILE.format(clients=CLIENTS, group=5, central="false")
+    row = await federation.finished(run_file)
+    found = [each.committed for each in await events(federation, row.run_id)]
+    rounds = [each for each in found if each.round]
+    models = federation.folder / "coordinator" / "models"
+    size = (models / f"{rounds[-1].model_blake3}.safetensors").stat().st_size
+    fetched = [CLIENTS] * len(rounds)
+    fetched[0] += len(rounds[0].members)  # the initial model, for training
+    assert [each.bytes_down for each in rounds] == [size * count for count in fetched]
+
+
 async def test_coordinator_keeps_no_metric_of_a_single_client(federation: SumFederation) -> None:
     """Search the coordinator's disk, its database and its metrics."""
     _, committed = await last_round(

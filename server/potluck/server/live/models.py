@@ -140,8 +140,16 @@ class Models:
     @property
     def digests(self) -> set[str]:
         """Digests of the models' files, which must not be deleted now."""
+        return {digest for model in self._models() for digest in model.digests}
+
+    def encoding_of(self, blake3: str) -> Encoding:
+        """Return the encoding of one of the models' files; float32 for other files."""
+        found = (each for each in self._models() if blake3 in each.digests)
+        return next(found, self.current).encoding_of(blake3)
+
+    def _models(self) -> list[ModelVersion]:
         models = (self.current, self._before, self.result.model)
-        return {digest for model in models if model is not None for digest in model.digests}
+        return [model for model in models if model is not None]
 
     def whole(self, blake3: str) -> ModelVersion:
         """Return a model by its digest, to be sent as one complete file. Raises NotFoundError."""

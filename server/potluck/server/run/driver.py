@@ -100,10 +100,6 @@ class RunDriver:
 
     # Files ------------------------------------------------------------------------------------
 
-    def serves(self, blake3: str) -> bool:
-        """Return True if hosts may fetch the file with this digest for this run."""
-        return self._loop is not None and self._loop.serves(blake3)
-
     def files_in_use(self) -> set[str]:
         """Return the digests of files that must not be deleted now; empty once the run has ended,
         because the retention settings then decide."""
@@ -114,7 +110,7 @@ class RunDriver:
         file."""
         if self._run is not None:
             self._run.updates.bytes_down += sent
-            encoding = self._run.models.current.encoding_of(blake3)
+            encoding = self._run.models.encoding_of(blake3)
             self._services.observer.sent(encoding, sent)
 
     # Driving ----------------------------------------------------------------------------------

@@ -42,13 +42,6 @@ class RoundLoop:
 
     # Files ------------------------------------------------------------------------------------
 
-    def serves(self, blake3: str) -> bool:
-        """Return True if hosts may fetch the file with this digest now."""
-        served = self.run.models.current.digests | self._training.auxiliaries.digests
-        return blake3 in served or any(
-            blake3 == row.model_blake3 for row in self.run.updates.late.awaited
-        )
-
     def files_in_use(self) -> set[str]:
         """Return the digests of files that must not be deleted now."""
         run = self.run

@@ -266,7 +266,7 @@ class RunsUnderWay:
         if not sent:
             return
         for driver in self._drivers.values():
-            if driver.serves(blake3):
+            if blake3 in driver.files_in_use():
                 driver.count_down(blake3, sent)
                 return
 
