@@ -197,3 +197,8 @@ async def test_client_that_requires_a_larger_group_is_excluded_with_a_remedy(
         assert "set evaluation.least_group = 20 in the run file" in left_out.trouble
         rounds = await call(lambda store: store.rounds(row.run_id))
         assert [each.spreads["accuracy"].clients for each in rounds] == [5, 5]
+        async with federation.operator() as operator:
+            [shown] = [each for each in await operator.list_runs() if each.run_id == row.run_id]
+        watched = await events(federation, row.run_id)
+        for status in (shown, watched[0].status, watched[-1].status):
+            assert status.left_out.startswith("1 client excluded: client 'client-5'"), status

@@ -304,7 +304,7 @@ class RunStatus(_message.Message):
     seed: _builtins.int
     """Seed of the run."""
     left_out: _builtins.str
-    """Clients that can't take part, how many and why; empty where all can, and when the run is over."""
+    """Clients that can't take part, or couldn't when the run ended: how many and why; empty where all can."""
     initial_model_blake3: _builtins.str
     """BLAKE3 digest of the model before round 1; empty before there is one."""
     @_builtins.property

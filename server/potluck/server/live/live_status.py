@@ -25,9 +25,7 @@ def publish_status(run: Run) -> None:
 
 def status(run: Run) -> operator_pb2.RunStatus:
     """Return the state of the run."""
-    under_way = run.row.state in (RunState.WAITING, RunState.RUNNING)
-    left_out = run.selecting.left_out.summary() if under_way else ""
-    return run_status(run.row, waiting(run), left_out)
+    return run_status(run.row, waiting(run), run.selecting.left_out.summary())
 
 
 def waiting(run: Run) -> operator_pb2.Waiting | None:

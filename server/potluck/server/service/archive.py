@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -14,6 +14,7 @@ from potluck.common.disclosure import LABEL_COUNTS
 from potluck.common.errors import NotFoundError, StorageError
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.attendance import Attendance
+from potluck.server.machine.troubles import LeftOutClients
 from potluck.server.plan.plan import RunPlan, draw_up
 from potluck.server.profiles.collect import Profiling, stored_profiles
 from potluck.server.profiles.trust import Trust
@@ -114,6 +115,14 @@ class Archive:
         """Return all runs or one page of them, newest first, including pre-training runs."""
         rows: list[RunRow] = await self._in_store(partial(Store.runs, before=before, limit=limit))
         return rows
+
+    async def left_out(self, run_ids: Sequence[str]) -> Mapping[str, str]:
+        """Return a text about the clients that are excluded from these runs, with the reasons, by
+        run; nothing for runs without any."""
+        found: dict[str, dict[str, str]] = await self._in_store(
+            lambda store: store.troubles(run_ids)
+        )
+        return {run_id: LeftOutClients(troubles=of).summary() for run_id, of in found.items()}
 
     async def clients(self, *, after: str = "", limit: int | None = None) -> list[ClientRow]:
         """Return all known clients, or one page of them."""

@@ -222,7 +222,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         before = None if not request.page_token else _number(request.page_token)
         size = request.page_size or None
         rows = await self._archive.runs(before=before, limit=size)
-        shown = [self._status(row) for row in rows if not is_pretraining(row.run_id)]
+        shown = await self._statuses([row for row in rows if not is_pretraining(row.run_id)])
         more = str(rows[-1].number) if size is not None and len(rows) == size else ""
         lost = [] if before is not None else self._archive.lost.values()
         return operator_pb2.ListRunsResponse(runs=shown, next_page_token=more, lost=lost)
@@ -269,7 +269,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
             # Register the watcher before reading the store: rounds may come twice, but none is
             # missed.
             row = await self._archive.run(run_id)
-            status = self._status(row)
+            [status] = await self._statuses([row])
             yield Event(status=status)
             waiting = status.waiting
             sent = min(request.after_round, row.committed_rounds)
@@ -299,15 +299,22 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                 elif event.committed.round > sent:
                     sent = event.committed.round
                     yield event
-            yield Event(status=self._status(await self._archive.run(run_id)))
+            [status] = await self._statuses([await self._archive.run(run_id)])
+            yield Event(status=status)
         finally:
             if driver is not None and watcher is not None:
                 driver.feed.unwatch(watcher)
 
-    def _status(self, row: RunRow) -> operator_pb2.RunStatus:
+    async def _statuses(self, rows: Sequence[RunRow]) -> list[operator_pb2.RunStatus]:
+        """Return the states of runs; those that have ended with the clients excluded from them."""
+        ended = [row.run_id for row in rows if self._runs.driver(row.run_id) is None]
+        left_out = await self._archive.left_out(ended) if ended else {}
+        return [self._status(row, left_out.get(row.run_id, "")) for row in rows]
+
+    def _status(self, row: RunRow, left_out: str = "") -> operator_pb2.RunStatus:
         driver = self._runs.driver(row.run_id)
         if driver is None:
-            return run_status(row)
+            return run_status(row, left_out=left_out)
         status = driver.status()
         pretraining = self._runs.driver(pretraining_id(row.run_id))
         if pretraining is not None:

@@ -151,6 +151,22 @@ class Clients(Part):
             found = [_read_left_out(row) for row in read_rows(connection, query)]
         return sorted(found, key=lambda client: client.client_id)
 
+    def troubles(self, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return why clients are excluded from these runs, by run and client, both sorted."""
+        table = schema.left_out
+        query = (
+            select(table.c.run_id, table.c.client_id, table.c.trouble)
+            .where(table.c.run_id.in_(run_ids))
+            .order_by(table.c.run_id, table.c.client_id)
+        )
+        found: dict[str, dict[str, str]] = {}
+        with self._database.transaction() as connection:
+            for row in read_rows(connection, query):
+                found.setdefault(str(row["run_id"]), {})[str(row["client_id"])] = str(
+                    row["trouble"]
+                )
+        return found
+
 
 def _counts(connection: Connection, first: str, last: str) -> dict[str, tuple[int, int]]:
     """Return how often each client from id `first` to id `last` was selected and included."""
