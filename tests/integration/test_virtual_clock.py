@@ -72,7 +72,10 @@ async def test_clients_report_simulated_durations_and_utilities(tmp_path: Path) 
 
 
 async def test_simulated_duration_decides_which_clients_are_late(tmp_path: Path) -> None:
-    """All six clients are selected for four places; three meet the deadline."""
+    """All six clients are selected for four places; three meet the deadline.
+
+    A round that needs only two updates has them before the deadline.
+    """
     in_order = sorted((simulated(f"client-{k}", 1), f"client-{k}") for k in range(CLIENTS))
     deadline = (in_order[2][0] + in_order[3][0]) / 2
     async with profile_federation(
@@ -90,11 +93,18 @@ async def test_simulated_duration_decides_which_clients_are_late(tmp_path: Path)
     ) as federation:
         run_id = await federation.start_run("expected_clients=6")
         await federation.finished(run_id)
-        [kept] = await federation.history(run_id)
-    [row] = members(federation, run_id)
-    included = {member.client_id for member in row if member.state is MemberState.INCLUDED}
-    assert included == {client for _, client in in_order[:3]}
-    assert kept.seconds == pytest.approx(deadline)
+        [missed] = await federation.history(run_id)
+        enough = await federation.start_run(
+            "expected_clients=6", "clients_per_round=2", "round.over_selection=4"
+        )
+        await federation.finished(enough)
+        [kept] = await federation.history(enough)
+    for number, each in ((3, run_id), (2, enough)):
+        [row] = members(federation, each)
+        included = {member.client_id for member in row if member.state is MemberState.INCLUDED}
+        assert included == {client for _, client in in_order[:number]}
+    assert missed.seconds == pytest.approx(deadline)
+    assert kept.seconds == pytest.approx(in_order[1][0])
 
 
 async def test_cohorts_and_durations_follow_a_trace_exactly(tmp_path: Path) -> None:

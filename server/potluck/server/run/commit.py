@@ -317,14 +317,16 @@ def _round_seconds(run: Run, included: Sequence[str]) -> float:
 
 def _simulated_seconds(run: Run, included: Sequence[str]) -> float:
     """Return the round's duration on a virtual clock; 0 on a real clock. included: clients whose
-    update arrived in time."""
+    update arrived in time.
+
+    The round ends with the last update that it waits for. It lasts the whole deadline only if fewer
+    updates arrived in time.
+    """
     if not run.plan.run_file.virtual_clock.enabled:
         return 0.0
-    updates = run.updates.received
-    came = [updates[c].row.seconds if c in included else math.nan for c in run.attempt.cohort]
-    seconds = np.array(came)
-    everybody = not np.isnan(seconds).any()
-    return float(np.nanmax(seconds)) if everybody else _deadline(run.plan, seconds)
+    seconds = np.array([run.updates.received[client].row.seconds for client in included])
+    enough = len(included) >= run.machine.cohort.wanted
+    return float(seconds.max()) if enough else _deadline(run.plan, seconds)
 
 
 def _announce(run: Run, row: RoundRow) -> None:
