@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,6 +40,7 @@ class Diurnal:
 def diurnal_trace(of: Diurnal) -> AvailabilityTrace:
     """Return the trace of a population; equal options give equal traces. Pure.
 
+    A night that is under way when the trace ends continues at its start, because the trace repeats.
     Each client has its own random generator: client-3 is the same among 10 or 1,000 clients.
     """
     horizon = of.days * DAY
@@ -47,17 +49,37 @@ def diurnal_trace(of: Diurnal) -> AvailabilityTrace:
         generator = np.random.default_rng((of.seed, number))
         speed = round(float(np.exp(of.speed_spread * generator.standard_normal())), 4)
         zone = int(generator.integers(of.zones)) * _ZONE_HOURS / of.zones
-        own: list[TraceSpan] = []
+        nights: list[tuple[int, int]] = []
         for day in range(of.days):
             begin_hour, length, drawn = (
                 22.0 + zone + of.spread * generator.standard_normal(),
                 of.hours + of.spread * generator.standard_normal(),
                 generator.random(),
             )
-            start = day * DAY + round(3600 * (begin_hour % 24))
-            end = min(start + max(_SHORTEST, round(3600 * length)), horizon)
-            start = max(start, int(own[-1].end) if own else 0)
-            if drawn >= of.skipped and start < end:
-                own.append(TraceSpan(start, end, max(speed, 0.0001)))
-        spans[f"client-{number}"] = own
+            if drawn >= of.skipped:
+                start = day * DAY + round(3600 * begin_hour)
+                nights.append((start, start + max(_SHORTEST, round(3600 * length))))
+        speed = max(speed, 0.0001)
+        spans[f"client-{number}"] = [
+            TraceSpan(start, end, speed) for start, end in _repeated(nights, horizon)
+        ]
     return AvailabilityTrace.lasting(spans, horizon)
+
+
+def _repeated(nights: Iterable[tuple[int, int]], horizon: int) -> list[tuple[int, int]]:
+    """Return the begin and end of each time in [0, horizon) that is in a night, if the nights
+    repeat after `horizon` seconds; sorted, without overlaps."""
+    parts: list[tuple[int, int]] = []
+    for begin, end in nights:
+        start = begin % horizon
+        stop = start + min(end - begin, horizon)
+        parts.append((start, min(stop, horizon)))
+        if stop > horizon:
+            parts.append((0, stop - horizon))
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(parts):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
+        else:
+            merged.append((start, stop))
+    return merged

@@ -55,14 +55,35 @@ def test_generated_trace_is_reproducible_and_read_back_unchanged(of: Diurnal) ->
 
 
 def test_generated_trace_of_a_client_is_independent_of_the_population_size() -> None:
-    few, many = (diurnal_trace(Diurnal(clients=clients, zones=4)) for clients in (3, 30))
-    assert {client: many.spans[client] for client in few.spans} == few.spans
+    few, many = (available(diurnal_trace(Diurnal(clients=count, zones=4))) for count in (3, 30))
+    assert {client: many[client] for client in few} == few
 
 
 def test_generated_nights_start_at_ten_in_the_evening_of_the_time_zone() -> None:
+    """The last night of the zone without an offset continues at the start of the trace."""
     trace = diurnal_trace(Diurnal(clients=400, days=2, spread=0.0, zones=2, skipped=0.0))
-    hours = {span.start % DAY / 3600 for own in trace.spans.values() for span in own if span.speed}
-    assert hours == {22.0, 10.0}
+    hours = {
+        tuple((start / 3600, end / 3600) for start, end in own) for own in available(trace).values()
+    }
+    assert hours == {((0, 6), (22, 30), (46, 48)), ((10, 18), (34, 42))}
+
+
+@pytest.mark.parametrize("days", [1, 2, 7])
+@pytest.mark.parametrize("zones", [1, 4, 24])
+def test_generated_clients_are_available_in_eight_hours_of_nine_nights_in_ten(
+    zones: int, days: int
+) -> None:
+    """At spread 1, nights of zone 2 of 24 begin before or after midnight with equal probability."""
+    trace = diurnal_trace(Diurnal(clients=1000, days=days, zones=zones))
+    shares = [
+        sum(end - start for start, end in own) / (days * DAY) for own in available(trace).values()
+    ]
+    assert sum(shares) / 1000 == pytest.approx(0.9 * 8 / 24, rel=0.05)
+
+
+def test_overlapping_generated_nights_are_merged() -> None:
+    trace = diurnal_trace(Diurnal(clients=3, days=2, hours=24.0, spread=0.0, skipped=0.0))
+    assert list(available(trace).values()) == 3 * [[(0, 2 * DAY)]]
 
 
 @pytest.mark.parametrize("form", ["pickle", "json"])
