@@ -112,11 +112,20 @@ class VirtualClock(Settings):
         return _of(self.drop_outs, client, 0.0)
 
 
-def pace(clock: VirtualClock, *, seed: int, client: str, round_number: int) -> float:
+def pace(
+    clock: VirtualClock,
+    *,
+    seed: int,
+    client: str,
+    round_number: int,
+    speed: float = 1.0,
+    passes: float = 1.0,
+) -> float:
     """Return the seconds per sample that a client takes in a round (0: before round 1).
 
-    A client that drops out takes longer than the deadline. The same arguments always give the same
-    result.
+    speed: divisor of the duration. passes: number of passes over the samples, divided by
+    `training.epochs`. A client that drops out takes longer than the deadline, whatever its speed
+    and passes. The same arguments always give the same result.
     """
     chance = clock.drop_out_chance(client)
     if chance and round_number and clock.deadline_seconds is not None:
@@ -126,7 +135,7 @@ def pace(clock: VirtualClock, *, seed: int, client: str, round_number: int) -> f
     drawn_for = str(round_number) if clock.draw == "round" else "every round"
     generator = _generator(f"virtual clock/{seed}/{client}/{drawn_for}")
     tail = float(generator.standard_exponential()) * clock.tail_per_sample
-    return (clock.seconds_per_sample + tail) * clock.slowness(client)
+    return (clock.seconds_per_sample + tail) * clock.slowness(client) / speed * passes
 
 
 def _generator(text: str) -> np.random.Generator:

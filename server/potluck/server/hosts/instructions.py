@@ -97,13 +97,14 @@ def train_instruction(
     included. speed: divisor of the simulated duration.
     """
     train = _train(plan, round_number, client, model)
-    train.pace /= speed
     train.quotas.extend(member.quotas)
     train.dropped.extend(member.dropped)
     train.companions.extend(companions)
+    passes = 1.0
     if member.epochs is not None:
         train.training_json = _training_json(plan, member.epochs)
-        train.pace *= member.epochs / plan.training.epochs
+        passes = member.epochs / plan.training.epochs
+    train.pace = plan.client_pace(round_number, client, speed=speed, passes=passes)
     _add_personal(train, plan)
     if auxiliary is not None:
         train.auxiliary.CopyFrom(auxiliary)
@@ -166,7 +167,7 @@ def question_instruction(
         kind=ask.kind,
         parameters_json=canonical_json(ask.parameters),
         names=ask.wanted,
-        pace=plan.client_pace(0, client) / speed,
+        pace=plan.client_pace(0, client, speed=speed),
         validation_share=plan.training.validation_share,
         task=task_plugin(plan.run_file),
         model=model,

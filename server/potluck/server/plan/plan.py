@@ -149,12 +149,22 @@ class RunPlan:
         named = table.model_copy(update={"base_blake3": blake3})
         return replace(self, run_file=self.run_file.model_copy(update={"model": named}))
 
-    def client_pace(self, round_number: int, client: str) -> float:
-        """Simulated seconds per sample of a client in a round; 0 on a real clock."""
-        clock = self.run_file.virtual_clock
-        if not clock.enabled:
+    def client_pace(
+        self, round_number: int, client: str, *, speed: float = 1.0, passes: float = 1.0
+    ) -> float:
+        """Simulated seconds per sample of a client in a round; 0 on a real clock. speed, passes: as
+        in `pace`."""
+        run_file = self.run_file
+        if not run_file.virtual_clock.enabled:
             return 0.0
-        return pace(clock, seed=self.run_file.seed, client=client, round_number=round_number)
+        return pace(
+            run_file.virtual_clock,
+            seed=run_file.seed,
+            client=client,
+            round_number=round_number,
+            speed=speed,
+            passes=passes,
+        )
 
 
 def draw_up(
