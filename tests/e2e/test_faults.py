@@ -76,6 +76,8 @@ async def test_coordinator_killed_between_phases_gives_the_same_run(
     assert await federation.coordinator.ended() == 137
     await federation.restart_coordinator()
     await same_run(federation, run_id, undisturbed)
+    history = await federation.history(run_id)
+    assert [each.bytes_up for each in history] == [each.bytes_up for each in undisturbed]
 
 
 async def test_coordinator_killed_while_the_cohort_trains_gives_the_same_run(

@@ -59,7 +59,8 @@ class JoinedUpdate:
 class RoundFacts:
     """The facts about a committed round that are stored, sent and shown unchanged.
 
-    seconds: time from selection to commit. bytes_down, bytes_up: bytes of models and of updates.
+    seconds: time from selection to commit. bytes_down, bytes_up: bytes of models and of updates; if
+    the coordinator restarted during the round, bytes_down counts only models sent since then.
     spreads: spread of each measure over clients. coverage: numbers of clients and samples behind
     each measure, including measures that clients were asked for but none measured. committed_at:
     time of the commit; None if it was not recorded. software: version of each program and library

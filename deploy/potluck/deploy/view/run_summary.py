@@ -97,7 +97,10 @@ class RoundSummary(BaseModel):
         default=[], description="Updates of earlier rounds that are part of the model."
     )
     seconds: float = Field(description="Seconds from selection to commit.")
-    bytes_down: int = Field(description="Model bytes that hosts have received.")
+    bytes_down: int = Field(
+        description="Model bytes that hosts have received. If the coordinator restarted during "
+        "the round: only since the restart."
+    )
     bytes_up: int = Field(description="Update bytes received from hosts.")
 
     def value(self, measure: str) -> float | None:

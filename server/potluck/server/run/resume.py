@@ -4,11 +4,12 @@ ended."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.interruptible import in_thread
+from potluck.common.monitoring.metric_labels import SUM
 from potluck.common.run_file.claims import privacy_claim
 from potluck.server.clock import utc
 from potluck.server.eligibility.alarms import SelectionAlarms
@@ -310,6 +311,7 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
             missed=run.updates.late.most_rounds > 0,
         )
     )
+    run.updates.bytes_up = _bytes_arrived(attempt.members)
     cohort = [
         (member.client_id, _state_now(member, whole=member.client_id in run.updates.received))
         for member in attempt.members
@@ -340,3 +342,14 @@ def _state_now(member: MemberRow, *, whole: bool) -> MemberState:
     whole: True if the update's file is intact."""
     received = member.state is MemberState.RECEIVED
     return MemberState.SELECTED if received and not whole else member.state
+
+
+def _bytes_arrived(members: Iterable[MemberRow]) -> int:
+    """Return the size of the updates that had arrived, damaged ones included. The file of a sum
+    counts once."""
+    sizes = {
+        row.blake3 if row.encoding == SUM else member.client_id: row.size
+        for member in members
+        if (row := member.update) is not None
+    }
+    return sum(sizes.values())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.small_runs import RUN_FILE, SmallRun, small_run
 
 from potluck.common.errors import RoundClosedError
+from potluck.common.monitoring.metric_labels import SUM
 from potluck.server.clock import now
 from potluck.server.live.live_status import progress, waiting
 from potluck.server.machine import events as rounds
@@ -131,6 +133,25 @@ async def test_restarted_run_keeps_its_cohort_and_discards_damaged_updates(
     assert list(again.run.attempt.cohort) == ["a", "b", "c"]
     assert again.run.updates.received == {}
     assert inbox_of(again).expects("a", "r/1.1/a")
+
+
+async def test_bytes_that_arrived_before_a_restart_are_still_counted(
+    tmp_path: Path, store: Store
+) -> None:
+    """Updates b and c are in one sum, whose file counts once."""
+    small = await small_run(tmp_path, store)
+    await small.begin_round("a", "b", "c")
+    inbox = inbox_of(small)
+    await inbox.accept(update(small, "a"))
+    summed = {**update(small, "b", "1" * 64), **update(small, "c", "1" * 64)}
+    await inbox.accept(
+        {
+            name: replace(each, row=replace(each.row, encoding=SUM, size=1000))
+            for name, each in summed.items()
+        }
+    )
+    again = await small_run(tmp_path, store)
+    assert again.run.updates.bytes_up == 1 + 1000
 
 
 async def test_progress_shows_the_wait_for_clients_and_then_the_round(
