@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from support.federation import Federation, crash_federation, until
 
+from potluck.common.learning.availability_trace import TraceSpan, trace_text
 from potluck.deploy.operator.run_overrides import override
 from potluck.rpc.v1 import operator_pb2
 
@@ -27,16 +28,30 @@ OPTIONS = {
     "fedcor": ["selector.warm_up=1", "selector.refresh=2"],
     "hics-fl": ['selector.entropies="told"', "selector.temperature=0.1"],
 }
+TRACE = "always.csv"
+TRACED = [
+    'selector.name="uniform"',
+    f'virtual_clock.trace="{TRACE}"',
+    "virtual_clock.deadline_seconds=10000",
+    "round.quorum=1.0",
+    "rounds=1",
+]
+"""A round that fails if a client fails. Each failed attempt takes 10,000 simulated seconds."""
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    folder = tmp_path_factory.mktemp("selectors")
+    (folder / TRACE).write_text(
+        trace_text({f"client-{k}": [TraceSpan(0, 1_000_000, 1.0)] for k in range(6)})
+    )
     async with crash_federation(
-        tmp_path_factory.mktemp("selectors"),
+        folder,
         clients=6,
         count=2,
         rounds=4,
+        coordinator={"data_directory": str(folder)},
         assignments=['strategy.name="fedavg"', "virtual_clock.enabled=true"],
     ) as federation:
         yield federation
@@ -152,6 +167,41 @@ async def test_client_specific_work_is_the_same_after_a_kill(
     await federation.restart_coordinator()
     assert await federation.finished(run_id) == digest
     assert await picked(federation, run_id) == await picked(federation, undisturbed)
+
+
+async def same_round_after_a_kill(
+    federation: Federation, boundary: str, *assignments: str, failing: str = ""
+) -> None:
+    """Assert that a traced round has the same cohort, model and simulated seconds if the
+    coordinator is killed at a boundary. failing: client whose training fails once in each run."""
+    rows: list[operator_pb2.CommittedRound] = []
+    for killed in (False, True):
+        if failing:
+            federation.points.fail(f"train-{failing}")
+        if killed:
+            federation.points.note_boundaries()
+            federation.points.kill(boundary)
+        run_id = await federation.start_run(*TRACED, *assignments)
+        if killed:
+            assert await federation.coordinator.ended() == 137
+            await federation.restart_coordinator()
+        await federation.finished(run_id)
+        rows += await federation.history(run_id)
+    undisturbed, resumed = rows
+    cohorts = [[member.client_id for member in row.members] for row in rows]
+    assert cohorts[0] == cohorts[1]
+    assert resumed.model_blake3 == undisturbed.model_blake3
+    assert resumed.seconds == undisturbed.seconds > 10_000, "no attempt failed"
+
+
+@pytest.mark.slow
+async def test_coordinator_killed_between_attempts_avoids_the_clients_that_failed(
+    federation: Federation,
+) -> None:
+    usual = await federation.start_run(*TRACED)
+    await federation.finished(usual)
+    [[(client, _), *_]] = await picked(federation, usual)
+    await same_round_after_a_kill(federation, "after-abandon_attempt-1", failing=client)
 
 
 @pytest.mark.parametrize("weighting", ["exact", "bucketed"])

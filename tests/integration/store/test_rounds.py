@@ -25,6 +25,7 @@ from potluck.server.store import (
     Provenance,
     Store,
 )
+from potluck.server.store.records import AttemptState
 from potluck.server.store.sql.column_types import decode_rows, encode_rows
 
 FIRST = AttemptKey(RUN.run_id, 1, 1)
@@ -116,6 +117,27 @@ def test_abandoned_or_committed_attempt_rejects_changes(begun: Store) -> None:
         with pytest.raises(StorageError, match=r"attempt 1 at round 1 of run ab12.* is not open"):
             change()
     assert begun.current_attempt(RUN.run_id) == before
+
+
+def test_failed_attempts_of_a_round_are_listed_with_their_members(begun: Store) -> None:
+    """Clients that lost their host are avoided only after an attempt that counts."""
+    third, fourth = (AttemptKey(RUN.run_id, 1, number) for number in (3, 4))
+    ends = (AttemptState.EXCUSED, AttemptState.FAILED, AttemptState.ABANDONED)
+    for key, state in zip((FIRST, SECOND, third), ends, strict=True):
+        selected(begun, key)
+        begun.set_member(key, "a", MemberState.LOST)
+        begun.set_member(key, "b", MemberState.LATE)
+        begun.abandon_attempt(key, "no quorum", state)
+    begun.begin_attempt(fourth, [0], AT)
+    excused, failed = begun.failed_attempts(RUN.run_id, 1)
+    assert excused.members == {
+        "a": MemberState.LOST,
+        "b": MemberState.LATE,
+        "c": MemberState.SELECTED,
+    }
+    assert (excused.counts, excused.to_avoid) == (False, {"b"})
+    assert (failed.counts, failed.to_avoid) == (True, {"a", "b"})
+    assert begun.failed_attempts(RUN.run_id, 2) == []
 
 
 def test_cohort_of_an_attempt_is_set_once(begun: Store) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from potluck.server.store.records import MemberState
+from potluck.server.store.records import AttemptState, MemberState
 
 STOPPED_BY_OPERATOR = "stopped by an operator"
 """Reason of a run that an operator stopped."""
@@ -277,11 +277,13 @@ class MarkMember:
 
 @dataclass(frozen=True)
 class GiveUpAttempt:
-    """Delete the spooled updates of an attempt that can't reach its quorum."""
+    """Delete the spooled updates of an attempt that can't reach its quorum. state: the attempt's
+    new state."""
 
     round: int
     attempt: int
     reason: str
+    state: AttemptState = AttemptState.ABANDONED
 
 
 @dataclass(frozen=True)

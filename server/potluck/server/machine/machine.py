@@ -11,7 +11,7 @@ and, if the quorum is not reached, back to selecting with the next attempt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -61,7 +61,7 @@ from potluck.server.machine.roster import RunRoster
 from potluck.server.machine.round_rules import RoundRules
 from potluck.server.machine.troubles import counted, each_once, listed
 from potluck.server.machine.waiting import AttemptCount, Waiting
-from potluck.server.store.records import MemberState
+from potluck.server.store.records import AttemptState, FailedAttempt, MemberState
 
 
 class Phase(StrEnum):
@@ -82,17 +82,20 @@ class Resumption:
 
     available, cohort: clients of the interrupted attempt; both empty if there was none. cohort maps
     clients, in the order chosen, to their state. spent: number of attempts at this round that are
-    not counted against its limit, such as those before the run failed. seconds: by client,
-    durations in seconds of the trainings whose updates have arrived. left_out: clients that can't
-    take part, with the reasons. uploads_decided: True if clients had offered their updates, and the
-    selector had chosen among them. why_over: reason why the run ends early with the last committed
-    round; empty if it does not.
+    not counted against its limit, such as those before the run failed. failed: number of failed
+    attempts at this round that counted when they failed. spared: clients that failed an attempt at
+    this round. seconds: by client, durations in seconds of the trainings whose updates have
+    arrived. left_out: clients that can't take part, with the reasons. uploads_decided: True if
+    clients had offered their updates, and the selector had chosen among them. why_over: reason why
+    the run ends early with the last committed round; empty if it does not.
     """
 
     roster: RunRoster = field(default_factory=RunRoster)
     committed: int = 0
     attempt: int = 1
     spent: int = 0
+    failed: int = 0
+    spared: Collection[str] = ()
     available: tuple[str, ...] = ()
     cohort: Sequence[tuple[str, MemberState]] = field(default_factory=tuple)
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -110,10 +113,11 @@ class RoundMachine:
         self.rules = rules
         self.phase = Phase.WAITING
         self.round = was.committed + 1
-        self.attempts = AttemptCount(rules.policy.attempts, was.attempt, was.spent)
+        self.attempts = AttemptCount(rules.policy.attempts, was.attempt, was.spent, was.failed)
         under_way = was.committed > 0 or was.attempt > 1 or bool(was.available)
         self.pool = ClientPool(rules, was.roster, under_way=under_way)
         self.pool.left_out.add(was.left_out)
+        self.pool.spared.update(was.spared)
         self.cohort = self._cohort(
             {
                 client: Member(state=state, seconds=was.seconds.get(client, 0.0))
@@ -400,21 +404,20 @@ class RoundMachine:
     def _try_again(self, why: str, now: float) -> list[Action]:
         cohort, pool = self.cohort, self.pool
         reason = f"round {self.round}, attempt {self.attempt}: {why}"
-        actions: list[Action] = [GiveUpAttempt(self.round, self.attempt, reason)]
-        actions += cohort.abandon([*cohort.pending, *cohort.missed])
-        again = "trying again with a new cohort"
-        to_spare = {MemberState.FAILED, MemberState.LOST, MemberState.LATE}
+        again, state = "trying again with a new cohort", AttemptState.FAILED
         unable = self.attempts.excuse(cohort.members.keys() & pool.left_out.troubles.keys())
         if unable:
             again = "trying again without the excluded clients; the attempt does not count"
-            self.attempts.spent += 1
+            state = AttemptState.EXCUSED
         elif pool.lost_its_hosts(cohort):
             again = "trying again; hosts disconnected, so the attempt does not count"
-            self.attempts.spent += 1
-            to_spare.remove(MemberState.LOST)  # lost clients are selectable once they reconnect
-        pool.spared |= {
-            client for client, member in cohort.members.items() if member.state in to_spare
-        }
+            state = AttemptState.EXCUSED
+        members = {client: member.state for client, member in cohort.members.items()}
+        attempt = FailedAttempt(state=state, members=members)
+        self.attempts.note(attempt)
+        pool.spared |= attempt.to_avoid
+        actions: list[Action] = [GiveUpAttempt(self.round, self.attempt, reason, state)]
+        actions += cohort.abandon([*cohort.pending, *cohort.missed])
         actions += cohort.rest()
         self.cohort = self._cohort({})
         if self.attempts.used_up:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from potluck.server.store.records import FailedAttempt
+
 # Waits --------------------------------------------------------------------------------------------
 
 FIRST_PAUSE_SECONDS = 1.0
@@ -84,23 +86,35 @@ def attempt_pause(failures: int) -> float:
 
 
 class AttemptCount:
-    """Counts the attempts at the current round. spent: number of attempts that don't count."""
+    """Counts the attempts at the current round.
 
-    def __init__(self, most: int, number: int, spent: int) -> None:
+    spent: number of attempts that don't count against the maximum. failed: number of failed
+    attempts that counted, those before a restart included.
+    """
+
+    def __init__(self, most: int, number: int, spent: int, failed: int) -> None:
         self.number = number
         self.spent = spent
+        self.failed = failed
         self._most = most
         self._failures = 0  # number of failed attempts in a row
         self._excused: set[str] = set()  # clients whose exclusion has ended an attempt
 
     def next_round(self) -> None:
         """Start the next round with its first attempt, after a commit."""
-        self.number, self.spent, self._failures = 1, 0, 0
+        self.number, self.spent, self.failed, self._failures = 1, 0, 0, 0
 
     def begin_anew(self) -> None:
         """Start another attempt; the current one does not count against the maximum."""
         self.number += 1
         self.spent += 1
+
+    def note(self, attempt: FailedAttempt) -> None:
+        """Record how the current attempt failed."""
+        if attempt.counts:
+            self.failed += 1
+        else:
+            self.spent += 1
 
     def pause(self) -> float:
         """Count a failed attempt; return the seconds to wait before the next one."""
@@ -115,11 +129,6 @@ class AttemptCount:
         new = set(clients) - self._excused
         self._excused |= new
         return bool(new)
-
-    @property
-    def failed(self) -> int:
-        """Number of failed attempts at the current round that count."""
-        return max(0, self.number - 1 - self.spent)
 
     @property
     def used_up(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TypeVar
 
 from potluck.common.errors import NotFoundError, StorageError
@@ -39,7 +40,7 @@ from potluck.server.reduce.model_work import ModelWork
 from potluck.server.select.interview import answers_of
 from potluck.server.select.upload_decision import is_offer
 from potluck.server.store.model_files import ModelFiles, ModelVersion
-from potluck.server.store.records import AttemptRow, MemberRow, MemberState, RoundRow
+from potluck.server.store.records import AttemptRow, FailedAttempt, MemberRow, MemberState, RoundRow
 
 T = TypeVar("T")
 
@@ -258,6 +259,10 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
     if attempt is not None and not run.plan.path.resumes:
         await _abandon(run, attempt)
         attempt = None
+    earlier: list[FailedAttempt] = await in_store(
+        lambda store: store.failed_attempts(run_id, committed + 1)
+    )
+    failed = sum(each.counts for each in earlier)
     if attempt is None:
         spent = await in_store(lambda store: store.last_attempt(run_id, committed + 1))
         await asyncio.to_thread(run.updates.spool.clear_except, run.updates.kept_clients())
@@ -270,7 +275,9 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
             why_over="" if last is None else run.why_over(last.best),
         )
     else:
-        resumption = await _resume_attempt(run, attempt, committed)
+        resumption = await _resume_attempt(run, attempt, committed, failed)
+    spared = set[str]().union(*(each.to_avoid for each in earlier))
+    resumption = replace(resumption, failed=failed, spared=spared)
     run.machine = RoundMachine(run.plan.rules, resumption)
     run.services.observer.resumed(run.row, last, resumption.cohort)
     run.say(f"resumed after round {committed}")
@@ -284,13 +291,13 @@ async def _abandon(run: Run, attempt: AttemptRow) -> None:
     run.say(f"round {key.round}, attempt {key.attempt} is abandoned: {reason}")
 
 
-async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resumption:
-    """Restore the cohort of an attempt, with the updates whose files are complete."""
+async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int, failed: int) -> Resumption:
+    """Restore the cohort of an attempt, with the updates whose files are complete. failed: number
+    of failed attempts at the round before it."""
     key = run.stored_attempt = attempt.key
     run.attempt = Attempt()
     available = tuple(run.roster.ids[row] for row in attempt.available)
     if run.trace_clock is not None:  # repeat the clock's steps up to this attempt
-        failed = max(0, key.attempt - 1 - attempt.spent)
         run.trace_clock.begin(available, len(available), failed=failed)
     run.choose_cohort(
         {

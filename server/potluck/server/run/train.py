@@ -160,7 +160,9 @@ class Training:
         """Delete the spooled updates of an attempt that has been given up."""
         run, key = self._run, AttemptKey(self._run.id, action.round, action.attempt)
         await self._path.give_up()
-        await run.services.in_store(lambda store: store.abandon_attempt(key, action.reason))
+        await run.services.in_store(
+            lambda store: store.abandon_attempt(key, action.reason, action.state)
+        )
         if run.updates.received:
             await run.updates.judge_offenders()
         await asyncio.to_thread(run.updates.spool.clear, action.round, action.attempt)

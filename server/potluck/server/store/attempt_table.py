@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, func, insert, select, update
 
 from potluck.common.errors import NotFoundError
 from potluck.server.store.member_rows import (
@@ -22,7 +21,9 @@ from potluck.server.store.records import (
     AS_THE_RUN_SAYS,
     AttemptKey,
     AttemptRow,
+    AttemptState,
     Exchange,
+    FailedAttempt,
     JsonObject,
     MemberChange,
     MemberRow,
@@ -43,14 +44,6 @@ from potluck.server.store.sql.column_types import (
     encode_time,
     read_rows,
 )
-
-
-class AttemptState(StrEnum):
-    """The state of an attempt. At most one attempt of a run is open."""
-
-    OPEN = "open"
-    ABANDONED = "abandoned"
-    COMMITTED = "committed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +115,33 @@ class Attempts(Part):
         """Return the number of the last attempt at a round, in any state; 0 if there is none."""
         with self._database.transaction() as connection:
             return _last_attempt(connection, run_id, round_number)
+
+    def failed_attempts(self, run_id: str, round_number: int) -> list[FailedAttempt]:
+        """Return the attempts at a round in which too few updates arrived, in order."""
+        attempts, members = schema.attempts, schema.members
+        query = (
+            select(attempts.c.attempt, attempts.c.state)
+            .where(
+                attempts.c.run_id == run_id,
+                attempts.c.round == round_number,
+                attempts.c.state.in_((AttemptState.FAILED.value, AttemptState.EXCUSED.value)),
+            )
+            .order_by(attempts.c.attempt)
+        )
+        of_round = and_(members.c.run_id == run_id, members.c.round == round_number)
+        with self._database.transaction() as connection:
+            states = {
+                AttemptKey(run_id, round_number, attempt): AttemptState(state)
+                for attempt, state in connection.execute(query)
+            }
+            found = read_members(connection, of_round) if states else {}
+        return [
+            FailedAttempt(
+                state=state,
+                members={member.client_id: member.state for member in found.get(key, ())},
+            )
+            for key, state in states.items()
+        ]
 
     def add_question(self, key: AttemptKey, step: int, question: JsonObject) -> None:
         """Store a selector's question before it is sent. The same question may be stored again.
@@ -241,15 +261,18 @@ class Attempts(Part):
                         client=change.client_id,
                     )
 
-    def abandon_attempt(self, key: AttemptKey, reason: str) -> None:
-        """Mark an attempt as given up. Raises StorageError if it is not open."""
+    def abandon_attempt(
+        self, key: AttemptKey, reason: str, state: AttemptState = AttemptState.ABANDONED
+    ) -> None:
+        """Mark an attempt as given up. state: how it ended. Raises StorageError if it is not
+        open."""
         attempts = schema.attempts
         with self._database.transaction() as connection:
             self._require_open(connection, key)
             connection.execute(
                 update(attempts)
                 .where(of_attempt(attempts, key))
-                .values(state=AttemptState.ABANDONED.value, reason=encode_text(reason))
+                .values(state=state.value, reason=encode_text(reason))
             )
 
     def current_attempt(self, run_id: str) -> AttemptRow | None:

@@ -8,10 +8,16 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, select, update
 
 from potluck.common.errors import NotFoundError
-from potluck.server.store.attempt_table import AttemptState
 from potluck.server.store.member_rows import read_members, update_values
 from potluck.server.store.part import Part, of_attempt, upsert
-from potluck.server.store.records import AttemptKey, LateRow, LateState, MemberState, UpdateRow
+from potluck.server.store.records import (
+    AttemptKey,
+    AttemptState,
+    LateRow,
+    LateState,
+    MemberState,
+    UpdateRow,
+)
 from potluck.server.store.sql import schema
 from potluck.server.store.sql.column_types import Reader, encode_text, read_rows
 
@@ -44,7 +50,8 @@ class LateTrainings(Part):
         attempts, members = schema.attempts, schema.members
         with self._database.transaction() as connection:
             query = select(attempts.c.state).where(of_attempt(attempts, key))
-            if connection.execute(query).scalar_one_or_none() == AttemptState.ABANDONED.value:
+            state = connection.execute(query).scalar_one_or_none()
+            if state not in (None, AttemptState.OPEN.value, AttemptState.COMMITTED.value):
                 raise self._refusal(f"{key} was abandoned", client=client_id)
             change = (
                 update(members)

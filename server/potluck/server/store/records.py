@@ -264,6 +264,43 @@ class Exchange:
     answers: JsonObject | None
 
 
+class AttemptState(StrEnum):
+    """The state of an attempt. At most one attempt of a run is open."""
+
+    OPEN = "open"
+    COMMITTED = "committed"
+    FAILED = "failed"
+    """Too few updates arrived; the attempt counts against `round.attempts`."""
+    EXCUSED = "excused"
+    """Too few updates arrived; the attempt does not count, because clients were excluded or hosts
+    disconnected."""
+    ABANDONED = "abandoned"
+    """The coordinator gave it up for another reason, such as the end of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedAttempt:
+    """An attempt in which too few updates arrived. state: FAILED or EXCUSED. members: state of each
+    member."""
+
+    state: AttemptState
+    members: Mapping[str, MemberState]
+
+    @property
+    def counts(self) -> bool:
+        """True if the attempt counts against `round.attempts`."""
+        return self.state is AttemptState.FAILED
+
+    @property
+    def to_avoid(self) -> set[str]:
+        """Members that the next attempts at the round avoid. Clients whose host disconnected in an
+        excused attempt are not among them: they may be selected once they reconnect."""
+        avoided = {MemberState.FAILED, MemberState.LATE}
+        if self.counts:
+            avoided.add(MemberState.LOST)
+        return {client for client, state in self.members.items() if state in avoided}
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttemptRow:
     """The open attempt at a round.

@@ -20,12 +20,13 @@ from sqlalchemy import (
 
 from potluck.common.learning.spread import QUANTILES, Coverage, Spread
 from potluck.common.records.privacy_loss import RoundPrivacy
-from potluck.server.store.attempt_table import AttemptState, last_commit
+from potluck.server.store.attempt_table import last_commit
 from potluck.server.store.late_table import put_late, read_late
 from potluck.server.store.member_rows import read_members, take_part, take_part_late
 from potluck.server.store.part import Part, of_attempt
 from potluck.server.store.records import (
     AttemptKey,
+    AttemptState,
     BestSoFar,
     LateRow,
     LateState,

@@ -83,6 +83,8 @@ def make_machine(line: str) -> RoundMachine:
             committed=int(values.pop("committed", "0")),
             attempt=int(values.pop("attempt", "1")),
             spent=int(values.pop("spent", "0")),
+            failed=int(values.pop("failed", "0")),
+            spared=tuple(filter(None, values.pop("spared", "").split(","))),
             available=tuple(filter(None, values.pop("available", "").split(","))),
             cohort=tuple((client, MemberState(state)) for client, state, *_ in cohort),
             seconds={client: float(seconds[0]) for client, _, *seconds in cohort if seconds},
