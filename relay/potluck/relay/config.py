@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from potluck.common.durations import Seconds
 from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTlsOrNone
 from potluck.common.net.listening import ListenAddress
 from potluck.common.net.tls import TlsFiles
@@ -76,9 +77,8 @@ class RelayConfig(Settings):
         "still train. The relay then adds these sums up and sends the coordinator one sum; later\n"
         "sums are sent separately.",
     )
-    stall_seconds: float = Field(
+    stall_seconds: Seconds = Field(
         default=60.0,
-        gt=0,
         description="Seconds without progress after which a host's transfer is ended; the host\n"
         "resumes it.",
     )

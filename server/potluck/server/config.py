@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
+from potluck.common.durations import Seconds
 from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTlsOrNone
 from potluck.common.net.listening import ListenAddress
 from potluck.common.net.tls import TlsFiles
@@ -141,9 +142,8 @@ class CoordinatorConfig(Settings):
         description="Maximum number of simultaneous transfers per host. Further transfers wait,\n"
         "so that one host can't block the others.",
     )
-    stall_seconds: float = Field(
+    stall_seconds: Seconds = Field(
         default=60.0,
-        gt=0,
         description="Seconds without progress after which a transfer is ended; the host resumes\n"
         "it.",
     )

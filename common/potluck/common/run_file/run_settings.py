@@ -17,6 +17,7 @@ from potluck.common.disclosure import (
     Adjacency,
     NoisyOrExact,
 )
+from potluck.common.durations import YEAR_SECONDS, Seconds
 from potluck.common.learning.spread import LEAST_GROUP, SMALLEST_GROUP
 from potluck.common.learning.triplet import TripletSettings
 from potluck.common.names import Name, TagValue
@@ -78,15 +79,13 @@ class LateUpdates(Settings):
 class RoundPolicy(Settings):
     """Deadlines, quorum and attempts of rounds."""
 
-    deadline_seconds: float = Field(
+    deadline_seconds: Seconds = Field(
         default=600.0,
-        gt=0,
         description="Seconds after its selection at which a client that has not sent its update\n"
         "is late. Larger: slow clients are included, but rounds can take longer.",
     )
-    question_deadline_seconds: float = Field(
+    question_deadline_seconds: Seconds = Field(
         default=60.0,
-        gt=0,
         description="Seconds to wait for clients' answers if the selector asks clients before it\n"
         "selects. It then selects without the missing answers.",
     )
@@ -126,6 +125,7 @@ class RoundPolicy(Settings):
     grace_seconds: float = Field(
         default=5.0,
         ge=0,
+        le=YEAR_SECONDS,
         description='Seconds to wait for a disconnected host with leavers = "wait", in a round\n'
         "and before a round.",
     )
@@ -387,9 +387,8 @@ class ProfileSettings(Settings):
         "client is never selected) or include (the selector treats it as a client without a\n"
         "profile).",
     )
-    deadline_seconds: float = Field(
+    deadline_seconds: Seconds = Field(
         default=600.0,
-        gt=0,
         description="Seconds to wait for a client's profile. A client that has not answered by\n"
         "then is not available in this round, and is asked again before the next round.",
     )

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 from pydantic import Field, field_validator, model_validator
 
 from potluck.common.disclosure import Weighting
+from potluck.common.durations import Seconds
 from potluck.common.learning.virtual_clock import VirtualClock
 from potluck.common.run_file.run_settings import (
     Evaluation,
@@ -111,9 +112,8 @@ class RunFile(Settings):
         description="Number of clients that must be connected before round 1. 0: the run starts\n"
         "as soon as `clients_per_round` clients are connected.",
     )
-    start_timeout_seconds: float = Field(
+    start_timeout_seconds: Seconds = Field(
         default=300.0,
-        gt=0,
         description="Seconds to wait before round 1 for enough clients; then the run fails.\n"
         "After its first selection, a run waits without limit if too few clients are connected.",
     )

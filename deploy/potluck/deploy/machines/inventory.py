@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from potluck.common.durations import Seconds
 from potluck.common.errors import ConfigurationError, PotluckError
 from potluck.common.net.build_version import RELEASE
 from potluck.common.net.identity import expand_clients
@@ -193,9 +194,8 @@ class Inventory(Settings):
         "host also gets its clients' keys. root.key stays on the operator's machine. Unset: no\n"
         "secure sums.",
     )
-    connect_seconds: float = Field(
+    connect_seconds: Seconds = Field(
         default=180,
-        gt=0,
         description="Seconds within which a container that `up` has started must connect. If it\n"
         "does not connect, the replaced container is restored. Slow machines need more.",
     )

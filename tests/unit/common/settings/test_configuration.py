@@ -5,9 +5,11 @@ from __future__ import annotations
 import codecs
 import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 from support.pki import make_federation
 from support.programs import run_program
 from support.repository import ROOT
@@ -23,7 +25,9 @@ from potluck.common.settings.configuration_errors import (
     HOST,
     INVENTORY,
     OPERATOR,
+    RELAY,
     RUN,
+    nested,
 )
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.plugins import create
@@ -31,6 +35,8 @@ from potluck.common.task import Task
 from potluck.deploy.machines.inventory import Inventory, example_inventory
 from potluck.deploy.operator.operator_config import OperatorConfig, example_operator_config
 from potluck.experiments.grid.definition import ExperimentFile
+from potluck.relay.config import RelayConfig
+from potluck.relay.config import example_config as relay_example
 from potluck.server.config import CoordinatorConfig
 from potluck.server.config import example_config as coordinator_example
 from potluck.server.plan.plan import draw_up
@@ -41,6 +47,7 @@ FILES = {
     RUN: example_run_file(),
     COORDINATOR: coordinator_example(),
     HOST: host_example(),
+    RELAY: relay_example(),
     OPERATOR: example_operator_config(),
     EXPERIMENT: (ROOT / "experiments" / "dc-mnist.toml").read_text(),
     INVENTORY: example_inventory(),
@@ -137,6 +144,7 @@ MODELS: dict[str, type[Settings]] = {
     RUN: RunFile,
     COORDINATOR: CoordinatorConfig,
     HOST: ClientConfig,
+    RELAY: RelayConfig,
     OPERATOR: OperatorConfig,
     EXPERIMENT: ExperimentFile,
     INVENTORY: Inventory,
@@ -173,6 +181,27 @@ def test_error_about_a_value_of_a_wrong_type_names_the_expected_type(
 ) -> None:
     said = said_of(kind, key, value)
     assert re.search(rf"[:;] '{key}(\.\w+)?': {re.escape(message)}$", said), said
+
+
+def keys_in_seconds(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
+    """Yield the path of every setting in seconds, also of nested tables."""
+    for name, field in model.model_fields.items():
+        if name.endswith("_seconds"):
+            yield (name,)
+        elif (table := nested(field)) is not None:
+            yield from ((name, *path) for path in keys_in_seconds(table))
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"), [(kind, path) for kind in MODELS for path in keys_in_seconds(MODELS[kind])]
+)
+@pytest.mark.parametrize("value", [1e12, 1e20, float("inf")])
+def test_settings_in_seconds_have_a_maximum(kind: str, path: tuple[str, ...], value: float) -> None:
+    first, *rest = path
+    table: object = value
+    for name in reversed(rest):
+        table = {name: table}
+    assert f"'{'.'.join(path)}': must be " in said_of(kind, first, table)
 
 
 @pytest.mark.parametrize("kind", MODELS)
