@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 import numpy as np
 from pydantic import Field, StringConstraints, model_validator
@@ -23,6 +23,9 @@ _LATE = 2.0
 
 It is above 1, so the client misses the deadline with any number of samples.
 """
+
+MOST_SECONDS: Final = 1e9
+"""Maximum of each simulated time and factor, so that their products stay finite."""
 
 Clients = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}(:[0-9]{1,9})?$")]
 """A client's id, or a range of them such as client-0:23."""
@@ -39,13 +42,13 @@ class VirtualClock(Settings):
     seconds_per_sample: float = Field(
         default=1.0,
         ge=0,
-        allow_inf_nan=False,
+        le=MOST_SECONDS,
         description="Minimum duration of a training, per sample of the client, in seconds (α_T).",
     )
     tail_per_sample: float = Field(
         default=1.0,
         ge=0,
-        allow_inf_nan=False,
+        le=MOST_SECONDS,
         description="Mean of the random, exponentially distributed time that is added, per\n"
         "sample, in seconds (λ_T). Larger: durations differ more. FLASH uses 1, 10 and 100.",
     )
@@ -57,11 +60,11 @@ class VirtualClock(Settings):
     deadline_seconds: float | None = Field(
         default=None,
         gt=0,
-        allow_inf_nan=False,
+        le=MOST_SECONDS,
         description="Simulated seconds after its selection at which a client is late. Unset: no\n"
         "client is late.",
     )
-    slower: dict[Clients, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+    slower: dict[Clients, Annotated[float, Field(gt=0, le=MOST_SECONDS)]] = Field(
         default_factory=dict,
         description="Factors by which the trainings of some clients take longer, such as\n"
         'slower = {"client-0:5" = 4.0, client-9 = 2.0}.',

@@ -1,7 +1,10 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.virtual_clock import VirtualClock, pace
@@ -83,6 +86,22 @@ def test_client_with_a_drop_out_chance_is_late_about_that_often() -> None:
     assert late("client-2", range(1, 1001)) == 0
     assert late("client-0", range(1)) == 0, "before round 1 no client trains"
     assert clock.drop_out_chance("client-0") == 0.3
+
+
+@pytest.mark.parametrize(
+    ("key", "most"),
+    [
+        ("seconds_per_sample", 1e9),
+        ("tail_per_sample", 1e9),
+        ("deadline_seconds", 1e9),
+        ("slower", {"a": 1e9}),
+    ],
+)
+def test_settings_that_could_make_durations_infinite_are_refused(key: str, most: Any) -> None:
+    VirtualClock.model_validate({key: most})
+    for value in (1e308, np.inf, np.nan):
+        with pytest.raises(ValidationError, match=key):
+            VirtualClock.model_validate({key: {"a": value} if key == "slower" else value})
 
 
 def test_drop_outs_without_a_deadline_are_refused() -> None:
