@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from potluck.common.durations import YEAR_SECONDS
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.clock import now
 from potluck.server.live.feed import member_message, run_status, waiting_message
@@ -33,7 +34,11 @@ def waiting(run: Run) -> operator_pb2.Waiting | None:
     found = run.machine.waiting
     if found is None:
         return None
-    until = None if found.until is None else run.epoch + timedelta(seconds=found.until)
+    until = None
+    if found.until is not None:
+        # A date that overflows would break the list of all runs.
+        shown = min(found.until, now() + YEAR_SECONDS)
+        until = run.epoch + timedelta(seconds=shown)
     return waiting_message(found, until, run.machine.pool.away())
 
 
