@@ -43,6 +43,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
 PATIENCE_SECONDS = 240.0
+ENDLESS_SECONDS = 10**14
 FAULTY = Path(__file__).parents[1] / "support" / "faulty_plugins"
 
 
@@ -71,6 +72,22 @@ async def test_host_registers_its_clients_and_trains(scene: Scene) -> None:
     before, after = scene.fake.files[model.blake3], upload.content
     assert len(before) == len(after)
     assert before != after
+    assert scene.fake.answers == []
+
+
+async def test_host_survives_durations_that_no_clock_can_add(scene: Scene) -> None:
+    model = scene.model()
+    scene.fake.heartbeat_interval.seconds = ENDLESS_SECONDS
+    scene.fake.hold_downloads = asyncio.Event()
+    instruction = train_instruction("a", model)
+    instruction.time_left.seconds = ENDLESS_SECONDS
+    async with scene.host():
+        for times in (1, 2):  # the second one extends the deadline
+            scene.fake.instruct(instruction)
+            await scene.fake.until(lambda: scene.fake.acknowledged.count("a") == times)  # noqa: B023
+        scene.fake.hold_downloads.set()
+        await scene.fake.completed("a")
+    assert scene.fake.arrivals == 1
     assert scene.fake.answers == []
 
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.duration_pb2 import Duration
 from grpc_status import rpc_status
 from support.fake_store import FakeStore
 from support.pki import server_credentials
@@ -69,6 +70,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     versions: Mapping[str, int] = field(default_factory=lambda: VERSIONS)
     coordinator_id: str = "fake"
     """Id of the coordinator's process; a new value simulates a restart."""
+    heartbeat_interval: Duration = field(default_factory=lambda: Duration(nanos=50_000_000))
     refuse_hello: PotluckError | None = None
     refuse_update: PotluckError | None = None
     judge: Callable[[transfer_pb2.UpdateHeader], PotluckError | None] = lambda _: None
@@ -183,7 +185,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._outboxes.append(outbox)
         welcome = rpc.Welcome(coordinator_id=self.coordinator_id, versions=self.versions)
         welcome.object_store = self.store is not None
-        welcome.heartbeat_interval.FromMilliseconds(50)
+        welcome.heartbeat_interval.CopyFrom(self.heartbeat_interval)
         yield rpc.AttendResponse(welcome=welcome)
         self.hosts += 1
         self.arrivals += 1

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from potluck.common.durations import seconds_of
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
@@ -71,14 +72,13 @@ class ExpectedUpdates:
             self.arrived(abandoned)
 
     def _expect(self, instruction: rpc.Instruction, host: str) -> None:
-        left = instruction.time_left.ToTimedelta().total_seconds()
         expected = ExpectedUpdate(
             update_id=instruction.id,
             client_id=instruction.client_id,
             run_id=instruction.run_id,
             host=host,
             summed=instruction.train.encoding == transfer_pb2.ENCODING_SUM,
-            expires=self._clock() + left + GRACE_SECONDS,
+            expires=self._clock() + seconds_of(instruction.time_left) + GRACE_SECONDS,
         )
         key = (expected.client_id, expected.run_id)
         older = self._newest.get(key)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from potluck.common.durations import YEAR_SECONDS
 from potluck.relay.expected_updates import GRACE_SECONDS, ExpectedUpdates
 from potluck.relay.held_updates import HeldUpdate, HeldUpdates
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -82,6 +83,16 @@ def test_only_the_newest_training_of_a_client_is_expected() -> None:
     expected.see(training("run/2/1/client-0"), "host-0")
     assert dropped == ["run/1/1/client-0"]
     assert expected.find("run/1/1/client-0", "client-0", "run") is None
+
+
+def test_training_with_an_endless_deadline_is_expected_for_a_year() -> None:
+    expected = ExpectedUpdates(lambda: NOW, lambda _: None, lambda _: None)
+    instruction = training("run/1/1/client-0")
+    instruction.time_left.seconds = 10**14
+    expected.see(instruction, "host-0")
+    found = expected.find("run/1/1/client-0", "client-0", "run")
+    assert found is not None
+    assert found.expires == NOW + YEAR_SECONDS + GRACE_SECONDS
 
 
 def test_abandoned_training_is_no_longer_expected() -> None:

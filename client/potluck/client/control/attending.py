@@ -17,6 +17,7 @@ from potluck.client.config import ClientConfig
 from potluck.client.control.host_certificate import HostCertificate
 from potluck.client.control.inbox import Instructions
 from potluck.client.transfer.link import Link
+from potluck.common.durations import seconds_of
 from potluck.common.errors import (
     AttendsElsewhereError,
     CertificateExpiredError,
@@ -79,7 +80,7 @@ class ControlStream:
     ) -> None:
         """Send heartbeats and messages until the stream ends; pass each received message to
         `receive`."""
-        seconds = welcome.heartbeat_interval.ToTimedelta().total_seconds()
+        seconds = seconds_of(welcome.heartbeat_interval)
         writer = asyncio.create_task(self._write(max(seconds, _LEAST_INTERVAL_SECONDS)))
         reader = asyncio.create_task(self._read(receive))
         try:

@@ -23,6 +23,7 @@ from potluck.client.handlers.active_instruction import ActiveInstruction, spans_
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.handler_table import carry_out
 from potluck.client.handlers.instruction_log import InstructionStage, Reception, ignored
+from potluck.common.durations import seconds_of
 from potluck.common.errors import (
     DisclosureRefusedError,
     PotluckError,
@@ -262,8 +263,7 @@ def _deadline(instruction: rpc.Instruction) -> float | None:
     """Return the deadline of the work, by the event loop's clock; None for no deadline."""
     if not instruction.HasField("time_left"):
         return None
-    left = instruction.time_left.ToTimedelta().total_seconds()
-    return asyncio.get_running_loop().time() + left
+    return asyncio.get_running_loop().time() + seconds_of(instruction.time_left)
 
 
 def _failure(instruction_id: str, error: PotluckError) -> rpc.Answer:

@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from potluck.client.base.state_directory import write_atomically
+from potluck.common.durations import seconds_of
 from potluck.common.tensors.spare_files import SpareFiles
 from potluck.common.tensors.tensor_files import FileDigest
 from potluck.common.updates.update_report import UpdateReport
@@ -80,7 +81,7 @@ def update_record(
         delta=train.delta,
         compressed=train.compressed and not masked_input,
         report=report,
-        expires=time.time() + instruction.time_left.ToTimedelta().total_seconds(),
+        expires=time.time() + seconds_of(instruction.time_left),
         work=work,
         offer=dict(offer or {}),
         masked_input=masked_input,
