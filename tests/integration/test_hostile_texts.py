@@ -20,6 +20,7 @@ from support.raw_host import RawHost, header, trailer, training_of
 
 from potluck.common.net.protocol import PROTOCOL_VERSION, VERSIONS
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
@@ -98,11 +99,16 @@ async def says(
     progress = rpc.Progress(instruction_id=name, fraction=0.5)
     failure = rpc.Failure(reason=reason, message=message)
     content = b"no update"
-    assert isinstance(await host.submit([header(name, ME, content), trailer(content)]), tuple)
+    report, measures = transfer_pb2.TrainingReport(samples=32), rpc.MeasuredSums()
+    for each in (report.measures, measures.sums):
+        each[name].sum = 1.0
+    first = header(name, ME, content, report=report)
+    assert isinstance(await host.submit([first, trailer(content)]), tuple)
     assert isinstance(await host.submit([header(told.id, name, content)]), tuple)
     for said in (
         rpc.AttendRequest(heartbeat=rpc.Heartbeat(progress=[progress])),
         rpc.AttendRequest(acknowledgement=rpc.Acknowledgement(instruction_id=name)),
+        rpc.AttendRequest(answer=rpc.Answer(instruction_id=name, measures=measures)),
         rpc.AttendRequest(answer=rpc.Answer(instruction_id=told.id, failure=failure)),
     ):
         await call.write(said)
@@ -127,6 +133,7 @@ def assert_plain_in_store(federation: Federation) -> None:
 def assert_plain_in_log(federation: Federation) -> None:
     lines = federation.files.log("coordinator").read_text(encoding="utf-8").split("\n")
     assert all(line.isprintable() for line in lines)
+    assert not any('"event": "call failed"' in line for line in lines)
     assert all(line.startswith("{") or not line for line in lines)  # no forged lines
 
 

@@ -81,10 +81,15 @@ def _escaped(character: str) -> str:
 
 
 def _make_map_plain(entries: Any) -> None:
-    """Convert the texts of a map to plain text, in place. The map's values must not be messages."""
+    """Convert the texts of a map to plain text, in place, also those in values that are
+    messages."""
     for key, value in list(entries.items()):
-        texts = [each for each in (key, value) if isinstance(each, str)]
-        if not all(map(_is_plain, texts)):
+        plain_key = plain(key) if isinstance(key, str) else key
+        if isinstance(value, Message):
+            make_plain(value)
+            if plain_key != key:
+                entries[plain_key].CopyFrom(value)  # protobuf refuses to assign messages
+                del entries[key]
+        elif plain_key != key or (isinstance(value, str) and not _is_plain(value)):
             del entries[key]
-            key, value = (plain(each) if isinstance(each, str) else each for each in (key, value))
-            entries[key] = value
+            entries[plain_key] = plain(value) if isinstance(value, str) else value

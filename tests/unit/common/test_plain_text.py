@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import structlog
+from google.protobuf import message_factory
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from hypothesis import example, given
@@ -23,7 +25,12 @@ from potluck.common.errors import ConfigurationError, PotluckError, to_status
 from potluck.common.plain_text import MOST_CHARACTERS, make_plain, plain, without_passwords
 from potluck.common.process.logs import LogFormat, configure_logging
 from potluck.deploy.terminal import terminal
-from potluck.rpc.v1 import coordinator_pb2, operator_pb2, transfer_pb2
+from potluck.rpc.v1 import (
+    coordinator_pb2,
+    operator_pb2,
+    secure_aggregation_pb2,
+    transfer_pb2,
+)
 
 ANY = st.text(st.characters(codec=None), max_size=60)  # includes lone surrogates
 SENT = st.text(max_size=60)  # all texts that protobuf can hold
@@ -98,12 +105,54 @@ def test_every_string_of_a_message_is_made_printable(
         assert all(text.isprintable() for text in texts_of(message))
 
 
+def filled(kind: Descriptor, text: str, depth: int = 6) -> Iterator[Message]:
+    """Yield messages of a type. Each has one of its fields set, and `text` in all texts below."""
+    for field in kind.fields:
+        message = message_factory.GetMessageClass(kind)()
+        put = getattr(message, field.name)
+        inner = field.message_type
+        if inner is not None and inner.GetOptions().map_entry:
+            key, value = inner.fields
+            name = text if key.type == key.TYPE_STRING else 1
+            if value.message_type is None:
+                put[name] = text if value.type == value.TYPE_STRING else 1
+            else:
+                for each in filled(value.message_type, text, depth - 1):
+                    put[name].MergeFrom(each)
+        elif inner is not None:
+            for each in filled(inner, text, depth - 1) if depth else ():
+                put.add().CopyFrom(each) if field.is_repeated else put.MergeFrom(each)
+        elif field.type == field.TYPE_STRING:
+            put.append(text) if field.is_repeated else setattr(message, field.name, text)
+        yield message
+
+
+@pytest.mark.parametrize("text", ["two\nlines", "\x1b[2J", "\u202egpj.exe", "x" * 2_001])
+def test_texts_of_every_type_of_message_are_made_plain(text: str) -> None:
+    files = (coordinator_pb2, operator_pb2, secure_aggregation_pb2, transfer_pb2)
+    kinds = [kind for each in files for kind in each.DESCRIPTOR.message_types_by_name.values()]
+    messages = [message for kind in kinds for message in filled(kind, text)]
+    assert sum(text in texts_of(message) for message in messages) > 100
+    for message in messages:
+        make_plain(message)
+        assert text not in texts_of(message), message
+
+
+def test_map_of_messages_keeps_its_values_under_plain_keys() -> None:
+    report = transfer_pb2.TrainingReport(samples=3)
+    report.measures["lo\nss"].sum = 1.5
+    report.measures["x"].sum = 2.5
+    make_plain(report)
+    assert {key: value.sum for key, value in report.measures.items()} == {"lo ss": 1.5, "x": 2.5}
+
+
 def texts_of(value: object) -> list[str]:
-    """Return all texts of a message, read from its JSON form."""
+    """Return all texts of a message except documents, read from its JSON form."""
     if isinstance(value, Message):
-        return texts_of(MessageToDict(value))
+        return texts_of(MessageToDict(value, preserving_proto_field_name=True))
     if isinstance(value, dict):
-        return [text for pair in value.items() for each in pair for text in texts_of(each)]
+        pairs = [pair for pair in value.items() if not pair[0].endswith(("_json", "run_file"))]
+        return [text for pair in pairs for each in pair for text in texts_of(each)]
     if isinstance(value, list):
         return [text for each in value for text in texts_of(each)]
     return [value] if isinstance(value, str) else []

@@ -382,15 +382,15 @@ def _decoding(handler: Any, method: str) -> Callable[[Any, Context], Any]:
     def decode(text: bytes) -> Any:
         try:
             message = deserialize(text)
-        except DecodeError:
+            if isinstance(message, Message):
+                make_plain(message)
+        except (DecodeError, ValueError):
             raise ProtocolError(
                 f"{method.rpartition('/')[2]} received {len(text)} bytes that are not a valid "
                 "message; install the same release of Potluck on both machines",
                 method=method,
                 bytes=len(text),
             ) from None
-        if isinstance(message, Message):
-            make_plain(message)
         return message
 
     async def decoded(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
