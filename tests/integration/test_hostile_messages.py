@@ -28,7 +28,7 @@ from potluck.common.net.identity import Role
 from potluck.common.net.tls import channel
 from potluck.deploy.pki import authority as pki
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2
-from potluck.server.service.guard import INTERVAL_SECONDS
+from potluck.server.hosts.line_limit import INTERVAL_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -42,6 +42,7 @@ from potluck.relay.upstream import Upstream, for_hosts
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc
 from potluck.server.hosts.limits import Limits
+from potluck.server.hosts.line_limit import limit_of_hosts
 from potluck.server.service.certificate import ServerCertificate
 from potluck.server.service.guard import HOSTS, Context, Guard, check_client, identity_of
 from potluck.server.service.revocations import Revoking
@@ -66,6 +67,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._files = files
         self._updates = updates
         self._metrics = metrics
+        self._lines = limit_of_hosts()
 
     # Control ----------------------------------------------------------------------------------
 
@@ -86,7 +88,8 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 if not welcomed:
                     welcomed = True
                     self._metrics.attending(1, clients)
-                    log.info("host connected", host=identity.name, clients=clients)
+                    if self._lines.allows(("host connected", identity.name)):
+                        log.info("host connected", host=identity.name, clients=clients)
                 if response.HasField("welcome"):
                     # the host must transfer files through the relay
                     response.welcome.object_store = False
@@ -104,7 +107,8 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             if welcomed:
                 self._updates.expected.left(identity.name)
                 self._metrics.attending(-1, -clients)
-                log.info("host disconnected", host=identity.name, clients=clients)
+                if self._lines.allows(("host disconnected", identity.name)):
+                    log.info("host disconnected", host=identity.name, clients=clients)
 
     def _greeting(self, first: rpc.AttendRequest | None, identity: Identity) -> rpc.AttendRequest:
         """Return a host's hello as the coordinator receives it: with the host's name added.

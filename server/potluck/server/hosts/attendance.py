@@ -16,6 +16,7 @@ import structlog
 
 from potluck.common.errors import IdentityError
 from potluck.rpc.v1 import coordinator_pb2
+from potluck.server.hosts.line_limit import limit_of_hosts
 
 log = structlog.get_logger()
 
@@ -104,6 +105,8 @@ class Attendance:
         self._pending_of: dict[str, dict[str, Pending]] = {}  # client → its pending ones
         self._listeners: list[AttendanceListener] = []
         self._membership = (0, b"")  # newest member list: (epoch, document)
+        self.lines = limit_of_hosts()
+        """Limit on the log lines about hosts."""
 
     # Hosts ------------------------------------------------------------------------------------
 
@@ -182,7 +185,8 @@ class Attendance:
 
     def _send_membership(self, session: HostSession) -> None:
         epoch, document = self._membership
-        if session.membership_epoch > epoch > 0:
+        newer = session.membership_epoch > epoch > 0
+        if newer and self.lines.allows(("newer membership", session.host_id)):
             log.warning(
                 f"host {session.host_id} has membership epoch {session.membership_epoch}, but "
                 f"the coordinator has only epoch {epoch}; send the newest member list with "

@@ -81,10 +81,12 @@ class DuplicateHostGuard:
 
     def _refuse(self, session: HostSession, other: HostSession) -> None:
         pair = (other.process_id, session.process_id)
-        if self._told.get(session.host_id) != pair:
-            self._told[session.host_id] = pair
+        line = "two processes with one certificate"
+        known = self._told.get(session.host_id) == pair
+        self._told[session.host_id] = pair
+        if not known and self._attendance.lines.allows((line, session.host_id)):
             log.warning(
-                "two processes with one certificate",
+                line,
                 host=session.host_id,
                 attends=other.address,
                 since=other.since.isoformat(),
@@ -129,14 +131,15 @@ class HostRegistry:
         await self._duplicates.make_way(session)
         self._attendance.attach(session)
         self._instruments.count(metrics.HOSTS_JOINED)
-        log.info(
-            "host attends",
-            host=session.host_id,
-            clients=len(session.client_ids),
-            device=session.device,
-            address=session.address,
-            **({"relay": session.relay} if session.relay else {}),
-        )
+        if self._attendance.lines.allows(("host attends", session.host_id)):
+            log.info(
+                "host attends",
+                host=session.host_id,
+                clients=len(session.client_ids),
+                device=session.device,
+                address=session.address,
+                **({"relay": session.relay} if session.relay else {}),
+            )
         try:
             await self._see(session)
             yield
@@ -146,7 +149,8 @@ class HostRegistry:
     def _left(self, session: HostSession) -> None:
         if self._attendance.detach(session):
             self._instruments.count(metrics.HOSTS_LEFT)
-            log.warning("host left", host=session.host_id, clients=len(session.client_ids))
+            if self._attendance.lines.allows(("host left", session.host_id)):
+                log.warning("host left", host=session.host_id, clients=len(session.client_ids))
             noting = asyncio.create_task(self._note(session))
             self._noting.add(noting)
             noting.add_done_callback(self._noting.discard)

@@ -42,14 +42,11 @@ from potluck.server.hosts.limits import (
     not_too_slow,
     with_first_message,
 )
+from potluck.server.hosts.line_limit import INTERVAL_SECONDS, LineLimit
 
 # Refused calls in the log -------------------------------------------------------------------------
 
 log = structlog.get_logger()
-
-INTERVAL_SECONDS = 30.0
-"""Length of an interval in seconds. A peer's first refusal for a reason is logged immediately,
-later ones together at the end of the interval."""
 
 _OWN_FAULTS = (OpenFilesError, RelayStorageError, StorageError)
 
@@ -58,9 +55,7 @@ class RefusalLog:
     """Logs one line for each peer and reason within an interval. Used on the event loop."""
 
     def __init__(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
-        self._seconds = interval_seconds
-        # (peer, reason) → refusals after the first one in the current interval
-        self._more: dict[tuple[str, str], int] = {}
+        self._limit = LineLimit(_more_refused, interval_seconds=interval_seconds)
 
     def refused(self, peer: str, method: str, error: PotluckError) -> None:
         """Log a refused call, as a warning if this process is the cause."""
@@ -80,21 +75,13 @@ class RefusalLog:
         )
 
     def _log(self, event: tuple[str, str], write: Callable[[], Any]) -> None:
-        if event in self._more:
-            self._more[event] += 1
-            return
-        write()
-        self._begin(event)
+        if self._limit.allows(event):
+            write()
 
-    def _begin(self, event: tuple[str, str]) -> None:
-        self._more[event] = 0
-        asyncio.get_running_loop().call_later(self._seconds, self._end, event)
 
-    def _end(self, event: tuple[str, str]) -> None:
-        more = self._more.pop(event)
-        if more:
-            log.info("more calls refused", peer=event[0], reason=event[1], count=more)
-            self._begin(event)
+def _more_refused(event: tuple[str, str], count: int) -> None:
+    peer, reason = event
+    log.info("more calls refused", peer=peer, reason=reason, count=count)
 
 
 # The guard ----------------------------------------------------------------------------------------
