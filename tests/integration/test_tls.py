@@ -333,9 +333,12 @@ async def test_key_of_another_certificate_is_refused_before_connecting(
         channel("localhost:1", mixed)
 
 
-@pytest.mark.parametrize("address", ["localhost", "localhost:", "::1:7443", "http://x:1", "a b:1"])
+@pytest.mark.parametrize(
+    "address",
+    ["localhost", "localhost:", "::1:7443", "http://x:1", "a b:1", "localhost:0", "[::1]:65536"],
+)
 async def test_an_address_needs_host_and_port(address: str, federation: TestFederation) -> None:
-    with pytest.raises(ConfigurationError, match="is not HOST:PORT"):
+    with pytest.raises(ConfigurationError, match="is not HOST:PORT with a port from 1 to 65535"):
         channel(address, federation.operator)
 
 

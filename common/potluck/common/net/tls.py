@@ -84,6 +84,7 @@ DATA_OPTIONS: Options = (
     ("grpc.http2.ping_timeout_ms", 30_000),
 )
 
+_LAST_PORT = 65_535
 _ISSUE_REMEDY = "make one with `potluck pki issue`"
 
 
@@ -196,12 +197,13 @@ def channel(
 
     The coordinator's certificate must contain HOST, or `server_name` if that is given (for a tunnel
     or a load balancer). options: gRPC options that add to the usual ones or replace them. Raises
-    ConfigurationError for an address without a port, and the errors of `channel_credentials`.
+    ConfigurationError for an address without a valid port, and the errors of `channel_credentials`.
     """
-    if re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):[0-9]{1,5}", address) is None:
+    found = re.fullmatch(r"(?:\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):([0-9]{1,5})", address)
+    if found is None or not 1 <= int(found[1]) <= _LAST_PORT:  # gRPC would dial modulo 65,536
         raise ConfigurationError(
-            f"address {address[:120]!r} is not HOST:PORT; write an address such as "
-            "coordinator:7443",
+            f"address {address[:120]!r} is not HOST:PORT with a port from 1 to {_LAST_PORT}; write "
+            "an address such as coordinator:7443",
             address=address[:120],
         )
     options = (*CHANNEL_OPTIONS, *direct_at_home(address), *options)
