@@ -343,9 +343,7 @@ async def test_lost_coordinator_is_reported_and_reconnected(
         await coordinator.aclose()
         overview = (await page.get("/api/overview")).json
         assert overview["connection"]["trouble"] == "lost"
-        assert overview["connection"]["text"].startswith(
-            f"can't reach the coordinator at {config.coordinator}: "
-        )
+        assert f"at {config.coordinator}" in overview["connection"]["text"]
         assert [run["run"] for run in overview["runs"]] == [RUN_ID]  # from the earlier answer
         stopped = await page.post(f"/api/runs/{RUN_ID}/stop", {})
         assert (stopped.status, stopped.json["trouble"]) == (502, "lost")

@@ -1,8 +1,8 @@
 """Errors of connections to the coordinator, each in one line with its cause and a remedy.
 
 gRPC reports every failed connection as UNAVAILABLE; only its text distinguishes the causes. If gRPC
-changes a text, the error has gRPC's own text instead. So only two things depend on gRPC's texts:
-the error's wording, and whether it is permanent.
+changes a text, the error contains gRPC's own text instead. So only two things depend on gRPC's
+texts: the error's wording, and whether it is permanent.
 """
 
 from __future__ import annotations
@@ -132,9 +132,17 @@ def connection_error(
                     f". The connection uses {_name(proxy)}, which may send its own certificate"
                 )
             return cause.error(message, address=address)
-    if proxy is not None and found.message.endswith(_NO_ANSWER):
-        return _proxy_error(found.message.removesuffix(_NO_ANSWER), proxy, address)
-    return found
+    if not found.message.endswith(_NO_ANSWER):
+        return found
+    # Only the remedy follows a semicolon: `potluck doctor` separates them there.
+    detail = " ".join(found.message.removesuffix(_NO_ANSWER).split()).replace("; ", ", ")
+    if proxy is not None:
+        return _proxy_error(detail, proxy, address)
+    return UnreachableError(
+        f"can't reach the coordinator at {address}: {detail}; check the address, and that the "
+        "coordinator runs there",
+        address=address,
+    )
 
 
 def _foreign(address: str, server_name: str | None) -> str:
@@ -170,10 +178,8 @@ def _of_a_federation(certificate: x509.Certificate) -> bool:
 
 
 def _proxy_error(detail: str, proxy: Proxy, address: str) -> UnreachableError:
-    if "Connection refused" in detail:
-        cause = "nothing listens there (connection refused)"
-    else:
-        cause = " ".join(detail.split())
+    refused = "Connection refused" in detail
+    cause = "nothing listens there (connection refused)" if refused else detail
     host = address.rpartition(":")[0].strip("[]")
     return UnreachableError(
         f"can't reach {address} through {_name(proxy)}: {cause}; check the proxy, correct "

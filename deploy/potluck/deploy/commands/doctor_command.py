@@ -111,10 +111,11 @@ def _federation(path: Path | None) -> list[Finding]:
     try:
         config = load_operator_config(OperatorFlags(config=path))
     except PotluckError as error:
+        remedy = "`potluck config operator` prints an example"
         if path is not None:
-            remedy = "`potluck config operator` prints an example"
             return [Finding("operator", Verdict.ERROR, error.message, remedy)]
-        found, _, remedy = error.message.partition("; ")
+        found = error.message.partition("; write a file")[0]  # names options that doctor lacks
+        remedy = f"write operator.toml, or name a file with --config; {remedy}"
         return [Finding("operator", Verdict.WARNING, found, remedy)]
     mine = diagnosis.certificates(config.tls, datetime.now(UTC))
     if mine.verdict is Verdict.ERROR:

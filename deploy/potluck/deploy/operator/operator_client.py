@@ -263,16 +263,10 @@ class OperatorClient:
         translated = connection_error(
             error, self._address, self._tls, server_name=self._server_name
         )
-        if not isinstance(translated, UnreachableError) or "proxy" in translated.metadata:
+        unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
+        if unavailable or not isinstance(translated, UnreachableError):
             return translated
         detail = " ".join((error.details() or "no details").split())
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
-            text = (
-                f"can't reach the coordinator at {self._address}: {detail}; check that "
-                "potluck-server runs at this address, or name another coordinator with "
-                "--coordinator HOST:PORT"
-            )
-            return UnreachableError(text, address=self._address)
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             text = (
                 f"the coordinator at {self._address} did not answer within {seconds:.0f} s; see "

@@ -240,7 +240,7 @@ def test_run_file_with_a_byte_order_mark_is_accepted(file: str, tmp_path: Path) 
     (tmp_path / "run.toml").write_bytes(data)
     code, said = _run(tmp_path, file, "-o", "rounds=3", stdin=data)
     assert code == 1
-    assert said.startswith("potluck: can't reach the coordinator at 127.0.0.1:1: ")
+    assert said.startswith("potluck: nothing listens at 127.0.0.1:1 ")
 
 
 def test_run_file_in_utf_16_is_refused_naming_the_encoding(tmp_path: Path) -> None:

@@ -241,9 +241,22 @@ def test_doctor_checks_every_file_and_names_the_remedies(files: DemoFiles) -> No
     certificate, coordinator = found["the federation"]
     assert certificate["verdict"] == "ok"
     assert coordinator["verdict"] == "error"
-    assert "can't reach the coordinator" in coordinator["found"]
-    assert "check that potluck-server runs at this address" in coordinator["remedy"]
+    assert coordinator["found"].startswith("nothing listens at 127.0.0.1:")
+    assert coordinator["remedy"] == "is the coordinator running?"
     assert result.return_value == 1
+
+
+def test_doctor_names_no_option_that_it_lacks_if_there_is_no_operator_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner(env={"XDG_CONFIG_HOME": str(tmp_path)}).invoke(
+        app, ["doctor", "--json"], standalone_mode=False
+    )
+    [finding] = json.loads(result.stdout)["the federation"]
+    assert finding["found"].startswith("can't find a coordinator: ")
+    assert "operator.toml" in finding["remedy"]
+    assert "--coordinator" not in result.stdout
 
 
 def test_doctor_names_an_invalid_configuration_file(tmp_path: Path, files: DemoFiles) -> None:
