@@ -357,7 +357,7 @@ async def test_connection_errors_are_shown_and_disappear_when_fixed(
             path.write_bytes(getattr(old, name).read_bytes())
         await expect(alert).to_contain_text("A certificate can't be used")
         await expect(alert).to_contain_text("expired on")
-        await expect(alert).to_contain_text("potluck pki issue")
+        await expect(alert).to_contain_text("potluck pki renew")
     async with running_operator_service(service, federation) as config, AsyncExitStack() as stack:
         ending = AsyncExitStack()
         server = await ending.enter_async_context(running_page(config))

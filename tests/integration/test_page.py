@@ -367,7 +367,7 @@ async def test_expired_certificate_is_reported_and_a_renewed_one_is_used(
             connection = (await page.get("/api/overview")).json["connection"]
             assert connection["trouble"] == "certificate"
             assert f"{mine['certificate']} expired on " in connection["text"]
-            assert "make one with `potluck pki issue`" in connection["text"]
+            assert "renew it with `potluck pki renew " in connection["text"]
             run = await page.get(f"/api/runs/{RUN_ID}")
             assert (run.status, run.json["trouble"]) == (502, "certificate")
             for name, path in mine.items():

@@ -122,7 +122,12 @@ class TlsFiles(BaseModel):
         key_pem = _read(self.key, "key", _ISSUE_REMEDY)
         authorities = _certificates(self.authority, authority_pem)
         certificate = _certificates(self.certificate, certificate_pem)[0]
-        _check_period(self.certificate, certificate, now, remedy=_ISSUE_REMEDY)
+        _check_period(
+            self.certificate,
+            certificate,
+            now,
+            remedy="renew it with `potluck pki renew FOLDER NAME`, and copy it here",
+        )
         issuer = _issuer(certificate, authorities)
         if issuer is None:
             raise ConfigurationError(

@@ -260,7 +260,10 @@ def test_certificate_outside_its_validity_period_is_refused(tmp_path: Path) -> N
     assert files.load(now=NOW - timedelta(minutes=9)).identity.name == "o"
     with pytest.raises(ConfigurationError, match=r"o\.pem is not valid before 2030-05-01 11:50"):
         files.load(now=NOW - timedelta(minutes=11))
-    with pytest.raises(ConfigurationError, match=r"o\.pem expired on 2030-05-08 12:00 UTC"):
+    expired = (
+        r"o\.pem expired on 2030-05-08 12:00 UTC; renew it with `potluck pki renew FOLDER NAME`"
+    )
+    with pytest.raises(ConfigurationError, match=expired):
         files.load(now=NOW + timedelta(days=8))
 
 
