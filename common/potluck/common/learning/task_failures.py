@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 
 from potluck.common.errors import DeviceMemoryError, PotluckError, TrainerError, TrainingError
+
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 @contextlib.contextmanager
@@ -35,9 +38,9 @@ def blamed_on_task(task: str, whose: str) -> Iterator[None]:
 
 def crashed(error: BaseException) -> TrainingError:
     """Return a TrainingError with one line that names an unexpected exception and where it was
-    raised."""
-    frame = traceback.extract_tb(error.__traceback__)[-1:]
-    where = f" at {Path(frame[0].filename).name}:{frame[0].lineno}" if frame else ""
+    raised, in the user's own code if possible."""
+    places = _places(error)
+    where = f" at {_shown(*places[-1])}" if places else ""
     text = " ".join(str(error).split())[:500]
     return TrainingError(
         f"{type(error).__name__}{where}: {text or 'no message'}; check the task's code and data"
@@ -59,7 +62,7 @@ def blamed_on_trainer(task: str, whose: str) -> Iterator[None]:
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) and _comes_of_a_signal():
             raise
-        frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
+        frame, line = _places(error)[-1]
         out_of_memory = type(error).__name__ == "OutOfMemoryError"
         cls = DeviceMemoryError if out_of_memory else TrainerError
         raise cls(
@@ -124,4 +127,25 @@ def _is_beside(plugin: object, frame: FrameType) -> bool:
 def _in_words(error: BaseException, frame: FrameType, line: int) -> str:
     """Return a text with the exception and the place where it was raised."""
     text = " ".join(str(error).split())[:300] or "no message"
-    return f"{type(error).__name__}: {text} ({Path(frame.f_code.co_filename).name}:{line})"
+    return f"{type(error).__name__}: {text} ({_shown(frame, line)})"
+
+
+def _shown(frame: FrameType, line: int) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{line}"
+
+
+def _places(error: BaseException) -> list[tuple[FrameType, int]]:
+    """Return the frames and lines of an error, outermost first.
+
+    Only those of the user's own code, if there are any: a line of numpy explains nothing.
+    """
+    places = list(traceback.walk_tb(error.__traceback__))
+    return [place for place in places if _is_users_code(place[0])] or places
+
+
+def _is_users_code(frame: FrameType) -> bool:
+    """Return False for code of Potluck, Python's standard library and installed packages."""
+    root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    if root == "potluck" or root in sys.stdlib_module_names:
+        return False
+    return _INSTALLED.isdisjoint(Path(frame.f_code.co_filename).parts)

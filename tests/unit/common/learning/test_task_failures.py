@@ -7,10 +7,12 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from potluck.common.errors import TrainerError
 from potluck.common.interruptible import in_thread
-from potluck.common.learning.task_failures import plugin_failure
+from potluck.common.learning.task_failures import blamed_on_trainer, crashed, plugin_failure
 from potluck.server.selection import Population, SelectionContext
 from potluck.server.selectors.uniform import Uniform
 from potluck.server.state import State
@@ -109,3 +111,25 @@ async def test_failure_in_a_library_names_the_calling_line_of_the_plugin() -> No
     error = await raised(lambda: uniform.select(State(), nonsense))
     line = plugin_failure(error, {"selector 'uniform'": uniform})
     assert re.fullmatch(r"selector 'uniform' failed in select: \w+: .* \(\w+\.py:\d+\)", line)
+
+
+def reads_text_as_numbers() -> None:
+    np.loadtxt(["1.5", "text"])
+
+
+@pytest.mark.asyncio
+async def test_failure_in_a_library_names_the_users_line_that_called_it() -> None:
+    error = await raised(reads_text_as_numbers)
+    line = reads_text_as_numbers.__code__.co_firstlineno + 1
+    assert f" at {Path(__file__).name}:{line}: could not convert" in crashed(error).message
+    with pytest.raises(TrainerError, match=rf"\({HERE}:{line}\)"), blamed_on_trainer("x", "c"):
+        reads_text_as_numbers()
+
+
+def test_failure_outside_the_users_code_names_the_innermost_line() -> None:
+    error = ValueError("x")
+    assert crashed(error).message == "ValueError: x; check the task's code and data"
+    with pytest.raises(ValueError, match="text") as caught:
+        np.loadtxt(["text"])
+    error.__traceback__ = caught.tb.tb_next  # without this function
+    assert re.match(r"ValueError at \w*npyio\w*\.py:\d+: x;", crashed(error).message)
