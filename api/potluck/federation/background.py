@@ -29,8 +29,13 @@ class BackgroundLoop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=self.loop.run_forever, name="potluck", daemon=True)
-        thread.start()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="potluck", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """True if the loop runs; False in a process that was forked from the one that made it."""
+        return self._thread.is_alive()
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine on the loop and wait for its result, from any other thread.

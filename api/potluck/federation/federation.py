@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import tempfile
+import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from html import escape
@@ -95,6 +97,7 @@ class Federation:
         self._session = session or SessionPlugins()
         self._runs: list[Run] = []
         self._closed = False
+        _FEDERATIONS.add(self)
 
     # Where it is ------------------------------------------------------------------------------
 
@@ -317,9 +320,13 @@ class Federation:
         """Close the federation once no object refers to it or its runs.
 
         This happens, for example, when a notebook's cell runs again."""
-        if not self._closed and (self._client or (self._parties and self._parties.parties)):
+        if self._is_open():
             self._closed = True
             self._background.begin(self._close())
+
+    def _is_open(self) -> bool:
+        """Return True if there are connections or processes to end."""
+        return not self._closed and bool(self._client or (self._parties and self._parties.parties))
 
     def __enter__(self) -> Self:
         return self
@@ -444,6 +451,17 @@ class Federation:
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(repr(self)[1:-1])}</p>"
+
+
+_FEDERATIONS: weakref.WeakSet[Federation] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close the federations that a script left open, while their event loop still runs."""
+    for federation in list(_FEDERATIONS):
+        if federation._is_open() and background_loop().alive:
+            federation.close()
 
 
 def _check_local(
