@@ -341,7 +341,11 @@ async def test_ctrl_c_ends_a_watch_with_exit_code_130(
     await process.stdout.readline()  # now it waits for events
     process.send_signal(signal.SIGINT)
     _, err = await process.communicate()
-    assert (process.returncode, err) == (130, b"")
+    assert process.returncode == 130
+    assert err.decode() == (
+        f"stopped watching; run {RUN_ID} continues (`potluck watch {RUN_ID}`, `potluck stop "
+        f"{RUN_ID}`)\n"
+    )
 
 
 async def test_unreachable_coordinator_is_an_error_with_a_remedy(

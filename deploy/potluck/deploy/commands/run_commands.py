@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import sys
 from datetime import UTC, datetime
@@ -379,8 +380,13 @@ async def _watch(
 ) -> None:
     if rounds is None:
         rounds = 0 if as_json else _SHOWN_ROUNDS
-    with display_for(terminal(), as_json=as_json) as display:
-        view = await follow(client, run_id, display, newest_rounds=rounds)
+    try:
+        with display_for(terminal(), as_json=as_json) as display:
+            view = await follow(client, run_id, display, newest_rounds=rounds)
+    except asyncio.CancelledError:  # by Ctrl-C
+        hint = f"(`potluck watch {run_id}`, `potluck stop {run_id}`)"
+        typer.echo(f"stopped watching; run {run_id} continues {hint}", err=True)
+        raise
     if not is_finished(view):
         raise typer.Exit(FAILED)  # the display has shown the reason
 
