@@ -16,7 +16,7 @@ from potluck.common.errors import UnreachableError
 from potluck.deploy.operator.json_view import event_values, to_line
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import RunView, is_news, lacks_clients, observe
-from potluck.deploy.view.watch_lines import event_line
+from potluck.deploy.view.watch_lines import event_line, notice_text
 from potluck.deploy.view.watch_table import RunScreen
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import RunState
@@ -106,7 +106,7 @@ class LiveDisplay:
         self._screen.connection = ""
         if event.WhichOneof("event") == "notice":
             style = "yellow" if event.notice.warning else "dim"
-            self._live.console.print(Text(event.notice.text, style=style))
+            self._live.console.print(Text(notice_text(event.notice), style=style))
 
     def connection(self, text: str, *, lost: bool) -> None:
         """Show the state of the connection in place of the current round."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 
 from potluck.common.learning.spread import Coverage
@@ -16,6 +16,7 @@ from potluck.deploy.operator.run_view import (
     waiting_text,
 )
 from potluck.deploy.view.readable import (
+    readable_age,
     readable_bytes,
     readable_coverage,
     readable_measure,
@@ -25,6 +26,7 @@ from potluck.deploy.view.readable import (
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import RunState
 
+_OLD = timedelta(seconds=10)
 _STATE_TEXT = {
     RunState.RUN_STATE_WAITING: "is waiting",
     RunState.RUN_STATE_RUNNING: "is running",
@@ -88,9 +90,15 @@ def cohort_text(committed: Round) -> str:
     return f"{size} +{len(committed.late)} late" if committed.late else size
 
 
-def notice_line(notice: operator_pb2.Notice) -> str:
-    """Return a notice in one line."""
-    return f"{'warning: ' if notice.warning else ''}{notice.text}"
+def notice_text(notice: operator_pb2.Notice) -> str:
+    """Return a notice's text, with its age if it is not new.
+
+    A watcher receives earlier notices after the rounds that were committed since then.
+    """
+    if not notice.HasField("at"):
+        return notice.text
+    at, now = notice.at.ToDatetime(tzinfo=UTC), datetime.now(UTC)
+    return f"{notice.text} ({readable_age(at, now)})" if now - at > _OLD else notice.text
 
 
 def event_line(view: RunView, event: operator_pb2.WatchRunResponse) -> str | None:
@@ -101,6 +109,6 @@ def event_line(view: RunView, event: operator_pb2.WatchRunResponse) -> str | Non
         case "committed":
             return round_line(round_of(event.committed), view.status)
         case "notice":
-            return notice_line(event.notice)
+            return f"{'warning: ' if event.notice.warning else ''}{notice_text(event.notice)}"
         case _:
             return None

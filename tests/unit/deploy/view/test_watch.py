@@ -249,6 +249,19 @@ def test_notices_are_printed_above_the_live_table() -> None:
     assert "lost the coordinator" in text
 
 
+def test_notice_of_before_the_watch_is_shown_with_its_age() -> None:
+    lines, table = io.StringIO(), io.StringIO()
+    with LiveDisplay(Console(file=table, width=90, height=30, force_terminal=True)) as live:
+        for display in (LinesDisplay(lines), live):
+            for age in (timedelta(), timedelta(hours=2, seconds=1)):
+                event = notice("resumed after round 46", warning=False)
+                event.notice.at.FromDatetime(datetime.now(UTC) - age)
+                display.show(RunView(), event)
+    old = "resumed after round 46 (2 h 00 min ago)"
+    assert lines.getvalue().splitlines() == ["resumed after round 46", old]
+    assert old in table.getvalue()
+
+
 def test_best_model_is_shown_with_its_clients_and_samples() -> None:
     run = status(RunState.RUN_STATE_FINISHED, committed=7)
     run.status.best.CopyFrom(
