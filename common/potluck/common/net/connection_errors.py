@@ -85,11 +85,13 @@ _CAUSES = (
     _Cause("http1.x server", IdentityError, _HTTP + _ENDS_TLS),
     _Cause("http2 header with status", UnreachableError, _HTTP + _ENDS_TLS),
     _Cause(
-        # The process hangs: the kernel accepts the connection, but the handshake gets no answer.
+        # The kernel accepts the connection, but the handshake gets no answer: the process hangs, or
+        # waits for a request in another protocol.
         "Endpoint closing",
         UnreachableError,
-        "{address} accepts connections, but does not answer; its process hangs or its machine is "
-        "overloaded; see the log of the process, and restart it",
+        "{address} accepts connections, but does not answer; it may not be a Potluck coordinator: "
+        "check the address. If it is one, its process hangs or its machine is overloaded: see the "
+        "log of the process, and restart it",
     ),
     _Cause(
         # The server may refuse the certificate later: in TLS 1.3, the client's handshake ends

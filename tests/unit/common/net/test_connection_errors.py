@@ -17,6 +17,10 @@ FILES = TlsFiles(certificate=Path("o.pem"), key=Path("o.key"), authority=Path("a
 ATTEMPT = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7443: "
 CANT = f"can't reach the coordinator at {ADDRESS}: "
 CHECK = "; check the address, and that the coordinator runs there"
+PERHAPS_ANOTHER = (
+    "it may not be a Potluck coordinator: check the address. If it is one, its process hangs or "
+    "its machine is overloaded: see the log of the process, and restart it"
+)
 
 
 def unavailable(details: str) -> str:
@@ -34,6 +38,10 @@ def unavailable(details: str) -> str:
         (
             ATTEMPT + "Failed to connect to remote host: Connection refused",
             f"nothing listens at {ADDRESS} (connection refused); is the coordinator running?",
+        ),
+        (
+            ATTEMPT + "Endpoint closing",
+            f"{ADDRESS} accepts connections, but does not answer; {PERHAPS_ANOTHER}",
         ),
         (
             ATTEMPT + "No route to host",
