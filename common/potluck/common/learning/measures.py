@@ -193,8 +193,9 @@ def _checked(name: str, value: Measured, measure: Measure, whose: str) -> Measur
         )
     if not math.isfinite(total) or (count == 0 and total != 0):
         raise TrainerError(
-            f"{whose} has the sum {total} and the count {count} for measure '{name}'; the sum "
-            "must be finite, and 0 if the count is 0"
+            f"{whose} has the sum {total} and the count {count} for measure '{name}', but the sum "
+            "must be finite, and 0 if the count is 0; check the data for missing or huge values, "
+            "and the trainer's code"
         )
     slack = 1e-9 * max(1.0, abs(measure.lowest), abs(measure.highest))
     if count and not measure.lowest - slack <= total / count <= measure.highest + slack:

@@ -119,7 +119,8 @@ FAULTS = {
     "shapes": "returned a model that is not compatible with the task's model: trained model ten",
     "names": "returned a model that is not compatible with the task's model: ",
     "undeclared": "has the measure 'accuracy', which the task's trainer does not declare",
-    "infinite": "has the sum inf and the count 40 for measure 'squared_error'",
+    "infinite": "has the sum inf and the count 40 for measure 'squared_error', but the sum must be "
+    "finite, and 0 if the count is 0; check the data for missing or huge values, and the trainer's",
     "nothing": "returned a NoneType from `train`; return a Contribution",
 }
 
