@@ -28,7 +28,12 @@ from support.pki import TestFederation
 from support.programs import run_program
 
 from potluck.common.disclosure import CLAIM
-from potluck.common.errors import NotFoundError, UnreachableError
+from potluck.common.errors import (
+    ConfigurationError,
+    NotFoundError,
+    StorageError,
+    UnreachableError,
+)
 from potluck.common.run_file.runfile import example_run_file
 from potluck.common.tensors.digest import digest_of
 from potluck.common.tensors.shards import opened_weights
@@ -513,6 +518,20 @@ async def test_partial_download_of_another_model_is_not_resumed(
     assert json.loads(ended.out)["size"] == len(service.model)
     assert service.offsets == [0]
     assert files_in(tmp_path) == ["model.safetensors"]
+
+
+async def test_model_download_names_why_its_file_cant_be_written(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    service.model = b"weights"
+    long = tmp_path / ("m" * 250)  # too long for the name of the partial file
+    async with connect(config) as client:
+        with pytest.raises(ConfigurationError, match="because it is a folder; name a file in it"):
+            await download_model(client, RUN_ID, tmp_path)
+        with pytest.raises(ConfigurationError, match="name a file in a folder that exists"):
+            await download_model(client, RUN_ID, tmp_path / "none" / "m")
+        with pytest.raises(StorageError, match=f"can't write {long}: File name too long; free"):
+            await download_model(client, RUN_ID, long)
 
 
 async def test_client_raises_the_error_class_of_the_coordinator(

@@ -160,8 +160,8 @@ async def download_model(
     write the origin into the file, as its metadata.
 
     A broken transfer is resumed until it breaks `ATTEMPTS` times in a row without progress. The
-    received part is kept, and the next call resumes from it. Raises ConfigurationError if `path`
-    can't be written, and the errors of `OperatorClient`.
+    received part is kept, and the next call resumes from it. Raises ConfigurationError or
+    StorageError if `path` can't be written, and the errors of `OperatorClient`.
     """
     _check_target(path)
     if best and round_number:
@@ -182,6 +182,12 @@ async def download_model(
                 raise
             if fruitless == ATTEMPTS:
                 raise _stopped(error, path, here) from error
+        except OSError as error:
+            cause = error.strerror or type(error).__name__
+            raise StorageError(
+                f"can't write {path}: {cause}; free disk space, or name a file in another folder",
+                path=path,
+            ) from error
         if fruitless:
             await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2**fruitless)
 
@@ -202,7 +208,11 @@ def _bytes_here(path: Path) -> int:
 
 
 def _check_target(path: Path) -> None:
-    if not path.absolute().parent.is_dir() or path.is_dir():
+    if path.is_dir():
+        raise ConfigurationError(
+            f"can't write the file {path}, because it is a folder; name a file in it", path=path
+        )
+    if not path.absolute().parent.is_dir():
         raise ConfigurationError(
             f"can't write the file {path}; name a file in a folder that exists", path=path
         )
