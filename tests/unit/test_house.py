@@ -55,7 +55,7 @@ MAY_IMPORT = {
 
 ROOMS = {
     "common": (
-        "plain_text errors disk durations interruptible names settings trainer task models "
+        "plain_text errors disk interruptible names settings real_time trainer task models "
         "tasks learning records tables disclosure tensors net "
         "updates run_file signal built_in_signals "
         "process monitoring tracing"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from pydantic import Field
 
-from potluck.common.durations import Seconds
 from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTlsOrNone
 from potluck.common.net.listening import ListenAddress
 from potluck.common.net.tls import TlsFiles
 from potluck.common.process.logs import LogFormat, LogLevel
+from potluck.common.real_time import Seconds
 from potluck.common.settings.configuration import Settings, annotated_example, load
 from potluck.common.settings.configuration_errors import RELAY
 

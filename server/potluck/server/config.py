@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from potluck.common.durations import Seconds
 from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTlsOrNone
 from potluck.common.net.listening import ListenAddress
 from potluck.common.net.tls import TlsFiles
 from potluck.common.process.logs import LogFormat, LogLevel
+from potluck.common.real_time import Seconds
 from potluck.common.settings.configuration import Settings, annotated_example
 from potluck.common.settings.configuration_errors import COORDINATOR
 from potluck.common.settings.plugins import MODEL_MODULES

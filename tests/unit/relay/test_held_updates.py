@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from potluck.common.durations import YEAR_SECONDS
+from potluck.common.real_time import YEAR_SECONDS
 from potluck.relay.expected_updates import GRACE_SECONDS, ExpectedUpdates
 from potluck.relay.held_updates import HeldUpdate, HeldUpdates
 from potluck.rpc.v1 import coordinator_pb2 as rpc

@@ -17,7 +17,6 @@ from potluck.client.config import ClientConfig
 from potluck.client.control.host_certificate import HostCertificate
 from potluck.client.control.inbox import Instructions
 from potluck.client.transfer.link import Link
-from potluck.common.durations import seconds_of
 from potluck.common.errors import (
     AttendsElsewhereError,
     CertificateExpiredError,
@@ -33,6 +32,7 @@ from potluck.common.net.membership_in_force import MembershipInForce
 from potluck.common.net.protocol import VERSIONS, check_agreement
 from potluck.common.net.tls import channel
 from potluck.common.plain_text import make_plain
+from potluck.common.real_time import seconds_of
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc
 

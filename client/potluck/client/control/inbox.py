@@ -23,7 +23,6 @@ from potluck.client.handlers.active_instruction import ActiveInstruction, spans_
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.handler_table import carry_out
 from potluck.client.handlers.instruction_log import InstructionStage, Reception, ignored
-from potluck.common.durations import seconds_of
 from potluck.common.errors import (
     DisclosureRefusedError,
     PotluckError,
@@ -32,6 +31,7 @@ from potluck.common.errors import (
 )
 from potluck.common.learning.task_failures import crashed
 from potluck.common.monitoring.metric_labels import DisclosureOutcome, WorkOutcome
+from potluck.common.real_time import seconds_of
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 log = structlog.get_logger()

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from potluck.client.base.state_directory import write_atomically
-from potluck.common.durations import seconds_of
+from potluck.common.real_time import seconds_of
 from potluck.common.tensors.spare_files import SpareFiles
 from potluck.common.tensors.tensor_files import FileDigest
 from potluck.common.updates.update_report import UpdateReport

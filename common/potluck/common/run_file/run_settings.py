@@ -17,10 +17,10 @@ from potluck.common.disclosure import (
     Adjacency,
     NoisyOrExact,
 )
-from potluck.common.durations import YEAR_SECONDS, Seconds
 from potluck.common.learning.spread import LEAST_GROUP, SMALLEST_GROUP
 from potluck.common.learning.triplet import TripletSettings
 from potluck.common.names import Name, TagValue
+from potluck.common.real_time import YEAR_SECONDS, Seconds
 from potluck.common.settings.configuration import RECOMMENDED, Settings
 from potluck.common.settings.old_spelling import old_spellings
 from potluck.common.tensors.encoding import Encoding

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Final, Self
 from pydantic import Field, field_validator, model_validator
 
 from potluck.common.disclosure import Weighting
-from potluck.common.durations import Seconds
 from potluck.common.learning.virtual_clock import VirtualClock
+from potluck.common.real_time import Seconds
 from potluck.common.run_file.run_settings import (
     Evaluation,
     MaskingSettings,

@@ -14,10 +14,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from potluck.common.durations import Seconds
 from potluck.common.errors import ConfigurationError, PotluckError
 from potluck.common.net.build_version import RELEASE
 from potluck.common.net.identity import expand_clients
+from potluck.common.real_time import Seconds
 from potluck.common.settings.configuration import Settings, annotated_example, load
 from potluck.common.settings.configuration_errors import INVENTORY
 from potluck.deploy.machines.party_settings import (

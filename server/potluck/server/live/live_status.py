@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from potluck.common.durations import YEAR_SECONDS
+from potluck.common.real_time import YEAR_SECONDS
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.clock import now
 from potluck.server.live.feed import member_message, run_status, waiting_message

@@ -7,7 +7,7 @@ from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.common.durations import YEAR_SECONDS, seconds_of
+from potluck.common.real_time import YEAR_SECONDS, seconds_of
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**31), 2**31 - 1))
