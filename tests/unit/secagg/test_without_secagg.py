@@ -83,7 +83,7 @@ async def test_host_without_the_secagg_package_refuses_secure_sums(tmp_path: Pat
     ):
         with pytest.raises(DisclosureRefusedError, match=r"lacks the package potluck.secagg; inst"):
             await refused
-    sums.close("i")
+    sums.close(INSTRUCTION)
 
 
 def test_spent_budget_of_a_client_with_sum_records_is_unknown_without_the_package(

@@ -60,7 +60,7 @@ class SumParticipant(Protocol):
         """
         ...
 
-    def close(self, update_id: str) -> None:
+    def close(self, instruction: rpc.Instruction) -> None:
         """End the sum of a training that is over; do nothing if the training has no sum."""
         ...
 
@@ -87,7 +87,7 @@ class NoParticipant:
         """Refuse, as `answer` does. Always raises DisclosureRefusedError."""
         raise _refused(instruction)
 
-    def close(self, update_id: str) -> None:
+    def close(self, instruction: rpc.Instruction) -> None:
         """Do nothing."""
 
 

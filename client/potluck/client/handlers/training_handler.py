@@ -99,7 +99,7 @@ async def train(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
         else:
             await deliver(context.link, kept, context.updates.path(update_id), fresh=fresh)
     finally:
-        context.sums.close(update_id)
+        context.sums.close(instruction)
     return None
 
 

@@ -504,6 +504,7 @@ class SecureAdvert(_message.Message):
     CHANNEL_KEY_FIELD_NUMBER: _builtins.int
     COMMITMENT_FIELD_NUMBER: _builtins.int
     REVEALED_FIELD_NUMBER: _builtins.int
+    CHANNEL_PROOF_FIELD_NUMBER: _builtins.int
     header_sha256: _builtins.bytes
     """SHA-256 of the header."""
     client: _builtins.str
@@ -514,6 +515,8 @@ class SecureAdvert(_message.Message):
     """X25519, for shares."""
     commitment: _builtins.bytes
     """SHA-256 of the client's own mask seed; see the documentation."""
+    channel_proof: _builtins.bytes
+    """Proof that the client knows the private key of channel_key: a signature by RFC 8032."""
     @_builtins.property
     def revealed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """The sessions over what may be the same input in which the client has given shares. It has given
@@ -529,10 +532,11 @@ class SecureAdvert(_message.Message):
         channel_key: _builtins.bytes = ...,
         commitment: _builtins.bytes = ...,
         revealed: _abc.Iterable[_builtins.bytes] | None = ...,
+        channel_proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_key", b"channel_key", "client", b"client", "commitment", b"commitment", "header_sha256", b"header_sha256", "mask_key", b"mask_key", "revealed", b"revealed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_key", b"channel_key", "channel_proof", b"channel_proof", "client", b"client", "commitment", b"commitment", "header_sha256", b"header_sha256", "mask_key", b"mask_key", "revealed", b"revealed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

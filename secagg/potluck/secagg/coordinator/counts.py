@@ -50,7 +50,7 @@ from potluck.secagg.protocol.primitives.thresholds import (
 )
 from potluck.secagg.protocol.vectors.histograms import decode_counts
 from potluck.secagg.protocol.vectors.word_limits import COUNT_LIMIT
-from potluck.secagg.protocol.wire.messages import SESSION_ID_BYTES
+from potluck.secagg.protocol.wire.messages import SESSION_ID_BYTES, Stage
 from potluck.server.eligibility.collected_sums import PhaseObserver
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.trust import Trust
@@ -183,9 +183,12 @@ class SecureSums:
     def _unwilling(self, outcome: SumOutcome, header: Header) -> set[str]:
         """Return the clients that the next attempt excludes: those that refused or could not join.
 
-        If the membership has changed since the session began, clients that refused because of the
-        old membership are invited again, under the new one.
+        None after a failure to reveal exact counts: clients that have given shares accept only the
+        same set again. If the membership has changed since the session began, clients that refused
+        because of the old membership are invited again, under the new one.
         """
+        if outcome.record.stage == Stage.REVEAL and header.noise is None:
+            return set()
         refusals = outcome.record.refusals
         unwilling = refusals.keys() | outcome.troubles.keys()
         if self._root.require().members.epoch == header.membership_epoch:

@@ -61,6 +61,7 @@ from potluck.secagg.protocol.primitives.thresholds import (
     assumed_colluding_hosts,
     colluding_clients,
 )
+from potluck.secagg.protocol.rules import BrokenRuleError
 from potluck.secagg.protocol.vectors.updates import HeadSum
 from potluck.secagg.protocol.wire.messages import SESSION_ID_BYTES, Stage
 from potluck.server.hosts.instructions import MASKED, task_plugin
@@ -203,7 +204,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
                 state if adapting is None else without_clip(state),
                 clients=len(run.roster),
             )
-        except TrainingError as error:
+        except (BrokenRuleError, TrainingError) as error:
             run.post(rounds.SumFailed(*current.key[1:], error.message))
             return None
         if adapting is not None:

@@ -74,31 +74,35 @@ class Appointment:
 
 
 class Appointments:
-    """The `Appointment`s of all clients of a host: one per update, found by the update's id."""
+    """The `Appointment`s of all clients of a host: one per client and update.
+
+    The coordinator chooses the ids of updates, so an id alone could connect a client's training
+    with the sum that another client expects.
+    """
 
     def __init__(self) -> None:
-        self._made: dict[str, Appointment] = {}
+        self._made: dict[tuple[str, str], Appointment] = {}
 
-    def of(self, update_id: str) -> Appointment:
-        """Return the appointment of an update; make it if it does not exist."""
-        return self._made.setdefault(update_id, Appointment())
+    def of(self, client: str, update_id: str) -> Appointment:
+        """Return the appointment of a client's update; make it if it does not exist."""
+        return self._made.setdefault((client, update_id), Appointment())
 
-    def close(self, update_id: str, replies: tuple[Envelope, ...] = ()) -> None:
+    def close(self, client: str, update_id: str, replies: tuple[Envelope, ...] = ()) -> None:
         """Close the appointment of a training that is over; do nothing if it has none."""
-        appointment = self._made.pop(update_id, None)
+        appointment = self._made.pop((client, update_id), None)
         if appointment is not None:
             appointment.close(replies)
 
-    async def expectation(self, update_id: str) -> Expectation:
+    async def expectation(self, client: str, update_id: str) -> Expectation:
         """Wait for the client's expectation of the sum of its update.
 
         Raises RoundClosedError if its training does not begin."""
-        waiting = self.of(update_id).expected
+        waiting = self.of(client, update_id).expected
         try:
             return await kept(waiting)
         finally:
             if not waiting.done():  # the training has never begun
-                self.close(update_id)
+                self.close(client, update_id)
 
 
 async def kept(waiting: asyncio.Future[T]) -> T:

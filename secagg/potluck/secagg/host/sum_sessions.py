@@ -110,8 +110,8 @@ class SumSessions:
         # Read the membership now: below, the session may wait long for the training.
         party = self.membership.party(name, self.policy) if invited else None
         if party is not None and work.update_id:
-            appointment = self.appointments.of(work.update_id)
-            expected = await self.appointments.expectation(work.update_id)
+            appointment = self.appointments.of(name, work.update_id)
+            expected = await self.appointments.expectation(name, work.update_id)
         async with self._turns[name]:  # one step at a time, in the order of arrival
             if party is not None and expected is not None:
                 return await self._begin(party, envelope, expected, (), appointment)
@@ -140,14 +140,14 @@ class SumSessions:
         """Set a client's expectation of the sum, before it trains from this model file. The
         client's session can then begin.
         """
-        appointment = self.appointments.of(instruction.id)
+        appointment = self.appointments.of(instruction.client_id, instruction.id)
         expected = await asyncio.to_thread(expectation, instruction, model, self.policy.data_epoch)
         if not appointment.expected.done():
             appointment.expected.set_result(expected)
 
-    def close(self, update_id: str) -> None:
+    def close(self, instruction: rpc.Instruction) -> None:
         """End the sum of a training that is over; do nothing if it has none."""
-        self.appointments.close(update_id)
+        self.appointments.close(instruction.client_id, instruction.id)
 
     async def mask(
         self,
@@ -166,11 +166,11 @@ class SumSessions:
         StorageError. The session is then over, since its masks must not be used again.
         """
         name, update_id = instruction.client_id, instruction.id
-        appointment = self.appointments.of(update_id)
+        appointment = self.appointments.of(name, update_id)
         await kept(appointment.agreed)
         live = self._live.get((name, appointment.session_id))
         masking = None if live is None else live.session.masking
-        if live is None or masking is None:
+        if live is None or masking is None or live.appointment is not appointment:
             raise RoundClosedError("the coordinator has given up the secure sum for this update")
         try:
             if noise is not None:
@@ -183,7 +183,7 @@ class SumSessions:
             broken = error.refusal if isinstance(error, BrokenRuleError) else _NO_UPDATE
             step = client.refuse(live.session, broken)
             self._take(name, live, step)
-            self.appointments.close(update_id, step.replies)
+            self.appointments.close(name, update_id, step.replies)
             await appointment.said.wait()  # first send the coordinator the reason, then raise
             raise
         if live.session.masking is not masking:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from support.secure_sums import (
     COUNTS,
     HEAD,
@@ -36,6 +38,8 @@ from potluck.secagg.protocol import (
     encode,
 )
 from potluck.secagg.protocol.client.client_session import Accusing
+from potluck.secagg.protocol.primitives import agreement_proof
+from potluck.secagg.protocol.primitives.agreement_proof import prove_knowledge
 from potluck.secagg.protocol.wire.messages import (
     Advert,
     Certificate,
@@ -49,7 +53,7 @@ from potluck.secagg.protocol.wire.messages import (
     Stage,
     Survivors,
 )
-from potluck.secagg.protocol.wire.transcript import sign
+from potluck.secagg.protocol.wire.transcript import knowledge_context, sign
 
 
 def run_at(stage: Stage, **options: Any) -> Run:
@@ -104,6 +108,7 @@ def invitation(run: Run, **changes: Any) -> Envelope:
         ({"vectors": (replace(COUNTS, modulus_bits=32),)}, Rule.WRAP),
         ({"vectors": (replace(COUNTS, modulus_bits=16),)}, Rule.MALFORMED),
         ({"vectors": (replace(COUNTS, clip=2.0**41),)}, Rule.WRAP),
+        ({"vectors": (replace(COUNTS, clip=40.0),)}, Rule.WRAP),
         ({"vectors": (replace(COUNTS, clip=float("nan")),)}, Rule.MALFORMED),
         ({"purpose": Purpose.METRIC}, Rule.HEADER),
         ({"model_digest": bytes(32)}, Rule.HEADER),
@@ -176,7 +181,23 @@ def test_clients_with_different_models_never_form_a_roster() -> None:
 
 
 KEY = bytes([9] * 32)
+MINE = X25519PrivateKey.from_private_bytes(bytes([8] * 32))
 Edit = Callable[[Run, list[Envelope]], list[Envelope]]
+
+
+def proven(advert: Advert, private: X25519PrivateKey = MINE) -> Advert:
+    """Return an advert with a channel key of one's own, and the proof that one knows it."""
+    terms = (advert.header_sha256, advert.client, advert.mask_key, advert.commitment)
+    proof = prove_knowledge(private, knowledge_context(*terms), random.Random(1).randbytes)
+    key = private.public_key().public_bytes_raw()
+    return replace(advert, channel_key=key, channel_proof=proof)
+
+
+def doubled(key: bytes) -> bytes:
+    """Return a public key that is twice another: its owner does not know the private key."""
+    _, y, z, _ = agreement_proof._times(2, agreement_proof._lift(key))
+    u = (z + y) * pow(z - y, -1, agreement_proof._P) % agreement_proof._P
+    return u.to_bytes(32, "little")
 
 
 def forge(name: str, *, key: Ed25519PrivateKey | None = None, **changes: Any) -> Edit:
@@ -199,7 +220,27 @@ def replayed(run: Run, adverts: list[Envelope]) -> list[Envelope]:
 
 def shared_key(run: Run, adverts: list[Envelope]) -> list[Envelope]:
     theirs = decode(Advert, adverts[1].payload)
-    return forge("f", key=member_key("f"), mask_key=theirs.mask_key)(run, adverts)
+    mine = proven(replace(decode(Advert, adverts[5].payload), mask_key=theirs.mask_key))
+    return [*adverts[:5], sign(member_key("f"), MessageType.ADVERT, encode(mine))]
+
+
+def shared_channel_key(run: Run, adverts: list[Envelope]) -> list[Envelope]:
+    forged = [
+        sign(member_key(name), MessageType.ADVERT, encode(proven(decode(Advert, each.payload))))
+        for name, each in zip("ef", adverts[4:], strict=True)
+    ]
+    return [*adverts[:4], *forged]
+
+
+def related_key(change: Callable[[bytes], bytes]) -> Edit:
+    """Replace f's channel key by one that is computed from e's."""
+
+    def edit(run: Run, adverts: list[Envelope]) -> list[Envelope]:
+        theirs = decode(Advert, adverts[4].payload)
+        changes = {"channel_key": change(theirs.channel_key), "channel_proof": theirs.channel_proof}
+        return forge("f", key=member_key("f"), **changes)(run, adverts)
+
+    return edit
 
 
 @pytest.mark.parametrize(
@@ -209,6 +250,11 @@ def shared_key(run: Run, adverts: list[Envelope]) -> list[Envelope]:
         (forge("f", key=member_key("f"), client="g"), Rule.MEMBER),
         (replayed, Rule.HEADER),
         (shared_key, Rule.DUPLICATE),
+        (shared_channel_key, Rule.DUPLICATE),
+        (related_key(lambda key: key), Rule.KEY),
+        (related_key(lambda key: key[:31] + bytes([key[31] | 128])), Rule.KEY),
+        (related_key(doubled), Rule.KEY),
+        (forge("f", key=member_key("f"), mask_key=KEY), Rule.KEY),
         (lambda run, adverts: [*adverts[:5], adverts[4]], Rule.DUPLICATE),
         (lambda run, adverts: adverts[::-1], Rule.MALFORMED),
         (lambda run, adverts: adverts[1:], Rule.ROSTER),
@@ -419,7 +465,7 @@ def test_coordinator_refuses_a_message_of_a_client_of_another_host() -> None:
     advert = decode(Advert, genuine.payload)
     key = member_key("f")
 
-    other = sign(key, MessageType.ADVERT, encode(replace(advert, channel_key=KEY)))
+    other = sign(key, MessageType.ADVERT, encode(proven(advert)))
     elsewhere = Federation(clients=6, hosts_of={"f": "h-elsewhere"})
     moved = replace(run.session.setup, root=elsewhere.root)
     run.session = replace(run.session, setup=moved)
@@ -440,8 +486,9 @@ def test_only_the_client_with_a_key_of_low_order_is_excluded(key: str) -> None:
     run.answer(list("abcde"), closing=False)
     genuine = Federation(clients=6).run()
     advert = decode(Advert, genuine.tell("f", genuine.next("f")).replies[0].payload)
-    changes: dict[str, Any] = {key: bytes(32)}
-    bad = replace(advert, **changes)
+    bad = replace(advert, channel_key=bytes(32))
+    if key == "mask_key":
+        bad = proven(replace(advert, mask_key=bytes(32)))
     run.hear("f", sign(member_key("f"), MessageType.ADVERT, encode(bad)))
     assert [each.rule for each in run.rejected] == [Rule.KEY]
     run.close()
@@ -454,7 +501,7 @@ def test_only_the_client_that_copies_a_key_is_excluded() -> None:
     theirs = run.sessions["b"].said[0]
     advert = replace(decode(Advert, theirs.payload), client="f")
     run.hear("f", sign(member_key("f"), MessageType.ADVERT, encode(advert)))
-    assert [each.rule for each in run.rejected] == [Rule.DUPLICATE]
+    assert [each.rule for each in run.rejected] == [Rule.KEY]
     run.close()
     assert run.finish().is_exact()
 

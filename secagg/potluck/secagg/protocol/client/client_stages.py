@@ -50,6 +50,7 @@ from potluck.secagg.protocol.primitives.agreement import (
     seal_pair,
     self_seed,
 )
+from potluck.secagg.protocol.primitives.agreement_proof import prove_knowledge
 from potluck.secagg.protocol.primitives.masks import Mask
 from potluck.secagg.protocol.primitives.thresholds import colluding_clients
 from potluck.secagg.protocol.rules import BrokenRuleError, Refusal, Rule, require
@@ -73,6 +74,7 @@ from potluck.secagg.protocol.wire.transcript import (
     Roster,
     build_roster,
     check_advert,
+    knowledge_context,
     sharers_digest,
     sign,
     survivors_digest,
@@ -86,12 +88,16 @@ def advertise(agreed: Agreed, situation: Situation) -> Answer:
     keys = SessionKeys.from_random(situation.random(3 * KEY_BYTES))
     header, policy = agreed.header, agreed.party.policy
     promises = keeps_to_one_set(header, policy)
+    mask_key = keys.mask_key.public_key().public_bytes_raw()
+    committed = commitment(keys.seed, agreed.header_sha256)
+    context = knowledge_context(agreed.header_sha256, agreed.client, mask_key, committed)
     advert = Advert(
         header_sha256=agreed.header_sha256,
         client=agreed.client,
-        mask_key=keys.mask_key.public_key().public_bytes_raw(),
+        mask_key=mask_key,
         channel_key=keys.channel_key.public_key().public_bytes_raw(),
-        commitment=commitment(keys.seed, agreed.header_sha256),
+        commitment=committed,
+        channel_proof=prove_knowledge(keys.channel_key, context, situation.random),
         revealed=revealed_sessions(situation.ledger, header, policy) if promises else (),
     )
     envelope = _signed(agreed, MessageType.ADVERT, encode(advert))

@@ -20,7 +20,6 @@ from potluck.secagg.protocol.coordinator.coordinator_session import (
 )
 from potluck.secagg.protocol.primitives import sharing
 from potluck.secagg.protocol.primitives.agreement import check_order
-from potluck.secagg.protocol.primitives.agreement_proof import check_provable
 from potluck.secagg.protocol.rules import BrokenRuleError, Rule, require
 from potluck.secagg.protocol.wire.message_encoding import check_names, decode, encode
 from potluck.secagg.protocol.wire.messages import (
@@ -108,7 +107,6 @@ def _take_advert(
     # Check now: all other clients would refuse a roster with a bad key.
     check_order(found.advert.mask_key)
     check_order(found.advert.channel_key)
-    check_provable(found.advert.channel_key)
     check_distinct([*state.answers.values(), found])
     return found
 

@@ -212,15 +212,18 @@ def check_charge(ledger: Ledger, header: Header) -> None:
 def vector_sha256(header: Header) -> bytes:
     """Return the digest of everything that determines an update's vector, except the client's data.
 
-    It covers the training, the model, the weight bound, the names, lengths, bits and clips of all
-    vectors, the normalisation and metrics in the head, and their bound. Empty for label counts,
-    whose vector is always the same within a data epoch. The number of invited clients is not
-    included: it only sets how finely the vector is rounded.
+    It covers the training, the model, the weight bound, the names, lengths, bits, clips and scales
+    of all vectors, the normalisation and metrics in the head, and their bound. Empty for label
+    counts, whose vector is always the same within a data epoch. The number of invited clients is
+    not included: it only sets how finely the vector is rounded.
     """
     if header.purpose is not Purpose.UPDATE:
         return b""
     vectors = [
-        [vector.name, vector.length, vector.modulus_bits, vector.encoding.name, repr(vector.clip)]
+        [
+            *(vector.name, vector.length, vector.modulus_bits, vector.encoding.name),
+            *(repr(vector.clip), *([repr(vector.scale)] if vector.scale else [])),
+        ]
         for vector in header.vectors
     ]
     terms = {

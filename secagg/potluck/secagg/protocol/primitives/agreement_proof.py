@@ -1,13 +1,18 @@
-"""A proof of the secret that two X25519 keys agree on; it does not disclose a private key.
+"""Two proofs about X25519 keys that disclose no private key: that one knows it, and what it agrees
+on with another key.
 
-The proof discloses only the secret of one pair of keys, which the holder of the other key knows
-already. With the private key itself, all shares that other clients encrypted for its owner could be
-decrypted.
+The proof of knowledge is a signature of RFC 8032 with the key itself, as in Perrin's "The XEdDSA
+and VXEdDSA Signature Schemes" (2016). A client could otherwise advertise a key that it has computed
+from another client's, such as twice that key's point.
 
-The proof is Chaum and Pedersen's ("Wallet databases with observers", CRYPTO 1992): two points have
+The proof of a shared secret discloses only the secret of one pair of keys, which the holder of the
+other key knows already. With the private key itself, all shares that other clients encrypted for
+its owner could be decrypted.
+
+It is Chaum and Pedersen's ("Wallet databases with observers", CRYPTO 1992): two points have
 the same logarithm, made non-interactive as in RFC 9381, on the curve of RFC 8032; RFC 7748 maps the
 curve of X25519 onto it. X25519 ignores signs and small subgroups. So a public key is read as the
-point with an even x, and the proof uses eight times the other key's point.
+point with an even x, and the proof of a shared secret uses eight times the other key's point.
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from potluck.secagg.protocol.primitives.sharing import Random
@@ -28,6 +35,7 @@ _ROOT_OF_MINUS_ONE: Final = pow(2, (_P - 1) // 4, _P)
 _COFACTOR: Final = 8
 _NONCE_BYTES: Final = 64
 _LABEL: Final = b"flsa/1 agreement"
+_KNOWLEDGE_LABEL: Final = b"flsa/1 knowledge"
 
 _Point = tuple[int, int, int, int]
 """A point in extended coordinates: X, Y, Z and T with x = X/Z, y = Y/Z and xy = T/Z."""
@@ -45,12 +53,29 @@ class AgreementProof:
     response: bytes
 
 
-def check_provable(public: bytes) -> None:
-    """Raise BrokenRuleError (key) for an X25519 public key that is not a point of the curve.
+def prove_knowledge(private: X25519PrivateKey, context: bytes, random: Random) -> bytes:
+    """Prove that one knows a private key: a signature of 64 bytes over the context."""
+    point, scalar = _key_pair(private)
+    nonce = int.from_bytes(random(_NONCE_BYTES), "little") % _ORDER
+    commitment = _compressed(_times(nonce, _GENERATOR))
+    signed = commitment + _compressed(point) + _KNOWLEDGE_LABEL + context
+    challenge = int.from_bytes(hashlib.sha512(signed).digest(), "little") % _ORDER
+    return commitment + ((nonce + challenge * scalar) % _ORDER).to_bytes(32, "little")
 
-    X25519 works with such a key, but a proof about it is impossible.
+
+def check_knowledge(public: bytes, proof: bytes, context: bytes) -> None:
+    """Check a proof of knowledge of an X25519 public key's private key.
+
+    Raises BrokenRuleError (key) for a wrong proof, and for a key that is not a point of the curve:
+    X25519 works with such a key, but no proof about it is possible.
     """
-    _lift(public)
+    key = Ed25519PublicKey.from_public_bytes(_compressed(_lift(public)))
+    try:
+        key.verify(proof, _KNOWLEDGE_LABEL + context)
+    except InvalidSignature:
+        raise BrokenRuleError(
+            Rule.KEY, "an X25519 public key has no proof that its owner knows the private key"
+        ) from None
 
 
 def prove_agreement(
@@ -63,10 +88,7 @@ def prove_agreement(
     Raises BrokenRuleError (key) for a public key about which a proof is impossible.
     """
     own = private.public_key().public_bytes_raw()
-    mine, base = _lift(own), _times(_COFACTOR, _lift(other))
-    scalar = _clamped(private.private_bytes_raw()) % _ORDER
-    if not _equal(_times(scalar, _GENERATOR), mine):
-        scalar = _ORDER - scalar
+    (_, scalar), base = _key_pair(private), _times(_COFACTOR, _lift(other))
     # Compute in the subgroup of prime order; X25519's clamped numbers give points in it anyway.
     agreed = _times(scalar * pow(_COFACTOR, -1, _ORDER), base)
     point = _compressed(agreed)
@@ -108,6 +130,13 @@ def _challenge(
     for each in (one, other, point, _compressed(first), _compressed(second)):
         digest.update(each)
     return int.from_bytes(digest.digest(), "little") % _ORDER
+
+
+def _key_pair(private: X25519PrivateKey) -> tuple[_Point, int]:
+    """Return the point with an even x of a key, and the point's logarithm in [0, `_ORDER`)."""
+    point = _lift(private.public_key().public_bytes_raw())
+    scalar = _clamped(private.private_bytes_raw()) % _ORDER
+    return point, scalar if _equal(_times(scalar, _GENERATOR), point) else _ORDER - scalar
 
 
 def _clamped(private: bytes) -> int:

@@ -82,7 +82,8 @@ def check_vector(vector: SumVector, header: Header, clients: int) -> None:
         f"{where} is for {clients} clients, more than the maximum of {MAXIMUM_CLIENTS}",
     )
     if vector.encoding is VectorEncoding.COUNTS:
-        sound = vector.clip <= COUNT_LIMIT and vector.modulus_bits == 64
+        # With a smaller clip, a refusal would tell whether a client has a larger count.
+        sound = vector.clip == COUNT_LIMIT and vector.modulus_bits == 64
     elif vector.encoding is VectorEncoding.HEAD:
         sound = vector.modulus_bits == 64 and _head_fits(vector, header, clients)
     else:

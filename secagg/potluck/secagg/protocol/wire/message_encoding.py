@@ -60,6 +60,7 @@ _LENGTHS: Final = {
     "commitment": (messages.DIGEST_BYTES,),
     "mask_key": (32,),
     "channel_key": (32,),
+    "channel_proof": (messages.SIGNATURE_BYTES,),
     "point": (32,),
     "challenge": (32,),
     "response": (32,),

@@ -188,9 +188,10 @@ class CertifiedSet:
 class Advert:
     """A client's public keys for one session.
 
-    revealed: the sessions with possibly the same input in which the client has given shares. With
-    the advert, the client promises two things: it has not given shares in other sessions of this
-    kind, and from now on it gives shares only in this session.
+    channel_proof: proof that the client knows the private key of `channel_key`; see
+    `knowledge_context`. revealed: the sessions with possibly the same input in which the client has
+    given shares. With the advert, the client promises two things: it has not given shares in other
+    sessions of this kind, and from now on it gives shares only in this session.
     """
 
     TYPE: ClassVar = MessageType.ADVERT
@@ -199,6 +200,7 @@ class Advert:
     mask_key: bytes
     channel_key: bytes
     commitment: bytes
+    channel_proof: bytes
     revealed: tuple[bytes, ...] = ()
 
 

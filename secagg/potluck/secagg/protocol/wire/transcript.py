@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from potluck.common.errors import IdentityError
 from potluck.common.net.membership import MemberRecord, Members
+from potluck.secagg.protocol.primitives.agreement_proof import check_knowledge
 from potluck.secagg.protocol.primitives.graph import neighbours
 from potluck.secagg.protocol.rules import BrokenRuleError, Rule, require
 from potluck.secagg.protocol.wire.message_encoding import check_names, decode
@@ -179,6 +180,12 @@ class Roster:
         return [each.record.host for each in self.participants.values()]
 
 
+def knowledge_context(header_sha256: bytes, client: str, mask_key: bytes, seed: bytes) -> bytes:
+    """Return the bytes to which an advert's `channel_proof` is bound. seed: the commitment to the
+    client's seed."""
+    return header_sha256 + mask_key + seed + client.encode()
+
+
 def check_advert(
     envelope: Envelope, header_sha256: bytes, root: FederationRoot, now: datetime
 ) -> CheckedAdvert:
@@ -214,6 +221,13 @@ def _check_advert(envelope: Envelope, root: FederationRoot, now: datetime) -> Ch
         advert.mask_key != advert.channel_key,
         Rule.DUPLICATE,
         f"client {who!r} must have two different keys for masks and channels",
+    )
+    # Otherwise evidence against a client with a key made from another client's would disclose what
+    # the accuser shares with that other client.
+    check_knowledge(
+        advert.channel_key,
+        advert.channel_proof,
+        knowledge_context(advert.header_sha256, who, advert.mask_key, advert.commitment),
     )
     return CheckedAdvert(envelope, advert, record, root.key_of(record))
 

@@ -17,12 +17,13 @@ from potluck.secagg.protocol import (
     ClientPolicy,
     Ledger,
     Noise,
+    Purpose,
     Rule,
     coordinator,
     entry_from_json,
     session_record,
 )
-from potluck.secagg.protocol.policy.ledger import SumRelease
+from potluck.secagg.protocol.policy.ledger import SumRelease, vector_sha256
 from potluck.secagg.protocol.primitives.cells import CELL_HOSTS, draw_cells, public_coin
 from potluck.secagg.protocol.wire.messages import Stage
 
@@ -67,6 +68,15 @@ def test_ledger_entries_are_restored_from_json() -> None:
         ledger.entries
     )
     assert Ledger.model_validate_json(ledger.model_dump_json()) == ledger
+
+
+def test_vector_of_an_update_is_another_one_with_another_clip_or_scale() -> None:
+    """With sums of one update at many scales, the points where they round would tell values."""
+    header = Federation(clients=6, purpose=Purpose.UPDATE).header()
+    body, *others = header.vectors
+    changed = [replace(body, clip=0.5), replace(body, scale=2.0), replace(body, scale=3.0)]
+    headers = [header, *(replace(header, vectors=(each, *others)) for each in changed)]
+    assert len({vector_sha256(each) for each in headers}) == len(headers)
 
 
 def test_client_release_agrees_with_the_coordinator_record() -> None:

@@ -13,8 +13,9 @@ from potluck.secagg.protocol.primitives import agreement_proof
 from potluck.secagg.protocol.primitives.agreement import public_bytes
 from potluck.secagg.protocol.primitives.agreement_proof import (
     AgreementProof,
-    check_provable,
+    check_knowledge,
     prove_agreement,
+    prove_knowledge,
     proven_agreement,
 )
 from potluck.secagg.protocol.rules import BrokenRuleError, Rule
@@ -75,19 +76,38 @@ def test_changed_agreement_proof_is_refused() -> None:
         refused(changed, mine, theirs, b"c")
 
 
+@settings(max_examples=25, deadline=None)
+@given(one=KEYS, other=KEYS, context=st.binary(max_size=40))
+def test_only_the_owner_of_a_key_can_prove_to_know_it(
+    one: bytes, other: bytes, context: bytes
+) -> None:
+    private = X25519PrivateKey.from_private_bytes(one)
+    proof = prove_knowledge(private, context, random.Random(2).randbytes)
+    check_knowledge(public_bytes(one), proof, context)
+    half = int.from_bytes(proof[32:], "little")
+    for key, changed, other_context in (
+        (public_bytes(other), proof, context),
+        (public_bytes(one), proof, context + b"!"),
+        (public_bytes(one), bytes(64), context),
+        (public_bytes(one), proof[:32] + (half ^ 1).to_bytes(32, "little"), context),
+    ):
+        if (key, changed, other_context) != (public_bytes(one), proof, context):
+            with pytest.raises(BrokenRuleError) as refused:
+                check_knowledge(key, changed, other_context)
+            assert refused.value.rule is Rule.KEY
+
+
 def test_public_keys_off_the_curve_are_refused() -> None:
     off = 0
     for number in range(2, 60):
         key = number.to_bytes(32, "little")
         square = (number**3 + 486662 * number**2 + number) % P
         on_curve = pow(square, (P - 1) // 2, P) == 1
-        if on_curve:
-            check_provable(key)
-            continue
-        off += 1
+        off += not on_curve
         with pytest.raises(BrokenRuleError) as refused:
-            check_provable(key)
+            check_knowledge(key, bytes(64), b"c")
         assert refused.value.rule is Rule.KEY
+        assert ("not a point of the curve" in refused.value.detail) is not on_curve
     assert off > 10
     with pytest.raises(BrokenRuleError):
-        check_provable((P - 1).to_bytes(32, "little"))
+        check_knowledge((P - 1).to_bytes(32, "little"), bytes(64), b"c")
