@@ -204,6 +204,15 @@ async def test_coordinator_killed_between_attempts_avoids_the_clients_that_faile
     await same_round_after_a_kill(federation, "after-abandon_attempt-1", failing=client)
 
 
+@pytest.mark.slow
+async def test_coordinator_killed_in_the_third_attempt_counts_all_failed_attempts(
+    federation: Federation,
+) -> None:
+    """Half of the clients drop out, so attempts fail until a cohort has none of them."""
+    drop_outs = 'virtual_clock.drop_outs={"client-0:2"=1.0}'
+    await same_round_after_a_kill(federation, "after-set_cohort-3", drop_outs, "round.attempts=9")
+
+
 @pytest.mark.parametrize("weighting", ["exact", "bucketed"])
 async def test_skipped_upload_discloses_no_sample_count_before_or_after_a_kill(
     federation: Federation, weighting: str

@@ -31,6 +31,8 @@ class Presence:
         self._attending: set[str] = set()
         self._back_by: dict[str, float] = {}  # disconnected client → latest time to reconnect
         self._host_of: dict[str, str] = {}
+        self.unseen: set[str] = set()
+        """Clients of a resumed run that have not connected since the restart."""
 
     @property
     def attending(self) -> Set[str]:
@@ -64,6 +66,7 @@ class Presence:
         for client in clients:
             self._attending.add(client)
             self._back_by.pop(client, None)
+            self.unseen.discard(client)
         self._host_of.update(hosts)
 
     def leave(self, clients: Iterable[str], now: float) -> None:
@@ -125,6 +128,7 @@ class ClientPool:
         reconnect."""
         self._last = now + self.rules.start_timeout_seconds
         self._expect_everybody(now)
+        self.presence.unseen.update(self.roster)
 
     def begin(self, now: float, pause: float = 0.0) -> None:
         """Prepare the selection of a round, after a pause.
@@ -235,11 +239,17 @@ class ClientPool:
 
     def lost_its_hosts(self, cohort: RoundCohort) -> bool:
         """Return True if the cohort is too small only because some of its members are
-        disconnected."""
+        disconnected.
+
+        Members that have not connected since a restart count as connected until they are lost:
+        the attempt fails as it would have without the restart.
+        """
+        presence = self.presence
         there = [
             client
             for client, member in cohort.members.items()
-            if member.state is not MemberState.LOST and self.presence.attends(client)
+            if member.state is not MemberState.LOST
+            and (presence.attends(client) or client in presence.unseen)
         ]
         needed = cohort.needed
         return self.suffices(tuple(cohort.members), needed) and not self.suffices(there, needed)
