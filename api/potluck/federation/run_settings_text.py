@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -13,7 +12,7 @@ from pydantic import BaseModel
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.run_file.runfile import OLD_KEYS, RunFile, parse_run_file
-from potluck.common.settings.configuration import toml_fault
+from potluck.common.settings.configuration import parse_toml
 from potluck.common.settings.old_spelling import current_keys
 
 SOURCE = "the run's arguments"
@@ -63,7 +62,4 @@ def _read(run_file: str | Path) -> dict[str, Any]:
             raise ConfigurationError(
                 f"can't read the run file {run_file}: {error.strerror}", path=run_file
             ) from None
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{source} is not valid TOML: {toml_fault(error)}") from None
+    return parse_toml(text, source=source)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from potluck.common.errors import ConfigurationError
 from potluck.common.run_file.run_settings import RoundPolicy
 from potluck.common.run_file.runfile import OLD_KEYS, RunFile
-from potluck.common.settings.configuration import toml_fault
+from potluck.common.settings.configuration import parse_toml
 from potluck.common.settings.configuration_errors import RUN, explain, problems_by_key
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.old_spelling import current_keys, with_current_keys
@@ -129,6 +128,7 @@ def _changed(text: str, changes: Mapping[str, str]) -> str:
 
 def _without(text: str, key: str) -> str:
     try:
+        parse_toml(text, source=_SOURCE)  # refuses what tomlkit can't parse, such as deep nesting
         document = tomlkit.parse(text)
     except ValueError as error:
         raise ConfigurationError(f"{_SOURCE}: not valid TOML: {error}") from None
@@ -174,9 +174,9 @@ def _read(text: str) -> tuple[dict[str, str], list[Problem]]:
     """Return a run file's values in the form, and its problems; no values if it is not valid
     TOML."""
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        return {}, [_refusal(text, {}, f"not valid TOML: {toml_fault(error)}")]
+        table = parse_toml(text, source=_SOURCE)
+    except ConfigurationError as error:
+        return {}, [_refusal(text, {}, error.message)]
     values = _values(table)
     try:
         table = current_keys(table, OLD_KEYS, source=_SOURCE)

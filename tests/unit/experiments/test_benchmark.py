@@ -6,6 +6,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from potluck.experiments.benchmark.tier import (
     with_grid,
 )
 from potluck.experiments.data_sets.prepare import known_sha256
+from potluck.experiments.grid.definition import load_experiment
 from potluck.experiments.grid.grid_cells import Cell
 from potluck.experiments.grid.results import SAMPLES, SECONDS, CellResult, RoundResult, Timings
 from potluck.server.selectors.oort import Oort
@@ -198,6 +200,14 @@ def test_own_value_of_an_option_is_not_tried_twice(tmp_path: Path) -> None:
         {},
         {"selector.exploration": 0.7},
     ]
+
+
+def test_deeply_nested_grid_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "grid.toml"
+    file.write_text(f"z = {'[' * 3_000}")
+    for read in (read_grid, partial(load_experiment, quick=False)):
+        with pytest.raises(ConfigurationError, match=r"grid\.toml: not valid TOML: lists and ta"):
+            read(file)
 
 
 def test_invalid_grid_file_is_refused(tmp_path: Path) -> None:

@@ -109,6 +109,8 @@ def test_invalid_run_arguments_are_refused_in_one_line() -> None:
         run_table("no-such-file.toml", {})
     with pytest.raises(ConfigurationError, match="not valid TOML"):
         run_table("a =\nb", {})
+    with pytest.raises(ConfigurationError, match="not valid TOML: lists and tables have more"):
+        run_table(f"rounds = 1\nz = {'[' * 3_000}", {})
 
 
 SCRIPT = script_task(

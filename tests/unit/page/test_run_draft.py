@@ -60,6 +60,7 @@ def test_form_fields_are_written_into_the_run_file_keeping_comments() -> None:
     [
         ("rounds = 0\n[task]\nname = 'digits'", "rounds", 1, "greater than or equal to 1"),
         ("rounds = \n", "", 1, "not valid TOML"),
+        (f"z = {'[' * 3_000}", "", None, "not valid TOML: lists and tables have more than"),
         ("[task]\nclients = 3", "task.name", 1, "'task.name' is missing"),
         ("[task]\nname = 'digits'\n[round]\nquorum = 2", "round.quorum", 4, "less than or equal"),
         ("ruonds = 3\n[task]\nname = 'digits'", "ruonds", 1, "did you mean 'rounds'?"),
@@ -90,6 +91,14 @@ def test_refusal_of_the_coordinator_is_shown_at_its_field(
 ) -> None:
     [problem] = refused(TEXT, message)
     assert (problem.key, problem.line, problem.text) == (key, line, message)
+
+
+def test_deeply_nested_values_are_refused_in_the_form() -> None:
+    for changes in ({"rounds": "3"}, {"rounds": ""}):
+        draft = drafted(f"z = {'[' * 3_000}", changes)
+        [problem] = draft.problems
+        assert "not valid TOML: lists and tables have more than" in problem.text
+    assert drafted(TEXT, {"rounds": "[" * 3_000}).problems
 
 
 def test_line_of_a_key_is_found_in_tables_and_dotted_keys() -> None:

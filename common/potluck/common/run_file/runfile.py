@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Self
 
@@ -25,7 +24,12 @@ from potluck.common.run_file.run_settings import (
     SelectorLimits,
     Transport,
 )
-from potluck.common.settings.configuration import Settings, annotated_example, parse
+from potluck.common.settings.configuration import (
+    Settings,
+    annotated_example,
+    parse,
+    parse_toml,
+)
 from potluck.common.settings.configuration_errors import RUN, ReadLater
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.model_table import ModelTable
@@ -276,7 +280,7 @@ def stored_values(run_file: str) -> dict[str, Any]:
     A stored run file was valid when its run started, but perhaps in another release. Keys that have
     been renamed or removed since would be refused, and yet the run must still be shown.
     """
-    return tomllib.loads(run_file)
+    return parse_toml(run_file, source="stored run file")
 
 
 def example_run_file() -> str:

@@ -98,21 +98,49 @@ def parse(
     overrides: values for top-level fields, which replace the text's values; a value of None has no
     effect.
     """
-    try:
-        values: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(
-            f"{source}: not valid TOML: {toml_fault(error)}", source=source
-        ) from None
+    values = parse_toml(text, source=source)
     values |= {key: value for key, value in (overrides or {}).items() if value is not None}
     return validate(model, values, source=source)
 
 
-def toml_fault(error: tomllib.TOMLDecodeError) -> str:
-    """Return a description of the error in invalid TOML, with its place.
+_MOST_LEVELS: Final = 50
+"""Maximum nesting of lists and tables, so that no later code recurses too deeply."""
+
+
+def parse_toml(text: str, *, source: str) -> dict[str, Any]:
+    """Return the values of TOML text. Raises ConfigurationError. source: name of the text in
+    errors."""
+    try:
+        values = tomllib.loads(text)
+        _check_levels(values)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{source}: not valid TOML: {_toml_fault(error)}", source=source
+        ) from None
+    return values
+
+
+def _check_levels(value: object, level: int = 0) -> None:
+    """Raise RecursionError if lists and tables are nested too deeply, and ValueError if an integer
+    is too large to be shown."""
+    if level > _MOST_LEVELS:
+        raise RecursionError
+    if isinstance(value, int):
+        str(value)  # fails for a long hexadecimal number
+    elif isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            _check_levels(each, level + 1)
+
+
+def _toml_fault(error: ValueError | RecursionError) -> str:
+    """Return a description of the error in invalid TOML, with its place if it is known.
 
     Duplicate keys and tables are described in Potluck's own words.
     """
+    if isinstance(error, RecursionError):
+        return f"lists and tables have more than {_MOST_LEVELS} levels; use fewer levels"
+    if not isinstance(error, tomllib.TOMLDecodeError):
+        return "an integer has thousands of digits; write a smaller number"
     said = str(error).replace("Cannot overwrite a value", "a key is set twice")
     twice = re.match(r"Cannot declare \((.*?),?\) twice", said)
     if twice is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import tomllib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.text import Text
 from potluck.client.config import load_config
 from potluck.common.errors import PotluckError
 from potluck.common.process.command_line import FAILED
-from potluck.common.settings.configuration import load
+from potluck.common.settings.configuration import load, parse_toml
 from potluck.deploy.doctor import diagnosis, party_checks
 from potluck.deploy.doctor.diagnosis import Finding, Verdict
 from potluck.deploy.doctor.party_checks import admission
@@ -84,7 +83,7 @@ def _examined(file: Path) -> list[Finding]:
     """
     now = datetime.now(UTC)
     try:
-        keys = set(tomllib.loads(file.read_text()))
+        keys = set(parse_toml(file.read_text(), source=str(file)))
         if "listen" in keys or not keys & {"coordinator", "clients"}:
             config = load(CoordinatorConfig, file, environment_prefix=SERVER_PREFIX)
             files = diagnosis.coordinator_files(config, now)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing_extensions import TypedDict
 
 from potluck.common.errors import ConfigurationError, PotluckError, RunError
 from potluck.common.learning.task_failures import plugin_failure
+from potluck.common.settings.configuration import parse_toml
 from potluck.common.settings.wanted import wanted
 from potluck.server.select.selection_checks import check_declared, check_selection
 from potluck.server.selection import (
@@ -273,6 +273,6 @@ def _value(text: str) -> Any:
     if text in ("on", "off"):
         return text == "on"
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}", source="-o")["value"]
+    except ConfigurationError:
         return text

@@ -10,6 +10,7 @@ from tomlkit.exceptions import TOMLKitError
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.run_file.runfile import OLD_KEYS
+from potluck.common.settings.configuration import parse_toml
 from potluck.common.settings.old_spelling import with_current_keys
 
 
@@ -24,6 +25,7 @@ def override(text: str, assignments: Sequence[str], *, source: str) -> str:
         return text
     text = with_current_keys(text, OLD_KEYS)
     try:
+        parse_toml(text, source=source)  # refuses what tomlkit can't parse, such as deep nesting
         document = tomlkit.parse(text)
     except TOMLKitError as error:
         raise ConfigurationError(f"{source}: not valid TOML: {error}", source=source) from None
@@ -58,5 +60,5 @@ def _set(table: MutableMapping[str, Any], parts: list[str], value: Any, assignme
 def _value(text: str) -> Any:
     try:
         return tomlkit.value(text)
-    except (TOMLKitError, ValueError):
+    except (TOMLKitError, ValueError, RecursionError):
         return text

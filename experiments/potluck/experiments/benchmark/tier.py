@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.settings import plugins
-from potluck.common.settings.configuration import Settings, validate
+from potluck.common.settings.configuration import Settings, parse_toml, validate
 from potluck.common.settings.wanted import meant
 from potluck.experiments.grid.definition import ExperimentFile, Reading, merged
 from potluck.experiments.grid.grid_cells import Cell, cells_of
@@ -275,12 +275,10 @@ def with_grid(tier: Tier, name: str, file: Path) -> Tier:
 def read_grid(path: Path) -> dict[str, list[Any]]:
     """Return a grid file: lists of values by option. Raises ConfigurationError."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = parse_toml(path.read_text(encoding="utf-8"), source=str(path))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigurationError(f"can't read {path}: {why}", path=path) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path}: not valid TOML: {error}", path=path) from None
     for key, of in values.items():
         if not isinstance(of, list) or not of:
             raise ConfigurationError(

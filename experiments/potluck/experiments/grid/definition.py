@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.run_file.runfile import OLD_KEYS
-from potluck.common.settings.configuration import Settings, decode, toml_fault, validate
+from potluck.common.settings.configuration import Settings, decode, parse_toml, validate
 from potluck.common.settings.configuration_errors import EXPERIMENT
 from potluck.common.settings.old_spelling import current_keys
 from potluck.experiments.presets import Assumption, Preset, preset_named
@@ -248,13 +247,9 @@ def load_experiment(
     Raises ConfigurationError.
     """
     try:
-        values = tomllib.loads(decode(path.read_bytes(), source=str(path)))
+        values = parse_toml(decode(path.read_bytes(), source=str(path)), source=str(path))
     except OSError as error:
         raise ConfigurationError(f"can't read {path}: {error.strerror}", path=path) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(
-            f"{path}: not valid TOML: {toml_fault(error)}", path=path
-        ) from None
     values = _with_current_names(values, source=str(path))
     shortened = values.pop("quick", None)
     if quick:

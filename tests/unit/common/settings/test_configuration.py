@@ -225,6 +225,28 @@ def test_error_about_a_duplicate_key_or_table_is_in_plain_words(text: str, messa
         parse_run_file(text, source="run.toml")
 
 
+DEEP = "[" * 3_000 + "]" * 3_000
+NESTED = "lists and tables have more than 50 levels; use fewer levels"
+DIGITS = "an integer has thousands of digits; write a smaller number"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"z = {DEEP}", NESTED),
+        ("z = " + "{a = " * 3_000, NESTED),
+        ("a." * 3_000 + "b = 1", NESTED),
+        ("task.name = 'x'\ntask." + "a." * 900 + "b = 1", NESTED),
+        (f"rounds = {'9' * 5_000}", DIGITS),
+        (f"rounds = 0x{'f' * 5_000}", DIGITS),
+    ],
+)
+def test_text_that_python_can_not_read_is_refused_naming_the_file(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_run_file(text, source="run.toml")
+    assert caught.value.message == f"run.toml: not valid TOML: {message}"
+
+
 def test_error_about_an_option_assigned_to_a_table_shows_the_correct_form(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(FILES[RUN])
     ended = _run(tmp_path, "run.toml", "-o", 'task="digits"')
