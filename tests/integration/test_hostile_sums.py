@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from grpc import StatusCode as Status
 from support.federation import Federation, crash_federation, until
-from support.raw_host import RawHost, next_training, whole
+from support.raw_host import RawHost, header, next_training, whole
 
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
 from potluck.common.updates.fixed_point import LARGEST_WORD, Words, members_digest
@@ -163,6 +163,19 @@ async def test_host_can_sum_only_its_own_clients_and_each_once(
         moved = after.arrays["ballast"] - before.arrays["ballast"]
     # The honest client does not change the ballast.
     np.testing.assert_allclose(moved, 2 / 3, rtol=1e-6)
+
+
+async def test_host_does_not_learn_whether_the_update_of_another_client_has_arrived(
+    federation: Federation,
+) -> None:
+    async with told_to_train(federation, "host_sums.enabled=false") as told:
+        await until(lambda: len(federation.spooled()) == 1)
+        own = [told.member(MINE[0])]
+        for victim in (HONEST, "client-9"):
+            first = header(told.id_of(victim), victim, b"x", members=own)
+            answer = await told.host.submit([first])
+            assert answer == (Status.PERMISSION_DENIED, "IDENTITY_REFUSED")
+        await federation.operator.stop_run(told.run_id)
 
 
 def out_of_range(path: Path, told: Told) -> bytes:

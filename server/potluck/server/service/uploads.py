@@ -117,8 +117,8 @@ class Uploads:
         header = update_header(await anext(frames, None))
         arrived = time.monotonic()
         client = header.client_id
-        for each in members_of(header):
-            check_client(each.client_id, identity)
+        for name in (client, *(each.client_id for each in header.members)):
+            check_client(name, identity)
         inbox = await self._coordinator.runs.inbox_of(header.run_id, header.update_id)
         if inbox.has(client, header.update_id, header.blake3):
             return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
