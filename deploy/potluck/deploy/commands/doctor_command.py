@@ -23,6 +23,7 @@ from potluck.deploy.doctor.party_checks import admission
 from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.operator_client import connect
 from potluck.deploy.operator.operator_config import (
+    FILE_NAME,
     OperatorConfig,
     OperatorFlags,
     load_operator_config,
@@ -110,11 +111,14 @@ def _federation(path: Path | None) -> list[Finding]:
     try:
         config = load_operator_config(OperatorFlags(config=path))
     except PotluckError as error:
-        remedy = "`potluck config operator` prints an example"
         if path is not None:
+            remedy = "`potluck config operator` prints an example"
             return [Finding("operator", Verdict.ERROR, error.message, remedy)]
         found = error.message.partition("; write a file")[0]  # names options that doctor lacks
-        remedy = f"write operator.toml, or name a file with --config; {remedy}"
+        remedy = (
+            f"write a file (`potluck config operator > {FILE_NAME}`, then edit it), or name a file "
+            "with --config"
+        )
         return [Finding("operator", Verdict.WARNING, found, remedy)]
     mine = diagnosis.certificates(config.tls, datetime.now(UTC))
     if mine.verdict is Verdict.ERROR:
