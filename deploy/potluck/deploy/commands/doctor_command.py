@@ -100,11 +100,12 @@ def _examined(file: Path) -> list[Finding]:
             each.about == "certificate" and each.verdict is Verdict.ERROR for each in found
         )
         return [*found, admission(host)] if usable else found
-    except (OSError, ValueError) as error:
-        return [Finding("configuration", Verdict.ERROR, str(error), "see `potluck config --help`")]
-    except PotluckError as error:
+    except (OSError, ValueError, PotluckError) as error:
+        why = str(error)
+        if isinstance(error, OSError):
+            why = f"{error.filename or file} can't be read: {error.strerror}"
         remedy = "`potluck-server config` and `potluck-client config` print examples"
-        return [Finding("configuration", Verdict.ERROR, error.message, remedy)]
+        return [Finding("configuration", Verdict.ERROR, why, remedy)]
 
 
 def _federation(path: Path | None) -> list[Finding]:

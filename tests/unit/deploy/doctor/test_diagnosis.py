@@ -268,6 +268,14 @@ def test_doctor_names_an_invalid_configuration_file(tmp_path: Path, files: DemoF
     assert "unknown key 'lsten'" in finding["found"]
 
 
+def test_doctor_names_a_missing_configuration_file(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.toml")
+    result = CliRunner().invoke(app, ["doctor", missing, "--json"], standalone_mode=False)
+    [finding] = json.loads(result.stdout)[missing]
+    assert finding["found"] == f"{missing} can't be read: No such file or directory"
+    assert "`potluck-client config` print" in finding["remedy"]
+
+
 def test_finding_about_an_empty_file_separates_problem_and_remedy(tmp_path: Path) -> None:
     (tmp_path / "empty.toml").touch()
     ended = CliRunner(env={"COLUMNS": "200"}).invoke(
