@@ -164,10 +164,12 @@ class Archive:
             blake3 = row.model_blake3
         if blake3 is None:
             which = f"round {number}" if number else "any round"
+            last = row.committed_rounds
+            remedy = (
+                f"request a round from 1 to {last}" if last else "wait until a round is committed"
+            )
             raise NotFoundError(
-                f"run {row.run_id} has no model of {which} yet; request the model of a committed "
-                "round",
-                run=row.run_id,
+                f"run {row.run_id} has no model of {which}; {remedy}", run=row.run_id
             )
         try:
             self._files.existing(blake3)
