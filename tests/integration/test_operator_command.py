@@ -520,6 +520,14 @@ async def test_partial_download_of_another_model_is_not_resumed(
     assert files_in(tmp_path) == ["model.safetensors"]
 
 
+async def test_evaluation_on_a_missing_data_folder_is_refused(
+    config: OperatorConfig, tmp_path: Path
+) -> None:
+    ended = await potluck(config, tmp_path, "evaluate", "--data", "none")
+    told = "potluck: none is not a folder; name an existing folder with --data\n"
+    assert (ended.code, ended.err) == (1, told)
+
+
 async def test_model_download_names_why_its_file_cant_be_written(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:

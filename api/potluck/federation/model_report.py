@@ -80,7 +80,11 @@ def evaluated_model(
         )
     examples = model.task.evaluation_data(data)
     if examples is None:
-        raise ConfigurationError(f"task '{name}' has no evaluation data on this machine")
+        raise ConfigurationError(
+            f"task '{name}' has no evaluation data on this machine; name the folder of its data "
+            "with --data (data= in Python), or use `potluck export`, which has the metrics that "
+            "clients measured"
+        )
     return report_of(model.network, examples, model.task.classes)
 
 

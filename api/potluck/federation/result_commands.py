@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from potluck.common.errors import NotFoundError, StorageError
+from potluck.common.errors import ConfigurationError, NotFoundError, StorageError
 from potluck.common.settings.extras import require
 from potluck.common.tables.table_files import check_table_name, write_table
 from potluck.deploy.commands.connection import operator_command
@@ -125,6 +125,10 @@ async def _evaluate(
     """
     from potluck.federation.model_report import evaluated_model
 
+    if data is not None and not data.is_dir():
+        raise ConfigurationError(
+            f"{data} is not a folder; name an existing folder with --data", path=data
+        )
     status = await _status(client, run_id)
     with tempfile.TemporaryDirectory(prefix="potluck-model-") as folder:
         path = Path(folder) / "model.safetensors"
