@@ -239,6 +239,18 @@ async def test_picture_with_an_invalid_file_name_is_not_written(
     assert (described.code, described.err) == (1, said)
 
 
+async def test_report_and_profiles_are_of_the_newest_run_by_default(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    service.runs = [status(committed=1).status]
+    service.profiles = [operator_pb2.ClientProfile(client_id=f"client-{n}") for n in range(3)]
+    service.watches = [[status(committed=1), committed(1, 0.5)]]
+    drawn = await potluck(config, tmp_path, "report", "-o", "report.png")
+    assert (drawn.code, drawn.out.startswith("report.png: 1 round;")) == (0, True), drawn.err
+    written = await potluck(config, tmp_path, "profiles", "-o", "profiles.json")
+    assert (written.code, written.out) == (0, "profiles.json: profiles of 3 clients\n")
+
+
 async def test_report_of_a_masked_run_prints_the_secure_aggregation_claim(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:

@@ -11,18 +11,18 @@ import typer
 
 from potluck.common.errors import StorageError
 from potluck.deploy.commands.connection import operator_command
-from potluck.deploy.commands.run_commands import RunId, print_line
+from potluck.deploy.commands.run_commands import RunOrNewest, newest_run, print_line
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.rpc.v1 import operator_pb2
 
 
 async def profiles(
     client: OperatorClient,
-    run_id: RunId,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="FILE", help="File to write.", show_default=False),
     ],
+    run_id: RunOrNewest = None,
 ) -> None:
     """Write what a run's clients have disclosed to a JSON file.
 
@@ -32,7 +32,7 @@ async def profiles(
 
         potluck profiles 3f9a -o profiles.json
     """
-    classes, clients = await client.fetch_profiles(run_id)
+    classes, clients = await client.fetch_profiles(run_id or await newest_run(client))
     text = profiles_text(classes, clients)
     try:
         output.write_text(text, encoding="utf-8")

@@ -16,7 +16,7 @@ from potluck.common.run_file.claims import privacy_claim
 from potluck.common.run_file.runfile import stored_values
 from potluck.common.trainer import Measure
 from potluck.deploy.commands.connection import operator_command
-from potluck.deploy.commands.run_commands import AsJson, RunId, print_line
+from potluck.deploy.commands.run_commands import AsJson, RunOrNewest, newest_run, print_line
 from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import (
@@ -41,13 +41,13 @@ _MOST_NAMED = 10
 
 async def report(
     client: OperatorClient,
-    run_id: RunId,
     output: Annotated[
         Path,
         typer.Option(
             "--output", "-o", metavar="FILE.png", help="File to write.", show_default=False
         ),
     ],
+    run_id: RunOrNewest = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw which clients were selected, and the label mix.
@@ -66,6 +66,7 @@ async def report(
     from potluck.deploy.view.selection_plots import plot_selection
 
     check_picture(output)
+    run_id = run_id or await newest_run(client)
     view = await _so_far(client, run_id)
     classes, clients = await client.fetch_profiles(run_id)
     found = run_report(view.rounds, classes, clients)

@@ -147,7 +147,7 @@ async def watch(
     potluck watch 3f9a --json
     ```
     """
-    run_id = run_id or await _newest_run(client)
+    run_id = run_id or await newest_run(client)
     await _watch(client, run_id, as_json=as_json, rounds=rounds)
 
 
@@ -178,7 +178,7 @@ async def runs(
     ```
     """
     if file:
-        text = await client.fetch_run_file(run_id or await _newest_run(client))
+        text = await client.fetch_run_file(run_id or await newest_run(client))
         print_line(to_line({"run_file": text}) if as_json else text.rstrip("\n"))
         return
     found = await client.list_runs() if run_id is None else [await client.find_run(run_id)]
@@ -256,7 +256,7 @@ async def resume(
     potluck resume 3f9a --watch
     ```
     """
-    run_id = run_id or await _newest_run(client)
+    run_id = run_id or await newest_run(client)
     status = await client.resume_run(run_id)
     print_line(to_line(status_values(status)) if as_json else status_line(status))
     if watch:
@@ -313,7 +313,7 @@ async def model(
     ```
     """
     most = None if shards is None else shard_bytes(shards)
-    run_id = run_id or await _newest_run(client)
+    run_id = run_id or await newest_run(client)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     console = terminal(stderr=True)
     with Progress(
@@ -368,7 +368,8 @@ def print_line(line: str) -> None:
     typer.echo(line)
 
 
-async def _newest_run(client: OperatorClient) -> str:
+async def newest_run(client: OperatorClient) -> str:
+    """Return the id of the run that was started last. Raises NotFoundError if there is none."""
     newest = await client.newest_run()
     if newest is None:
         raise NotFoundError("no run has been started yet; start one with `potluck run FILE`")
