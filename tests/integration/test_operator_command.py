@@ -309,12 +309,16 @@ async def test_resume_without_a_run_resumes_the_newest(
 async def test_delete_command_requires_the_yes_option(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
-    service.watches = [[status(FINISHED, committed=2)], [status(FINISHED, committed=2)]]
+    over = status(FINISHED, committed=2)
+    service.watches = [[status(committed=1)], [over], [over]]
+    running = await potluck(config, tmp_path, "delete", "3f9a")
+    told = f"potluck: run {RUN_ID} is running; stop it first: `potluck stop {RUN_ID}`\n"
+    assert (running.code, running.err, service.deleted) == (1, told, [])
     asked = await potluck(config, tmp_path, "delete", "3f9a")
     assert (asked.code, service.deleted) == (1, [])
     assert "add --yes to delete the run" in asked.err
     deleted = await potluck(config, tmp_path, "delete", "3f9a", "--yes")
-    assert deleted.out.startswith("deleted run 3f9ac0de (tea) is finished")
+    assert deleted.out == "deleted run 3f9ac0de (tea)\n"
     assert (deleted.code, service.deleted) == (0, [RUN_ID])
 
 

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from potluck.common.errors import ConfigurationError, NotFoundError
+from potluck.common.errors import ConfigurationError, NotFoundError, RunError
 from potluck.common.process.command_line import FAILED
 from potluck.common.run_file.claims import privacy_claim
 from potluck.common.run_file.runfile import parse_run_file
@@ -30,7 +30,7 @@ from potluck.deploy.operator.model_download import (
 )
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_overrides import override
-from potluck.deploy.operator.run_view import best_coverage
+from potluck.deploy.operator.run_view import ENDED, best_coverage, run_state_name
 from potluck.deploy.terminal import terminal
 from potluck.deploy.view.listings import run_table, runs_table
 from potluck.deploy.view.readable import readable_bytes, readable_coverage
@@ -229,15 +229,21 @@ async def delete(
     ```
     """
     status = await client.find_run(run_id)
+    if status.state not in ENDED:
+        state = run_state_name(status.state)
+        raise RunError(
+            f"run {status.run_id} is {state}; stop it first: `potluck stop {status.run_id}`"
+        )
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigurationError(
                 f"{status_line(status)}; add --yes to delete the run, since the command can't ask "
                 "without a terminal"
             )
-        typer.confirm(f"delete {status_line(status)}?", abort=True)
+        typer.confirm(f"{status_line(status)}; delete it?", abort=True)
     status = await client.delete_run(status.run_id)
-    print_line(to_line(status_values(status)) if as_json else f"deleted {status_line(status)}")
+    deleted = f"deleted run {status.run_id} ({status.name})"
+    print_line(to_line(status_values(status)) if as_json else deleted)
 
 
 async def resume(
