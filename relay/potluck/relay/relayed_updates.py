@@ -136,8 +136,10 @@ class RelayedUpdates:
                             received=receiver.received, waited_seconds=waited
                         )
                     # The update is complete: it is delivered even if its host disconnects now.
-                    held = await shielded(self._keep(header, receiver, blake3, expires))
-            delivery = self._delivery(held, fresh=fresh)
+                    keeping = self._keep(header, receiver, blake3, expires, fresh=fresh)
+                    delivery = await shielded(keeping)
+            else:
+                delivery = self._delivery(held, fresh=fresh)
         try:
             await asyncio.shield(delivery)
         except asyncio.CancelledError:
@@ -233,12 +235,15 @@ class RelayedUpdates:
         receiver: FileReceiver,
         blake3: str,
         expires: float,
-    ) -> HeldUpdate:
+        *,
+        fresh: bool,
+    ) -> asyncio.Task[None]:
+        """Verify a received update and put it on disk. Return the task that delivers it."""
         with relay_disk(self._held.path(header.update_id)):
             await verified(receiver, blake3)
             held = HeldUpdate(header=header, expires=expires)
             self._held.keep(held)
-        return held
+        return self._delivery(held, fresh=fresh)
 
     # Delivery ---------------------------------------------------------------------------------
 
