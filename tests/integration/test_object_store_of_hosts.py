@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from support.client_host import host_config, reference
 from support.fake_coordinator import FakeCoordinator, serving
 from support.fake_store import Change, FakeStore, fake_store
 from support.pki import TestFederation
+from support.promises import in_time
 
 from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.transfer.download import Downloads
@@ -24,6 +27,7 @@ from potluck.client.transfer.saved_updates import KeptUpdate
 from potluck.client.transfer.upload import deliver
 from potluck.common.errors import ConfigurationError, StorageError
 from potluck.common.net.tls import channel
+from potluck.common.net.transfer import FileReceiver
 from potluck.common.tensors.digest import digest_of
 from potluck.common.tensors.layout import Layout
 from potluck.rpc.v1 import transfer_pb2
@@ -116,6 +120,28 @@ async def test_host_downloads_the_model_from_the_store_only(scene: Scene) -> Non
     assert scene.store.methods() == ["GET"]
     metrics = scene.metrics.instruments.exposition().decode()
     assert 'potluck_host_object_store_bytes_total{direction="down"} 3e+06' in metrics
+
+
+async def test_model_is_kept_if_the_client_leaves_while_it_is_verified(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified, may_end = threading.Event(), threading.Event()
+    finish = FileReceiver.finish
+
+    def slowly(receiver: FileReceiver, blake3: str) -> Path:
+        path = finish(receiver, blake3)
+        verified.set()
+        may_end.wait()
+        return path
+
+    monkeypatch.setattr(FileReceiver, "finish", slowly)
+    leaving = asyncio.create_task(scene.fetch())
+    await in_time(0, asyncio.to_thread(verified.wait))
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    may_end.set()
+    assert await scene.fetch() == CONTENT
+    assert scene.store.methods() == ["GET"]
 
 
 @pytest.mark.parametrize("change", [flipped, longer, shorter, other])

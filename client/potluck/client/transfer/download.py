@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -112,9 +113,10 @@ class Downloads:
         self.cache.make_room()
         target = self.cache.path(reference.blake3)
         fetched = self._files.path(rendition.blake3)
+        whole = rendition.blake3 == reference.blake3
         try:
             await self._files.fetch(rendition.blake3, rendition.size)
-            if rendition.blake3 == reference.blake3:
+            if whole:
                 fetched.replace(target)
             else:
                 base = rendition.base_blake3
@@ -130,6 +132,13 @@ class Downloads:
                     layout=None if base else await layout(),
                 )
                 await shielded(decoding)
+        except asyncio.CancelledError:
+            # Keep a model that is complete, so that the next client need not fetch it again.
+            if whole:
+                with contextlib.suppress(OSError):  # usually it is incomplete
+                    fetched.replace(target)
+                    self.cache.add(reference.blake3)
+            raise
         finally:
             fetched.unlink(missing_ok=True)
         self.cache.add(reference.blake3)
