@@ -1,7 +1,8 @@
 """Makes a backup of a coordinator, even while the coordinator commits rounds.
 
 First, it copies a snapshot of the database; then it copies the model files that the snapshot's rows
-reference. No model file is deleted meanwhile, see `store/file_hold.py`.
+reference, and all other files. No model file is deleted meanwhile, see `store/file_hold.py`. A sink
+may write to its own SQLite database meanwhile, so a snapshot of it is copied too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from potluck.common.disk import sync_path
-from potluck.common.errors import ConfigurationError
+from potluck.common.errors import ConfigurationError, StorageError
 from potluck.common.net.build_version import software_version
 from potluck.common.process.folder_lock import NAME as LOCK
 from potluck.server.clock import utc
@@ -47,6 +48,9 @@ from potluck.server.store.sql.failures import AFTER_DAMAGE, DamagedDatabaseError
 from potluck.server.store.sql.reading import open_for_reading
 
 _BUSY_SECONDS = 30.0
+_SQLITE_START = b"SQLite format 3\0"
+_LOGS = ("-journal", "-wal", "-shm")
+"""Ends of the names of the files that SQLite keeps beside a database."""
 
 
 class _Named(References, Rounds, Runs):
@@ -207,8 +211,32 @@ def _copy_others(config: CoordinatorConfig, state: Path, target: Path) -> Iterat
             or str(name) in left_out
             or any(part.startswith(".") for part in name.parts)
             or (path.parent == database.parent and path.name.startswith(database.name))
+            or any(path.name.endswith(end) and _is_sqlite(_without(path, end)) for end in _LOGS)
         ):
             continue
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
             if path.is_file():
-                yield f"{STATE}/{name}", copy(path, target / STATE / name)
+                yield f"{STATE}/{name}", _copy_other(path, target / STATE / name)
+
+
+def _copy_other(source: Path, target: Path) -> str:
+    """Copy a file; return the digest of the copy. Of an SQLite database, such as a sink's, copy a
+    snapshot: the sink may write to it meanwhile."""
+    if _is_sqlite(source):
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            _copy_sqlite(source, target)
+            return digest_of(target)
+        except StorageError:  # it is damaged, or deleted meanwhile: copy its bytes
+            target.unlink(missing_ok=True)
+    return copy(source, target)
+
+
+def _is_sqlite(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(len(_SQLITE_START)) == _SQLITE_START
+    return False
+
+
+def _without(path: Path, end: str) -> Path:
+    return path.with_name(path.name.removesuffix(end))
