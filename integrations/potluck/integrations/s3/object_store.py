@@ -37,13 +37,17 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-PART_BYTES: Final = 8 << 20
-"""Part size of uploads; larger files are uploaded in several parts."""
+_PART_BYTES: Final = 5 << 20
+"""Part size of uploads, the minimum of S3; larger files are uploaded in several parts."""
+_PARTS_AT_ONCE: Final = 2
 LARGEST_PUT_BYTES: Final = 5 << 30
 """Maximum size of an object that S3 accepts in one piece."""
 
 _CONNECT_SECONDS: Final = 5
 _REQUEST_SECONDS: Final = 30
+_TRANSFER_SECONDS: Final = 300
+"""Time limit of a request that transfers bytes of a file. In this time, a line with 0.5 Mbit/s
+sends all parts that are uploaded at once."""
 _PROBE_SECONDS: Final = 10
 _RENEWED_SECONDS: Final = 60
 """Seconds after which credentials are read again."""
@@ -89,27 +93,32 @@ class ObjectStore:
             else f"https://{settings.bucket}.s3.{self._region}.amazonaws.com"
         )
         read_credentials(settings.credentials)
-        self._store = S3Store(
-            settings.bucket,
-            prefix=settings.prefix or None,
-            endpoint=self._base,
-            virtual_hosted_style_request=True,  # the endpoint's host name contains the bucket
-            region=self._region,
-            credential_provider=self._provide,
-            client_options=self._client_options(),
-            retry_config={"max_retries": 1, "retry_timeout": timedelta(seconds=_REQUEST_SECONDS)},
-        )
+        self._store = self._client(_REQUEST_SECONDS)
+        self._transfers = self._client(_TRANSFER_SECONDS)
         self._failures = 0
         self._again = 0.0
         self.trouble = ""
         """Cause of the last request's failure; empty if it succeeded."""
         self._wrong: _Checked | None = None
 
-    def _client_options(self) -> ClientConfig:
+    def _client(self, seconds: int) -> S3Store:
+        """Return a client whose requests fail after `seconds`."""
+        return S3Store(
+            self._settings.bucket,
+            prefix=self._settings.prefix or None,
+            endpoint=self._base,
+            virtual_hosted_style_request=True,  # the endpoint's host name contains the bucket
+            region=self._region,
+            credential_provider=self._provide,
+            client_options=self._client_options(seconds),
+            retry_config={"max_retries": 1, "retry_timeout": timedelta(seconds=_REQUEST_SECONDS)},
+        )
+
+    def _client_options(self, seconds: int) -> ClientConfig:
         options: ClientConfig = {
             "allow_http": self._base.startswith("http://"),
             "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
-            "timeout": timedelta(seconds=_REQUEST_SECONDS),
+            "timeout": timedelta(seconds=seconds),
         }
         if self._settings.authority is not None:
             try:
@@ -148,13 +157,19 @@ class ObjectStore:
     async def put(self, key: str, path: Path, *, size: int) -> None:
         """Upload a file of this size."""
         with self._asking():
-            await obstore.put_async(self._store, key, path, chunk_size=PART_BYTES)
+            await obstore.put_async(
+                self._transfers,
+                key,
+                path,
+                chunk_size=_PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
         self._instruments.count(metrics.STORE_BYTES, size, direction=Direction.DOWN)
 
     async def read(self, key: str, begin: int, length: int) -> memoryview:
         """Return `length` bytes of an object from `begin` on; fewer if the object ends."""
         with self._asking():
-            found = await obstore.get_range_async(self._store, key, start=begin, length=length)
+            found = await obstore.get_range_async(self._transfers, key, start=begin, length=length)
         view = memoryview(found)[:length]
         self._instruments.count(metrics.STORE_BYTES, len(view), direction=Direction.UP)
         return view
