@@ -16,6 +16,7 @@ from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTlsO
 from potluck.common.names import ClientId, Tags
 from potluck.common.net.identity import expand_clients
 from potluck.common.net.tls import TlsFiles
+from potluck.common.net.web_origin import web_origin
 from potluck.common.process.logs import LogFormat, LogLevel
 from potluck.common.settings.configuration import Settings, annotated_example, load
 from potluck.common.settings.configuration_errors import HOST
@@ -205,7 +206,7 @@ class ClientConfig(Settings):
         for store in stores:
             if re.fullmatch(r"https?://[A-Za-z0-9.:\[\]_-]+", store) is None:
                 raise ValueError("each entry must be https://HOST or https://HOST:PORT")
-        return stores
+        return tuple(web_origin(store) for store in stores)
 
     @field_validator("clients", "model_modules", "object_stores", mode="before")
     @classmethod

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from potluck.common.monitoring.metrics_server import MetricsAddress, MetricsTlsOrNone
 from potluck.common.net.listening import ListenAddress
 from potluck.common.net.tls import TlsFiles
+from potluck.common.net.web_origin import web_origin
 from potluck.common.process.logs import LogFormat, LogLevel
 from potluck.common.real_time import Seconds
 from potluck.common.settings.configuration import Settings, annotated_example
@@ -80,7 +81,7 @@ class FilesSettings(Settings):
     def _an_endpoint(cls, endpoint: str) -> str:
         if endpoint and re.fullmatch(r"https?://[^/?#@]+/?", endpoint) is None:
             raise ValueError("must be https://HOST or https://HOST:PORT")
-        return endpoint.rstrip("/")
+        return web_origin(endpoint) if endpoint else ""
 
     @property
     def bucket(self) -> str:

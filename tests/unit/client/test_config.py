@@ -76,3 +76,13 @@ def test_client_listed_twice_is_refused() -> None:
     config = parse(ClientConfig, text, source="host.toml")
     with pytest.raises(ConfigurationError, match="'client-3' is listed twice"):
         config.client_ids()
+
+
+def test_object_stores_are_spelled_as_http_clients_send_them(tmp_path: Path) -> None:
+    stores = "https://Minio.example.org:443,http://minio:80,http://minio:9000"
+    config = load_config(write(tmp_path), {"object_stores": stores})
+    assert config.object_stores == (
+        "https://minio.example.org",
+        "http://minio",
+        "http://minio:9000",
+    )

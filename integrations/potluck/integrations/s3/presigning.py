@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.net.web_origin import web_origin
 
 # URLs ---------------------------------------------------------------------------------------------
 
@@ -47,9 +48,9 @@ def presigned_url(
     It is valid from `at` (in UTC) for `seconds`. `headers`: headers that the request must send in
     addition to Host, by lower-case name.
     """
-    parts = urlsplit(url)
-    path = quote(parts.path, safe="/-_.~")
-    signed = {"host": parts.netloc, **(headers or {})}
+    origin = web_origin(url)  # the signature covers the host as an HTTP client sends it
+    path = quote(urlsplit(url).path, safe="/-_.~")
+    signed = {"host": urlsplit(origin).netloc, **(headers or {})}
     names = ";".join(sorted(signed))
     time = f"{at:%Y%m%dT%H%M%SZ}"
     scope = f"{at:%Y%m%d}/{region}/s3/aws4_request"
@@ -70,7 +71,7 @@ def presigned_url(
     key = f"AWS4{credentials.secret_key}".encode()
     for step in (*scope.split("/"), text):
         key = hmac.digest(key, step.encode(), "sha256")
-    return f"{parts.scheme}://{parts.netloc}{path}?{query}&X-Amz-Signature={key.hex()}"
+    return f"{origin}{path}?{query}&X-Amz-Signature={key.hex()}"
 
 
 def _quoted(text: str) -> str:

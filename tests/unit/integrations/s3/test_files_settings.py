@@ -29,7 +29,16 @@ def test_invalid_store_url_is_refused(store: str) -> None:
         FilesSettings(store=store)
 
 
-@pytest.mark.parametrize("endpoint", ["store:9000", "https://me@store", "https://store/bucket"])
+@pytest.mark.parametrize(
+    "endpoint", ["store:9000", "https://me@store", "https://store/bucket", "https://store:port"]
+)
 def test_invalid_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(ValidationError):
         FilesSettings(endpoint=endpoint)
+
+
+def test_endpoint_is_spelled_as_http_clients_send_it() -> None:
+    assert FilesSettings(endpoint="https://Minio.example.org:443/").endpoint == (
+        "https://minio.example.org"
+    )
+    assert FilesSettings(endpoint="").endpoint == ""

@@ -91,3 +91,18 @@ def test_presigned_url_signature_depends_on_the_content_length() -> None:
 
 def test_secret_key_is_not_in_the_repr_of_credentials() -> None:
     assert CREDENTIALS.secret_key not in repr(CREDENTIALS)
+
+
+def test_presigned_url_signs_the_host_as_http_clients_send_it() -> None:
+    urls = {
+        presigned_url(
+            "GET",
+            f"https://{host}/x",
+            credentials=CREDENTIALS,
+            region="r",
+            at=AT,
+            seconds=60,
+        )
+        for host in ("store.example.org", "Store.Example.org", "store.example.org:443")
+    }
+    assert len(urls) == 1
