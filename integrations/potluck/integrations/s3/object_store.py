@@ -223,11 +223,16 @@ class ObjectStore:
     async def probe(self) -> str:
         """Send a request to the store; return why it can't be used, or an empty text."""
         self._again = 0.0
-        with contextlib.suppress(ObjectStoreError, TimeoutError):
-            async with asyncio.timeout(_PROBE_SECONDS):
-                with self._asking():
-                    await obstore.list_with_delimiter_async(self._store)
-                await self.check_again()
+        with contextlib.suppress(ObjectStoreError):
+            try:
+                async with asyncio.timeout(_PROBE_SECONDS):
+                    with self._asking():
+                        await obstore.list_with_delimiter_async(self._store)
+                    await self.check_again()
+            except TimeoutError:
+                cause = f"did not answer within {_PROBE_SECONDS} s"
+                self._record_failure(f"the object store {self.address} {cause}", cause)
+                return f"{self.trouble}; check the store, its address and the network"
         return self.trouble or self._wrong_text()
 
     async def check(self, key: str, *, blake3: str, size: int) -> None:
@@ -298,12 +303,14 @@ class ObjectStore:
         self._instruments.set(metrics.STORE_UP, 0 if self._wrong else 1)
 
     def _failed(self, error: Exception) -> None:
+        # Cut the text: the rest is the server's message, which may contain the access key.
+        cause = str(error).partition("\n")[0].partition(": <")[0][:300] or type(error).__name__
+        self._record_failure(f"the object store {self.address} failed: {cause}", cause)
+
+    def _record_failure(self, trouble: str, cause: str) -> None:
         pause = min(_MOST_PAUSE_SECONDS, _LEAST_PAUSE_SECONDS * 2.0**self._failures)
         self._failures = min(self._failures + 1, 16)
         self._again = now() + pause
-        # Cut the text: the rest is the server's message, which may contain the access key.
-        cause = str(error).partition("\n")[0].partition(": <")[0][:300] or type(error).__name__
-        trouble = f"the object store {self.address} failed: {cause}"
         if not self.trouble:
             log.warning("object store failed", store=self.address, cause=cause)
         self.trouble = trouble

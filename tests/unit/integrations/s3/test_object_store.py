@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
@@ -44,3 +46,25 @@ async def test_concurrent_parts_of_a_model_fit_into_the_time_limit_on_a_slow_lin
     await store.put("models/a", tmp_path, size=100_000_000)
     [spare] = limits
     assert spare > 1.5
+
+
+async def test_probe_of_an_unresponsive_store_names_the_time_limit_and_a_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def never(_store: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("obstore.list_with_delimiter_async", never)
+    monkeypatch.setattr(object_store, "_PROBE_SECONDS", 0)
+    instruments = Instruments(MeasuredParty.COORDINATOR)
+    settings = FilesSettings(store="s3://bucket/x", endpoint="https://store.example.org")
+    store = ObjectStore(settings, instruments)
+    with capture_logs() as logs:
+        said = await store.probe()
+    assert said == (
+        "the object store https://store.example.org/bucket/x did not answer within 0 s; check the "
+        "store, its address and the network"
+    )
+    assert store.trouble
+    assert [line["event"] for line in logs] == ["object store failed"]
+    assert "potluck_object_store_up 0.0" in instruments.exposition().decode()
