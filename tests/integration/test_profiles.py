@@ -65,13 +65,13 @@ async def test_selectors_receive_the_profiles_that_they_need(
         classes, clients = await federation.operator.fetch_profiles(run_id)
         runs = await federation.operator.list_runs()
         picture = tmp_path / "report.png"
-        await report(federation.operator, run_id, picture)
+        await report(federation.operator, picture, run_id)
         assert picture.read_bytes().startswith(b"\x89PNG")
         said = capsys.readouterr().out
         assert "clients a round: 2 selected, 2 included" in said
         assert ("entropy" in said) == (signal == "label_counts")
         assert ("spurious correlation" in said) == (signal == "triplet")
-        await report(federation.operator, run_id, picture, as_json=True)
+        await report(federation.operator, picture, run_id, as_json=True)
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["round"] for line in lines] == [1, 2]
     assert len(runs) == 1
