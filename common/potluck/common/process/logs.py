@@ -19,6 +19,9 @@ from potluck.common.plain_text import plain, without_passwords
 _GRPC: Final = "grpc._cython.cygrpc"
 """The logger of gRPC's core."""
 
+_LOG_URLS: Final = ("urllib3", "botocore")
+"""Loggers that write whole URLs at level debug; a presigned URL grants access to a file."""
+
 
 class LogFormat(StrEnum):
     """Form of a log line."""
@@ -45,7 +48,8 @@ def configure_logging(
     JSON.
 
     Lines of libraries that use the standard `logging` have the same format; of these, only warnings
-    and errors are written, unless `level` is debug. May be called again.
+    and errors are written, unless `level` is debug. Libraries that would then log whole URLs write
+    no debug lines. May be called again.
     """
     console = format is LogFormat.CONSOLE or (format is LogFormat.AUTO and sys.stderr.isatty())
     number = getattr(logging, level.name)
@@ -79,6 +83,8 @@ def configure_logging(
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(number if level is LogLevel.DEBUG else max(number, logging.WARNING))
+    for name in _LOG_URLS:
+        logging.getLogger(name).setLevel(max(root.level, logging.INFO))
 
 
 def _one_line_for_a_reset(record: logging.LogRecord) -> bool:

@@ -21,6 +21,8 @@ def restored() -> Iterator[None]:
     yield
     root.handlers = handlers
     root.setLevel(level)
+    for name in ("urllib3", "botocore"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
     structlog.configure(**configuration)
 
 
@@ -56,6 +58,22 @@ def test_log_records_of_libraries_have_the_same_format(
     configure_logging(LogFormat.JSON, level)
     logging.getLogger("library").info("usual")
     logging.getLogger("library").warning("worse")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["event"] for line in lines] == events
+
+
+@pytest.mark.parametrize(
+    ("level", "events"),
+    [(LogLevel.INFO, ["failed"]), (LogLevel.DEBUG, ["usual", "failed"]), (LogLevel.ERROR, [])],
+)
+@pytest.mark.parametrize("library", ["urllib3.connectionpool", "botocore.auth"])
+def test_log_never_contains_the_urls_of_requests(
+    capsys: pytest.CaptureFixture[str], library: str, level: LogLevel, events: list[str]
+) -> None:
+    configure_logging(LogFormat.JSON, level)
+    logging.getLogger(library).debug("GET /models?X-Amz-Signature=secret")
+    logging.getLogger(library).info("usual")
+    logging.getLogger(library).warning("failed")
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["event"] for line in lines] == events
 
