@@ -37,13 +37,15 @@ raises RunError."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """The job of a machine entry. state: the state that Slurm reports, or "gone"."""
+    """The job of a machine entry. state: the state that Slurm reports, or "gone". replaces: id of
+    an older job that must still be cancelled; empty if there is none."""
 
     machine: str
     job_id: str
     digest: str
     state: str = ""
     where: str = ""
+    replaces: str = ""
 
     @property
     def alive(self) -> bool:
@@ -98,7 +100,7 @@ class SlurmMachine:
         configurations = [self._write(host, files[host.name]) for host in self._machine.hosts]
         command = self._submission()
         digest = self._digest(command, files)
-        before = self.look()
+        before = self._only_job()
         old = before.job_id if before is not None and before.alive else ""
         if before is not None and old:
             if before.digest == digest:
@@ -112,11 +114,31 @@ class SlurmMachine:
         job = Job(machine=self._machine.name, job_id=said.split(";")[0], digest=digest)
         if not job.job_id.isdigit():
             raise RunError(f"sbatch printed {said[:80]!r} instead of a job id")
-        record = {"job_id": job.job_id, "digest": digest}
+        job = replace(job, replaces=old)
+        self._record(job)
+        # after the submission: if Slurm refuses it, the old job continues
+        return self._cancel_replaced(job), "submitted again" if old else "submitted"
+
+    def _record(self, job: Job) -> None:
+        record = {"job_id": job.job_id, "digest": job.digest, "replaces": job.replaces}
         self._put(self.folder / JOB, json.dumps(record).encode())
-        if old:  # after the submission: if Slurm refuses it, the old job continues
-            self._run(["scancel", old], {})
-        return job, "submitted again" if old else "submitted"
+
+    def _cancel_replaced(self, job: Job) -> Job:
+        """Cancel the job that `job` replaces, if any, and remove it from the record. If Slurm
+        refuses, the next `up` or `down` tries again."""
+        if not job.replaces:
+            return job
+        state, _ = self._state(job.replaces)
+        if replace(job, state=state).alive:
+            self._run(["scancel", job.replaces], {})
+        job = replace(job, replaces="")
+        self._record(job)
+        return job
+
+    def _only_job(self) -> Job | None:
+        """Return what `look` returns, after cancelling the job that it replaces."""
+        job = self.look()
+        return None if job is None else self._cancel_replaced(job)
 
     def log_size(self) -> int:
         """Return the bytes of the job's log so far, for `await_connected`."""
@@ -179,6 +201,7 @@ class SlurmMachine:
         try:
             record = json.loads(path.read_bytes())
             job_id, digest = str(record["job_id"]), str(record["digest"])
+            replaces = str(record.get("replaces", ""))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -189,12 +212,17 @@ class SlurmMachine:
             ) from error
         state, where = self._state(job_id)
         return Job(
-            machine=self._machine.name, job_id=job_id, digest=digest, state=state, where=where
+            machine=self._machine.name,
+            job_id=job_id,
+            digest=digest,
+            state=state,
+            where=where,
+            replaces=replaces,
         )
 
     def down(self) -> Job | None:
         """Cancel the job by its id and delete its record. Return the job, if there was one."""
-        job = self.look()
+        job = self._only_job()
         if job is None:
             return None
         if job.alive:

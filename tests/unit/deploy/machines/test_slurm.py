@@ -99,7 +99,7 @@ def test_changed_slurm_job_is_replaced_and_an_ended_one_submitted_again(
     entry(tmp_path, cluster).up(FILES)
     job, done = entry(tmp_path, cluster, device="cuda:1").up(FILES)
     assert (job.job_id, done) == ("43", "submitted again")
-    submitted, cancelled = cluster.said[-2:]
+    submitted, _, cancelled = cluster.said[-3:]
     assert "--dependency=afterany:42" in submitted
     assert cancelled == ["scancel", "42"]
     for state in ("COMPLETED", "CANCELLED by 0", ""):
@@ -123,6 +123,32 @@ def test_refused_slurm_submission_keeps_the_previous_job(tmp_path: Path) -> None
     job = entry(tmp_path, cluster).look()
     assert job is not None
     assert job.job_id == "42"
+
+
+@pytest.mark.parametrize("then", ["up", "down"])
+def test_slurm_job_that_could_not_be_cancelled_is_cancelled_next_time(
+    tmp_path: Path, then: str
+) -> None:
+    cluster = Cluster()
+    entry(tmp_path, cluster).up(FILES)
+
+    def refuse(command: Sequence[str], environment: Mapping[str, str]) -> str:
+        if command[0] == "scancel":
+            raise RunError("the program scancel did not answer within 60 s")
+        return cluster(command, environment)
+
+    found = inventory(tmp_path, device="cuda:1")
+    with pytest.raises(RunError, match="scancel did not answer"):
+        SlurmMachine(found.machines[0], found, refuse).up(FILES)
+    machine = entry(tmp_path, cluster, device="cuda:1")
+    if then == "up":
+        assert machine.up(FILES)[1] == "nothing to do"
+        assert machine.up(FILES)[0].job_id == "43"
+        expected = ["42"]
+    else:
+        machine.down()
+        expected = ["42", "43"]
+    assert [said[1] for said in cluster.said if said[0] == "scancel"] == expected
 
 
 def test_slurm_job_is_awaited_until_its_hosts_are_connected(tmp_path: Path) -> None:
