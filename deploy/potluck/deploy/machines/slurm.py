@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from potluck.common.errors import ConfigurationError, RunError, StorageError
+from potluck.common.errors import ConfigurationError, RunError, StorageError, disk_error
 from potluck.common.net.key_files import KEY_MODE, write_file
 from potluck.deploy.machines.container_start import count_events
 from potluck.deploy.machines.desired_state import PartyFiles, host_configuration, is_quiet
@@ -221,16 +222,23 @@ class SlurmMachine:
         )
 
     def down(self) -> Job | None:
-        """Cancel the job by its id and delete its record. Return the job, if there was one."""
+        """Cancel the job by its id; delete its record, and the certificates and keys of its hosts.
+
+        Return the job, if there was one. Raises StorageError if a file can't be deleted.
+        """
         job = self._only_job()
         if job is None:
             return None
         if job.alive:
             self._run(["scancel", job.job_id], {})
-        (self.folder / JOB).unlink(missing_ok=True)
-        for host in self._machine.hosts:
-            for path in (self.folder / host.name / "tls").glob("*.pem"):
-                path.unlink()
+        try:
+            for tls in self.folder.glob(
+                "*/tls"
+            ):  # also of hosts that the inventory no longer names
+                shutil.rmtree(tls)
+            (self.folder / JOB).unlink(missing_ok=True)
+        except OSError as error:
+            raise disk_error(error, self.folder) from error
         return job
 
     def _state(self, job_id: str) -> tuple[str, str]:

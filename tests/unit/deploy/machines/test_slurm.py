@@ -176,11 +176,13 @@ def test_slurm_job_is_awaited_until_its_hosts_are_connected(tmp_path: Path) -> N
 
 def test_down_cancels_the_slurm_job_by_id_and_deletes_the_keys(tmp_path: Path) -> None:
     cluster = Cluster()
-    entry(tmp_path, cluster).up(FILES)
+    keys = {"members/client-0.key": b"k", "members/next/client-0.key": b"k"}
+    tls = {**FILES["lab-a"].tls, **keys}
+    entry(tmp_path, cluster).up({"lab-a": PartyFiles(tls=tls)})
     job = entry(tmp_path, cluster).down()
     assert job is not None
     assert cluster.said[-1] == ["scancel", "42"]
-    assert list(tmp_path.rglob("*.pem")) == []
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["potluck.toml"]
     assert entry(tmp_path, cluster).down() is None
 
 
