@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from potluck.common.net.identity import Role
+from potluck.common.net.key_files import KEY_MODE, write_file
 from potluck.common.process.command_line import exit_code_of
 from potluck.deploy.pki import authority as pki
 
@@ -23,7 +24,8 @@ COORDINATOR_NAMES = ("coordinator", "localhost", "127.0.0.1")
 def make_certificates(folder: Path) -> list[str]:
     """Make the missing certificates in the parties' folders below `folder`.
 
-    Return the parties that received new ones. Raises the errors of `pki.issue`.
+    Return the parties that received new ones. Raises the errors of `pki.issue`, and StorageError if
+    a file can't be written; the next call then makes what is missing.
     """
     authority = folder / "authority"
     if not (authority / "authority.key").exists():
@@ -56,17 +58,14 @@ def _hand_over(authority: Path, volume: Path, role: Role) -> None:
         ("certificate.pem", issued.certificate),
         ("key.pem", issued.key),  # written last: if it exists, all files exist
     ):
-        target = volume / name
-        target.touch(mode=0o600)
-        target.write_bytes(source.read_bytes())
+        write_file(volume / name, source.read_bytes(), KEY_MODE)
     issued.key.unlink()
 
 
 def _make_password(path: Path) -> None:
     """Make Grafana's password, in a file readable by all: Grafana runs as another user."""
     if not path.exists():
-        path.write_text(secrets.token_urlsafe(24))
-        path.chmod(0o444)
+        write_file(path, secrets.token_urlsafe(24).encode(), 0o444)
         path.parent.chmod(0o755)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -10,6 +11,8 @@ from support.repository import ROOT
 
 from potluck.common.net.identity import Role
 from potluck.common.net.tls import TlsFiles
+from potluck.deploy.pki import authority as pki
+from potluck.deploy.pki.authority import IssuedFiles
 from potluck.deploy.pki.compose_certificates import HOSTS, make_certificates
 
 PARTIES = ["coordinator", "operator", *HOSTS]
@@ -52,6 +55,24 @@ def test_every_compose_party_gets_its_own_certificate_once(folder: Path) -> None
     changed = [old != new for old, new in zip(before, after, strict=True)]
     assert changed == [party == "host-1" for party in PARTIES] + [False]
     assert tls(folder / "host-1").load().identity.may_speak_for("client-9")
+
+
+def test_compose_certificate_is_made_again_if_its_key_could_not_be_copied(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issue = pki.issue
+
+    def without_key(*arguments: Any, **options: Any) -> IssuedFiles:
+        issued = issue(*arguments, **options)
+        issued.key.unlink()
+        return issued
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pki, "issue", without_key)
+        with pytest.raises(FileNotFoundError):
+            make_certificates(folder)
+    assert make_certificates(folder) == PARTIES
+    assert tls(folder / "coordinator").load().identity.role is Role.COORDINATOR
 
 
 def test_compose_file_has_the_certified_parties_and_clients() -> None:
