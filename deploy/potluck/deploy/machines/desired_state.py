@@ -19,7 +19,7 @@ from docker.types import DeviceRequest, LogConfig, Mount
 from potluck.common.net.identity import Role
 from potluck.common.process.logs import LogLevel
 from potluck.deploy.machines.inventory import Inventory, MachineSettings
-from potluck.deploy.machines.party_settings import COORDINATOR, HostSettings, RelaySettings
+from potluck.deploy.machines.party_settings import BEFORE, COORDINATOR, HostSettings, RelaySettings
 
 CONFIGURATION = "/etc/potluck"
 STATE = "/var/lib/potluck"
@@ -104,7 +104,7 @@ class DesiredContainer:
     @property
     def before(self) -> str:
         """Name of the old container, which is kept until the new one is connected."""
-        return f"{self.name}-before"
+        return f"{self.name}{BEFORE}"
 
     @property
     def marker(self) -> str:

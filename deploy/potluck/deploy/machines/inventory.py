@@ -21,6 +21,7 @@ from potluck.common.real_time import Seconds
 from potluck.common.settings.configuration import Settings, annotated_example, load
 from potluck.common.settings.configuration_errors import INVENTORY
 from potluck.deploy.machines.party_settings import (
+    BEFORE,
     COORDINATOR,
     HOST,
     AbsolutePath,
@@ -222,6 +223,12 @@ class Inventory(Settings):
             raise ValueError(error.message) from error
         if COORDINATOR in names:
             raise ValueError(f"a host or relay can't be called {COORDINATOR!r}")
+        for name in names:
+            if name.endswith(BEFORE):
+                raise ValueError(
+                    f"a host or relay can't be called {name!r}, because {BEFORE} marks containers "
+                    "that are being replaced; choose another name"
+                )
         self._check_relays()
         if self.coordinator is not None:
             found = {machine.name: machine for machine in self.machines}

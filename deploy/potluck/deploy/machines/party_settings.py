@@ -12,6 +12,8 @@ from potluck.common.names import is_name
 from potluck.common.settings.configuration import Settings
 
 COORDINATOR = "coordinator"
+BEFORE = "-before"
+"""End of the name of a container that is being replaced."""
 HOST = r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9a-fA-F:]+\]"
 """Pattern of a machine's name or address."""
 

@@ -270,6 +270,7 @@ def test_gpus_limits_and_data_folder_are_passed_to_the_engine() -> None:
         ("[machines.hosts.settings]", '[[machines.hosts]]\nname = "gpu-1-a"\nclients = ["c"]',
          "host or relay 'gpu-1-a' occurs 2 times"),
         ('"gpu-1-a"', '"coordinator"', "a host or relay can't be called 'coordinator'"),
+        ('"gpu-1-a"', '"gpu-1-before"', "can't be called 'gpu-1-before', because -before marks"),
         ("# relay =", 'relay = "gate"', "'gate', which is not one of the relays (none)"),
         ("# [[machines.relays]]", '[[machines.relays]]\nname = "gate"\naddress = "gate:7443"',
          "relay 'gate' has no hosts; set"),
