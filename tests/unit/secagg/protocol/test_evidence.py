@@ -376,14 +376,14 @@ def test_client_that_dealt_wrong_shares_is_a_suspect(victims: str, suspects: set
     assert set(run.session.unmasking.suspects) == suspects
 
 
-def test_wrong_shares_for_all_clients_abort_the_sum_and_name_their_owner() -> None:
+def test_wrong_shares_for_all_clients_abort_the_sum_and_name_owner_and_holders() -> None:
     run = Federation(clients=6).run().until(Stage.SHARE)
     wrong_dealing(run, "c", "abdef")
     run.answer(list("abdef"))
     run.finish()
     assert run.session.aborted is not None
     assert run.session.aborted.abort.rule is Rule.RECONSTRUCTION
-    assert run.session.aborted.suspects == ("c",)
+    assert run.session.aborted.suspects == ("c", "a", "b", "d", "e", "f")
 
 
 def test_masking_starts_after_all_shares_were_opened() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -38,6 +38,8 @@ from potluck.secagg.protocol import (
     encode,
 )
 from potluck.secagg.protocol.client.client_session import Accusing
+from potluck.secagg.protocol.coordinator.coordinator_session import Revealing
+from potluck.secagg.protocol.coordinator.unmasking import unmask
 from potluck.secagg.protocol.primitives import agreement_proof
 from potluck.secagg.protocol.primitives.agreement_proof import prove_knowledge
 from potluck.secagg.protocol.wire.messages import (
@@ -528,21 +530,24 @@ def test_shares_for_clients_other_than_the_neighbours_are_refused() -> None:
     assert rejection(run, "a", sign(member_key("a"), reply.type, encode(other))) is Rule.ROSTER
 
 
-def corrupt(run: Run, liars: str, owners: str) -> None:
-    """Let some clients reveal wrong shares of some owners' secrets, with valid signatures."""
+def revealed(run: Run, name: str, liars: Collection[str], owners: Collection[str]) -> Envelope:
+    """Return a client's reveal; that of a liar has wrong shares of some owners' secrets, and a
+    valid signature."""
+    [reply] = run.tell(name, run.next(name)).replies
+    if name not in liars:
+        return reply
+    message = decode(Reveal, reply.payload)
+    shares = tuple(
+        replace(each, share=bytes(32) + name[-1].encode()) if each.owner in owners else each
+        for each in message.shares
+    )
+    return sign(member_key(name), reply.type, encode(replace(message, shares=shares)))
+
+
+def corrupt(run: Run, liars: Collection[str], owners: Collection[str]) -> None:
+    """Let some clients reveal wrong shares of some owners' secrets."""
     for name in run.federation.names:
-        step = run.tell(name, run.next(name))
-        [reply] = step.replies
-        if name in liars:
-            message = decode(Reveal, reply.payload)
-            shares = tuple(
-                replace(each, share=bytes(32) + bytes([ord(name)]))
-                if each.owner in owners
-                else each
-                for each in message.shares
-            )
-            reply = sign(member_key(name), reply.type, encode(replace(message, shares=shares)))
-        run.hear(name, reply)
+        run.hear(name, revealed(run, name, liars, owners))
 
 
 @pytest.mark.parametrize("liars", ["a", "b", "f", "ab", "af"])
@@ -558,13 +563,48 @@ def test_sum_is_exact_despite_wrong_shares_if_enough_are_correct(liars: str) -> 
     assert unmasking.suspects or liars == "f"
 
 
-def test_too_many_wrong_shares_abort_the_sum_and_name_suspects() -> None:
-    run = run_at(Stage.REVEAL)
-    corrupt(run, "abc", "d")
+@pytest.mark.parametrize(
+    ("clients", "threshold", "liars"),
+    [
+        (5, 4, "a"),
+        (24, 16, "fj"),
+        (24, 16, "abcd"),
+        (60, 40, ["c020", "c030"]),
+        pytest.param(128, 86, ["c060"], marks=pytest.mark.slow),
+    ],
+)
+def test_suspects_are_exactly_the_clients_that_revealed_wrong_shares(
+    clients: int, threshold: int, liars: Collection[str]
+) -> None:
+    run = Federation(clients=clients).run().until(Stage.REVEAL)
+    state, names = run.session.state, run.federation.names
+    assert isinstance(state, Revealing)
+    assert run.header.threshold == threshold
+    reveals = {name: decode(Reveal, revealed(run, name, liars, names).payload) for name in names}
+    unmasking = unmask(state.roster, state.sharers_sha256, state.sharers, names, reveals)
+    assert unmasking.suspects == tuple(sorted(liars))
+    [words] = run.masked_sum(unmasking).values()
+    unmasking.remove("counts", words)
+    assert words.tolist() == run.true_sum(names)["counts"].tolist()
+
+
+def test_four_liars_of_24_do_not_prevent_the_sum() -> None:
+    run = Federation(clients=24).run().until(Stage.REVEAL)
+    corrupt(run, "abcd", run.federation.names)
+    assert run.is_exact()
+    assert run.session.unmasking is not None
+    assert run.session.unmasking.suspects == tuple("abcd")
+
+
+@pytest.mark.parametrize("clients", [6, 24])
+def test_too_many_wrong_shares_abort_the_sum_and_name_owner_and_holders(clients: int) -> None:
+    run = Federation(clients=clients).run().until(Stage.REVEAL)
+    names = run.federation.names
+    corrupt(run, names[: clients - run.header.threshold + 1], "d")
     aborted = run.session.aborted
     assert aborted is not None
     assert aborted.abort.rule is Rule.RECONSTRUCTION
-    assert "d" in aborted.suspects
+    assert aborted.suspects == ("d", *(name for name in names if name != "d"))
 
 
 def test_coordinator_refuses_shares_of_the_wrong_secret_or_form() -> None:

@@ -142,8 +142,9 @@ class Finished:
 class Aborted:
     """A session that ended without a sum.
 
-    suspects: clients whose shares were wrong. conviction: proof that a client sent a share that
-    can't be decrypted. verdict: a serialised `GuiltyVerdict`, for others to check the conviction.
+    suspects: clients that may have sent wrong shares. conviction: proof that a client sent a share
+    that can't be decrypted. verdict: a serialised `GuiltyVerdict`, for others to check the
+    conviction.
     """
 
     abort: Abort

@@ -25,7 +25,8 @@ class SessionRecord(BaseModel):
 
     clients: host by client, of the clients in the sum; without a sum, of the invited clients.
     refusals: the broken rule that a client named, by client. have, need: actual and required number
-    of what `rule` counts, if the session was aborted. suspects: clients whose shares were wrong.
+    of what `rule` counts, if the session was aborted. suspects: clients that may have sent wrong
+    shares; without a sum, the owner of a secret that its shares don't give, then their holders.
     convicted: client that is proven to have sent a share that can't be decrypted, with the client
     that proved it. verdict: the proof, which `check_verdict` reads, in base64. certificate:
     certificate of the set that a quorum consented to. epsilon: ε of the sum; None for an exact one.

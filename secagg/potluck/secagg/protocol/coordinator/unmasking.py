@@ -1,18 +1,18 @@
 """The coordinator's last step: secrets rebuilt from shares, and masks removed with them.
 
 Every rebuilt secret is checked against its owner's advert. If that fails and there are more shares
-than needed, other combinations of shares are tried, so that a few wrong shares do no harm. The
-origin of a wrong share can't be proven: its holder may have changed it, or its owner may have sent
-a wrong one. So each wrong share gives a pair of owner and holder. Of each pair, the client that is
-in more pairs becomes a suspect; in a tie, both do.
+than needed, all shares are decoded, so that a few wrong shares do no harm. The origin of a wrong
+share can't be proven: its holder may have changed it, or its owner may have sent a wrong one. So
+each wrong share gives a pair of owner and holder. Of each pair, the client that is in more pairs
+becomes a suspect; in a tie, both do. If the shares of a secret can't be decoded, its owner and all
+holders are suspects.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, islice
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -25,27 +25,27 @@ from potluck.secagg.protocol.primitives.agreement import (
     self_seed,
 )
 from potluck.secagg.protocol.primitives.masks import Mask, Words, add_masks
+from potluck.secagg.protocol.primitives.share_decoding import decodings
 from potluck.secagg.protocol.rules import BrokenRuleError, Rule
 from potluck.secagg.protocol.wire.messages import Header, Reveal
 from potluck.secagg.protocol.wire.transcript import Participant, Roster
 
-_MOST_CHOICES = 2_000
-"""Maximum number of combinations of shares to try for a secret; enough for any two wrong shares
-among 60."""
-
 
 class ReconstructionError(BrokenRuleError):
-    """Raised if shares don't give the secret that its owner committed to. suspects: clients whose
-    shares were wrong; the owner, if no choice of shares is right.
+    """Raised if shares don't give the secret that its owner committed to.
+
+    Either the owner sent wrong shares, or at least ⌊(m − t) / 2⌋ + 1 of the m holders of revealed
+    shares did. suspects: the owner, then these holders.
     """
 
-    def __init__(self, owner: str, suspects: Sequence[str]) -> None:
+    def __init__(self, owner: str, holders: Collection[str], threshold: int) -> None:
+        least = (len(holders) - threshold) // 2 + 1
         super().__init__(
             Rule.RECONSTRUCTION,
-            f"the shares of client {owner!r} don't give the secret of this client; clients that "
-            f"may have sent wrong shares: {', '.join(suspects)}",
+            f"the shares of client {owner!r} don't give the secret of this client; the client or "
+            f"at least {least} of the {len(holders)} holders of these shares sent wrong ones",
         )
-        self.suspects = tuple(suspects)
+        self.suspects = (owner, *sorted(set(holders) - {owner}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +136,13 @@ def _rebuild_all(
     secrets = {}
     for owner in sharers:
         who = roster.participants[owner]
-        secret, wrong = _rebuild(roster, who, shares[owner], owner in alive, doubtful)
-        if secret is None:
-            raise ReconstructionError(owner, [owner, *sorted(_blamed(pairs) - {owner})])
+        rebuilt = _rebuild(roster, who, shares[owner], owner in alive, doubtful)
+        if rebuilt is None:
+            holders = [names[holder] for holder in shares[owner]]
+            raise ReconstructionError(owner, holders, roster.header.threshold)
+        secrets[owner], wrong = rebuilt
         doubtful |= wrong
         pairs += [(owner, names[holder]) for holder in wrong]
-        secrets[owner] = secret
     return secrets, _blamed(pairs)
 
 
@@ -162,41 +163,23 @@ def _rebuild(
     owner: Participant,
     shares: Mapping[int, int],
     survived: bool,
-    suspects: set[int],
-) -> tuple[bytes | None, set[int]]:
+    doubtful: Collection[int],
+) -> tuple[bytes, frozenset[int]] | None:
     """Return a secret that matches its commitment, and the holders whose shares don't match the
-    secret. The secret is None if no choice of shares gives one.
+    secret. Return None if the shares don't give such a secret.
+
+    doubtful: holders of wrong shares of other secrets. If there are none, as in most sessions, try
+    the first shares without decoding.
     """
     threshold = roster.header.threshold
-    # Try first the shares of holders that are not yet suspects.
-    holders = sorted(shares, key=lambda number: (number in suspects, number))
-    for attempt, chosen in enumerate(_choices(holders, threshold)):
-        used = {number: shares[number] for number in chosen}
-        secret = sharing.combine(used)
-        if secret is None or not _fits(roster, owner, secret, survived):
-            continue
-        if attempt == 0 and not suspects:
-            return secret, set()
-        rest = set(holders) - set(chosen)
-        return secret, {n for n in rest if sharing.interpolate(used, n) != shares[n]}
-    return None, set()
-
-
-def _choices(holders: Sequence[int], threshold: int) -> Iterator[tuple[int, ...]]:
-    """Yield combinations of `threshold` holders: the first ones, then with some of them
-    replaced."""
-
-    def all_choices() -> Iterator[tuple[int, ...]]:
-        first, spare = holders[:threshold], holders[threshold:]
-        for replaced in range(min(len(spare), threshold) + 1):
-            for out in combinations(range(threshold), replaced):
-                kept = [number for place, number in enumerate(first) if place not in out]
-                for back in combinations(spare, replaced):
-                    yield tuple(sorted([*kept, *back]))
-
-    if len(holders) < threshold:
-        return iter(())
-    return islice(all_choices(), _MOST_CHOICES)
+    if not doubtful:
+        secret = sharing.combine({number: shares[number] for number in sorted(shares)[:threshold]})
+        if secret is not None and _fits(roster, owner, secret, survived):
+            return secret, frozenset()
+    for secret, wrong in decodings(shares, threshold, doubtful):
+        if _fits(roster, owner, secret, survived):
+            return secret, wrong
+    return None
 
 
 def _fits(roster: Roster, owner: Participant, secret: bytes, survived: bool) -> bool:

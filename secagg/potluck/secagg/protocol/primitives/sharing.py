@@ -65,13 +65,6 @@ def combine(shares: Mapping[int, int]) -> bytes | None:
     return value.to_bytes(SECRET_BYTES, "big") if value.bit_length() <= 256 else None
 
 
-def interpolate(shares: Mapping[int, int], at: int) -> int:
-    """Return the share of holder `at`, on the same polynomial as these shares."""
-    holders = tuple(sorted(shares))
-    weights = lagrange_weights(holders, at)
-    return sum(weights[index] * shares[x] for index, x in enumerate(holders)) % PRIME
-
-
 @lru_cache(maxsize=512)
 def lagrange_weights(holders: tuple[int, ...], at: int) -> tuple[int, ...]:
     """Return the values of the holders' Lagrange basis polynomials at a point, modulo p."""
