@@ -74,12 +74,14 @@ class PassResult:
 
     behind: number of committed rounds that the sink has not recorded; None if the database failed.
     errors: error of each run that failed. unreadable: runs with damaged rows, each with the reason
-    why it is omitted; retries don't help.
+    why it is omitted; retries don't help. ahead: runs of which the sink had more rounds than the
+    database, each with these rounds; an older backup of the database was restored.
     """
 
     behind: int | None
     errors: Mapping[str, str]
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    ahead: Mapping[str, str] = field(default_factory=dict)
 
 
 class SinkFeed:
@@ -100,6 +102,7 @@ class SinkFeed:
         self._still_there = still_there
         self._last: dict[str, int | None] = {}
         self._reached: dict[str, int] = {}  # by run, the last round that the sink is known to have
+        self._ahead: dict[str, str] = {}
 
     def feed(self) -> PassResult:
         """Send the sink everything that has been committed. Raises StorageError.
@@ -121,13 +124,17 @@ class SinkFeed:
                 self._last.pop(row.run_id, None)  # query the sink again
                 errors[row.run_id] = explained(error)
                 behind += max(row.committed_rounds - self._reached.get(row.run_id, 0), 0)
-        return PassResult(behind=behind, errors=errors, unreadable=unreadable)
+        return PassResult(
+            behind=behind, errors=errors, unreadable=unreadable, ahead=dict(self._ahead)
+        )
 
     def _feed_run(self, row: RunRow) -> None:
         run = tracked_run(row)
         if row.run_id not in self._last:
             self._last[row.run_id] = self._sink.open(run)
         last = self._last[row.run_id]
+        if (last or 0) > row.committed_rounds:
+            self._ahead.setdefault(row.run_id, f"rounds {row.committed_rounds + 1} to {last}")
         self._reached[row.run_id] = last or 0
         while last is not None:
             rounds = self._reader.rounds(row.run_id, after=last, limit=AT_ONCE)

@@ -74,7 +74,8 @@ class SinkReport(BaseModel):
     with its errors.
 
     behind: number of rounds that the sink has not recorded; None if the database failed.
-    unreadable: reason why runs are omitted; empty if none are.
+    unreadable: reason why runs are omitted; empty if none are. ahead: rounds that the sink had and
+    the database lacked; empty if there are none.
     """
 
     began: bool = False
@@ -82,6 +83,7 @@ class SinkReport(BaseModel):
     behind: int | None = None
     trouble: str = ""
     unreadable: str = ""
+    ahead: str = ""
 
 
 class Told:
@@ -166,6 +168,7 @@ def _feed(job: SinkJob, reader: RecordReader, told: Told, answer: Callable[..., 
             behind=result.behind,
             trouble=summed_up(result.errors),
             unreadable=summed_up(result.unreadable),
+            ahead=summed_up(result.ahead),
         )
         if finishing:
             sink.close()

@@ -39,6 +39,7 @@ class SinkProcess:
         self._failures = 0
         self._trouble = ""
         self._unreadable = ""
+        self._ahead = ""
         self._closing = False
         self._show(up=False)
 
@@ -140,6 +141,7 @@ class SinkProcess:
             self._busy = False
             self._trouble_is(report.trouble)
             self._unreadable_are(report.unreadable)
+            self._ahead_are(report.ahead)
             self._show(up=not report.trouble, behind=report.behind)
             if not report.trouble:
                 self._failures = 0
@@ -157,6 +159,18 @@ class SinkProcess:
         if unreadable and unreadable != self._unreadable:
             self._log.error("sink omits runs that can't be read", reason=unreadable)
         self._unreadable = unreadable
+
+    def _ahead_are(self, ahead: str) -> None:
+        """Log which rounds the sink has from before a restore; an unchanged text is logged only
+        once."""
+        if ahead and ahead != self._ahead:
+            self._log.warning(
+                "sink has rounds that the database lacks",
+                rounds=ahead,
+                remedy="the sink does not record these rounds again; remove the run from the "
+                "tracker, as docs/operate/backup.md describes",
+            )
+        self._ahead = ahead
 
     def _show(self, *, up: bool, behind: int | None = None) -> None:
         self._instruments.set(SINK_UP, up, sink=self._job.name)

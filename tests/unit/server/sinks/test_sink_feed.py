@@ -116,6 +116,22 @@ def test_round_recorded_without_confirmation_is_not_sent_to_the_sink_twice(
     assert tracker.rounds == {"ab12": [1]}
 
 
+def test_rounds_that_the_database_lost_in_a_restore_are_reported(
+    url: str, store: Store, notes: DeliveryNotes
+) -> None:
+    begun_run(store)
+    committed(store, AttemptKey("ab12", 1, 1))
+    tracker = Tracker()
+    tracker.rounds = {"ab12": [1, 2, 3]}
+    feed = feed_of(url, tracker, notes)
+    assert feed.feed().ahead == {"ab12": "rounds 2 to 3"}
+    for number in (2, 3, 4):
+        committed(store, AttemptKey("ab12", number, 1))
+    assert feed.feed().ahead == {"ab12": "rounds 2 to 3"}
+    assert tracker.rounds == {"ab12": [1, 2, 3, 4]}
+    assert feed_of(url, tracker, notes).feed().ahead == {}
+
+
 def test_run_refused_by_a_sink_does_not_delay_other_runs(
     url: str, store: Store, notes: DeliveryNotes
 ) -> None:

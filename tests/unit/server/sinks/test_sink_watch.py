@@ -51,16 +51,19 @@ async def test_sink_report_changes_only_the_values_it_contains(tmp_path: Path) -
             {"trouble": "the database is away"},
             {"behind": 2, "unreadable": "run ab12: odd"},
             {"behind": 2, "unreadable": "run ab12: odd"},
+            {"behind": 2, "ahead": "run ab12: rounds 3 to 4"},
+            {"behind": 2, "ahead": "run ab12: rounds 3 to 4"},
         ):
             sink._take(SinkReport.model_validate({"ended": True, **line}))
             shown = instruments.exposition().decode()
             behind = line.get("behind", 3)
             assert f'potluck_sink_behind_rounds{{sink="csv"}} {behind}.0' in shown
             assert f'potluck_sink_up{{sink="csv"}} {float("trouble" not in line)}' in shown
-    assert [(each["log_level"], each.get("reason")) for each in logs] == [
+    assert [(each["log_level"], each.get("reason", each.get("rounds"))) for each in logs] == [
         ("warning", "the database is away"),
         ("info", None),
         ("error", "run ab12: odd"),
+        ("warning", "run ab12: rounds 3 to 4"),
     ]
 
 
