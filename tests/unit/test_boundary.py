@@ -57,6 +57,7 @@ DEEPER: dict[str, set[str]] = {
         "potluck.common.net.protocol",
         "potluck.common.net.proxies",
         "potluck.common.net.transfer",
+        "potluck.common.net.web_origin",
         "potluck.common.settings.extras",
         "potluck.common.settings.option_checks",
         "potluck.common.tables.round_columns",
