@@ -84,7 +84,7 @@ async def test_host_survives_durations_that_no_clock_can_add(scene: Scene) -> No
     async with scene.host():
         for times in (1, 2):  # the second one extends the deadline
             scene.fake.instruct(instruction)
-            await scene.fake.until(lambda: scene.fake.acknowledged.count("a") == times)  # noqa: B023
+            await scene.fake.until(lambda: scene.fake.acknowledged.count("a") == times)  # noqa: B023  # awaited at once
         scene.fake.hold_downloads.set()
         await scene.fake.completed("a")
     assert scene.fake.arrivals == 1

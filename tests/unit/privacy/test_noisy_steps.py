@@ -165,8 +165,8 @@ def test_no_record_adds_more_than_the_clip(clip: float, left: float, right: floa
         optimizer, noise_multiplier=0.0, clip=clip, expected_batch=1.0, generator=None
     )
     backprops = torch.tensor([[left, 0.0, -left, left]])
-    layer.weight.grad_sample = OuterProducts(backprops, torch.tensor([[right, right, 0.0]]))  # type: ignore[attr-defined]
-    layer.bias.grad_sample = backprops  # type: ignore[attr-defined]
+    layer.weight.grad_sample = OuterProducts(backprops, torch.tensor([[right, right, 0.0]]))  # type: ignore[attr-defined]  # of Opacus
+    layer.bias.grad_sample = backprops  # type: ignore[attr-defined]  # of Opacus
     clipping.clip_and_accumulate()
     added = torch.cat([each.summed_grad.double().flatten() for each in clipping.trained])
     assert float(added.norm()) <= clip * (1 + 1e-5)

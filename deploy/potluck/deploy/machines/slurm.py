@@ -232,9 +232,8 @@ class SlurmMachine:
         if job.alive:
             self._run(["scancel", job.job_id], {})
         try:
-            for tls in self.folder.glob(
-                "*/tls"
-            ):  # also of hosts that the inventory no longer names
+            # also of hosts that the inventory no longer names
+            for tls in self.folder.glob("*/tls"):
                 shutil.rmtree(tls)
             (self.folder / JOB).unlink(missing_ok=True)
         except OSError as error:

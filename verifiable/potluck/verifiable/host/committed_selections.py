@@ -20,6 +20,7 @@ from potluck.client.disclosure.member_keys import signing_key
 from potluck.client.disclosure.weightings import is_masked
 from potluck.common.errors import IdentityError
 from potluck.common.net.key_files import KEY_MODE, write_file
+from potluck.common.net.membership import Members
 from potluck.common.net.membership_in_force import MembershipInForce
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.verifiable.chain import Chain
@@ -190,25 +191,13 @@ class CommittedSelections:
                 mine.commitment == own,
                 f"the list of speakers has a changed commitment of client '{client}'",
             )
-        for each in speakers.values():
-            self._check_signature(chain.opening_sha256, each)
-        members = None if self._in_force is None else self._in_force.members
-        if members is not None:
-            hosts = [members.hosts[each] for each in speakers]
-            _require(
-                len(set(hosts)) == len(hosts), "the list of speakers has two clients of one host"
-            )
-
-    def _check_signature(self, opening: str, speaker: Speaker) -> None:
         members = None if self._in_force is None else self._in_force.members
         if members is None:
             return
-        signed = receipt(opening, speaker.client, speaker.commitment)
-        signature = bytes.fromhex(speaker.signature)
-        try:
-            members.verify(speaker.client, signed, signature, datetime.now(UTC))
-        except IdentityError as error:
-            raise BrokenSelectionError(f"refused selection: {error.message}") from None
+        for each in speakers.values():
+            _check_signature(members, chain.opening_sha256, each)
+        hosts = {members.hosts[each] for each in speakers}
+        _require(len(hosts) == len(speakers), "the list of speakers has two clients of one host")
 
     def _check_share(self, known: _KnownRun, chain: Chain) -> None:
         """Check that the share that this host has revealed is part of the seed."""
@@ -270,6 +259,16 @@ def _with(chain: Chain, kind: str, text: bytes) -> Chain:
     raise BrokenSelectionError(
         "this host does not know this type of selection document; update the host's software"
     )
+
+
+def _check_signature(members: Members, opening: str, speaker: Speaker) -> None:
+    """Check that a member signed its commitment. opening: digest of the opening."""
+    signed = receipt(opening, speaker.client, speaker.commitment)
+    signature = bytes.fromhex(speaker.signature)
+    try:
+        members.verify(speaker.client, signed, signature, datetime.now(UTC))
+    except IdentityError as error:
+        raise BrokenSelectionError(f"refused selection: {error.message}") from None
 
 
 def _require(holds: bool, broken: str) -> None:
