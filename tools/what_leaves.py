@@ -123,6 +123,11 @@ def _label_counts(run: Configuration) -> str:
     return _BY_OWNER.format("once, noisy or exact" if exact else "once, with noise")
 
 
+def _sums(run: Configuration) -> str:
+    exact = run.allows("fedentopt", 'disclosure = "cells"\nsum_mode = "exact"\n')
+    return _BY_OWNER.format("once, noisy or exact" if exact else "once, with noise")
+
+
 def _other_profiles(run: Configuration) -> str:
     found = [name for name in ("feddiverse", "known-matrix") if run.allows(name)]
     return _BY_OWNER.format("once, noisy or exact") if found else _REFUSED
@@ -155,7 +160,8 @@ ROWS: Final[dict[str, Callable[[Configuration], str]]] = {
     "number of training samples": _samples,
     "training loss and metrics": _loss,
     "label counts, for selectors that need them": _label_counts,
-    "triplets and matrices, likewise": _other_profiles,
+    "label counts in secure sums": _sums,
+    "triplets and matrices, for selectors that need them": _other_profiles,
     "answers to a selector's questions": _answers,
     "numbers that a selector wants with updates": _reports,
     "counts on held-out samples": _always(_BY_OWNER.format("exact")),

@@ -287,7 +287,10 @@ class Federation:
 
     @property
     def clients(self) -> pd.DataFrame:
-        """All clients that ever connected, a row each; see `frames.attendance_frame`."""
+        """All clients that ever connected, a row each; see `frames.attendance_frame`.
+
+        In a local federation with several coordinators: the clients of the newest.
+        """
         from potluck.federation.frames import attendance_frame
 
         coordinators = self._coordinators()
