@@ -330,13 +330,14 @@ class Spared:
 class RoundOutcome:
     """Facts about a committed round that a selector learns from.
 
-    selected: rows of the cohort, in the order chosen. included: rows of the clients whose update
-    became part of the model. seconds: per selected client, seconds from instruction to update; NaN
-    if no update arrived. reports: for "loss" and each name in the selector's `reports`, one number
-    per selected client; NaN if no update arrived in time. answers: answers to the selector's
-    questions in this round, in the order asked. deadline_seconds: seconds after which a client
-    counts as failed, to estimate the durations of failed clients. samples: K, int64, the column of
-    the population that the selection saw; 0 if unknown; empty if the selector needs no facts.
+    selected: rows of the cohort, in the order chosen, without clients that over-selection made
+    unnecessary. included: rows of the clients whose update became part of the model. seconds: per
+    selected client, seconds from instruction to update; NaN if no update arrived. reports: for
+    "loss" and each name in the selector's `reports`, one number per selected client; NaN if no
+    update arrived in time. answers: answers to the selector's questions in this round, in the order
+    asked. deadline_seconds: seconds after which a client counts as failed, to estimate the
+    durations of failed clients. samples: K, int64, the column of the population that the selection
+    saw; 0 if unknown; empty if the selector needs no facts.
 
     facts: facts about the updates that arrived in time, including excluded ones; None if masked.
     judgement: the selector's judgement. spared: rows of the clients that skipped their upload, as

@@ -28,7 +28,7 @@ from potluck.server.live.cohort_labels import cohort_labels, heterogeneity
 from potluck.server.live.feed import committed_round_message
 from potluck.server.live.live_status import publish_status
 from potluck.server.live.models import RoundModel, States, write_states
-from potluck.server.live.run import Attempt, Run
+from potluck.server.live.run import Run
 from potluck.server.machine import events as rounds
 from potluck.server.machine.roster import RunRoster
 from potluck.server.plan.plan import RunPlan
@@ -42,6 +42,7 @@ from potluck.server.store.records import (
     BestSoFar,
     LateRow,
     LateState,
+    MemberState,
     Metrics,
     RoundCommit,
     RoundRow,
@@ -258,7 +259,7 @@ _UNASKED: Final[NDArray[np.int64]] = np.zeros(0, dtype=np.int64)
 
 
 def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
-    cohort = list(run.attempt.cohort)
+    cohort = _awaited(run)
     updates = run.updates.received
     # Updates that arrived but were not included are ignored: after a kill, their arrival is
     # unknown.
@@ -283,17 +284,28 @@ def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
         late_seconds=np.array([row.update.seconds for row in late if row.update], np.float64),
         facts=run.models.result.facts,
         judgement=judgement,
-        prolonged=_prolonged(run.plan, run.attempt),
+        prolonged=_prolonged(run, cohort),
     )
 
 
-def _prolonged(plan: RunPlan, attempt: Attempt) -> NDArray[np.float64]:
+def _awaited(run: Run) -> list[str]:
+    """Return the cohort without the clients that over-selection made unnecessary: they neither
+    failed nor took long, and an update of theirs may have been on its way."""
+    members, skipped = run.machine.cohort.members, run.attempt.spared
+    return [
+        client
+        for client in run.attempt.cohort
+        if members[client].state is not MemberState.SPARED or client in skipped
+    ]
+
+
+def _prolonged(run: Run, cohort: Sequence[str]) -> NDArray[np.float64]:
     """Return each client's number of passes over its samples, divided by `training.epochs`, in
     cohort order; empty if the selector set no number of passes."""
-    epochs = [member.work.epochs for member in attempt.cohort.values()]
+    epochs = [run.attempt.cohort[client].work.epochs for client in cohort]
     if not any(epochs):
         return np.zeros(0)
-    usual = plan.training.epochs
+    usual = run.plan.training.epochs
     return np.array([1.0 if each is None else each / usual for each in epochs])
 
 

@@ -52,6 +52,27 @@ async def test_reports_and_seconds_are_per_selected_client(tmp_path: Path) -> No
     np.testing.assert_array_equal(found.seconds, [nothing, 1.25, nothing, 1.5])
 
 
+async def test_clients_that_over_selection_made_unnecessary_are_not_in_the_outcome(
+    tmp_path: Path,
+) -> None:
+    """They did not fail: their update may have been on its way."""
+    with Store.open(f"sqlite:///{tmp_path / 'store.sqlite3'}") as store:
+        small = await small_run(tmp_path, store, RUN_FILE)
+        await small.begin_round("d", "c", "b", "a")
+    small.run.machine.cohort.spare(["c"])
+    for client in "ad":
+        small.run.updates.received[client] = SpooledUpdate(
+            client=client, path=tmp_path / client, row=update(0.5, 3.0)
+        )
+    found = _outcome(small.run, rounds.Commit(round=1, attempt=1, included=("a", "d")))
+    assert found.selected.tolist() == [3, 1, 0]
+    np.testing.assert_array_equal(found.seconds, [1.5, np.nan, 1.5])
+    small.run.attempt.spared.add("c")  # as a client that skips its upload, it stays
+    found = _outcome(small.run, rounds.Commit(round=1, attempt=1, included=("a", "d")))
+    assert found.selected.tolist() == [3, 2, 1, 0]
+    assert found.spared.tolist() == [2]
+
+
 @pytest.mark.parametrize(("selector", "expected"), [("k-vib", [0, 30, 0, 10]), ("oort", [])])
 async def test_numbers_of_samples_are_those_known_at_the_selection_if_facts_are_needed(
     selector: str, expected: list[int], tmp_path: Path
