@@ -23,7 +23,7 @@ from potluck.server.selection import (
     Selector,
 )
 from potluck.server.selectors.parts.choosing import Cohort, grown
-from potluck.server.selectors.parts.durations import noted, within_reason
+from potluck.server.selectors.parts.durations import LEAST, noted
 from potluck.server.state import State
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -60,7 +60,7 @@ class FedCS(Selector):
         wanted = max(math.ceil(self.candidates * len(context.available)), 2 * cohort.size)
         rows = generator.permutation(context.available)[:wanted]
         seconds = grown(state.arrays["seconds"], len(context.population), math.nan)
-        times = within_reason(seconds)[rows]
+        times = np.maximum(seconds, LEAST)[rows]  # NaN stays
         new = rows[np.isnan(times)][: cohort.size]
         cohort.extend(new.tolist(), ["its time is not known yet"] * len(new))
         known, times = rows[~np.isnan(times)], times[~np.isnan(times)]

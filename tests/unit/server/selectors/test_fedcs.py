@@ -91,3 +91,12 @@ def test_a_hundred_thousand_clients_take_seconds() -> None:
     found = select(FedCS(candidates=1.0), state, context(population(clients), 200))
     assert len(found.rows) == 200
     assert time.process_time() - started < 20
+
+
+def test_a_client_a_hundred_times_slower_than_the_median_misses_the_deadline() -> None:
+    federation = population(6)
+    state = State(arrays={"seconds": np.array([5.0, 5.0, 1000.0, 5.0, 5.0, 5.0])})
+    selector = FedCS(deadline_seconds=180.0, candidates=1.0, stop_early=True)
+    assert 2 not in select(selector, state, context(federation, 6)).rows
+    filled = select(replace(selector, stop_early=False), state, context(federation, 6))
+    assert filled.reasons[-1] == "takes 1000 s, beyond the deadline"

@@ -10,7 +10,8 @@ from potluck.server.selectors.parts.reported import plausible
 _FACTOR = 10.0
 """Maximum plausible duration, as a multiple of the clients' median; longer durations are reduced to
 it."""
-_LEAST = 1e-6
+LEAST = 1e-6
+"""Minimum duration in seconds."""
 
 
 def noted(seconds: Floats, outcome: RoundOutcome) -> Floats:
@@ -30,7 +31,7 @@ def noted(seconds: Floats, outcome: RoundOutcome) -> Floats:
 def within_reason(seconds: Floats) -> Floats:
     """Limit durations to the range from 10⁻⁶ s to ten times the median; unknown durations stay
     NaN."""
-    return np.maximum(plausible(seconds, factor=_FACTOR), _LEAST)
+    return np.maximum(plausible(seconds, factor=_FACTOR), LEAST)
 
 
 def known_or_mean(seconds: Floats) -> Floats:
