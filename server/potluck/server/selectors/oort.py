@@ -36,6 +36,8 @@ UTILITY = "utility"
 samples B."""
 
 _FACTOR = 100.0
+_RETRIED = 0.1
+"""Share of the rounds in which a client is new again whose only trainings have failed."""
 _NARROW = 1e-9
 _FLAT, _SHARP = 0.1, 5.0
 """Relative changes of the utility, for the pacer: up to the first value, the utility counts as
@@ -103,8 +105,9 @@ class Oort(Selector):
     fivefold. cutoff: clients whose score is at least this share of the last chosen client's score
     take part in the draw. clip: quantile above which utilities count as equal.
 
-    A client that failed keeps its utility, and the deadline is used as its duration. A client that
-    reports no utility has none. Needs no profile. O(K).
+    A client that failed keeps its utility, and the deadline is used as its duration. If none of its
+    trainings has succeeded, it counts as new in a tenth of the rounds only. A client that reports
+    no utility has none. Needs no profile. O(K).
     """
 
     exploration: Share = 0.9
@@ -159,6 +162,10 @@ class Oort(Selector):
         speed = self._scoring.speed(seconds, preferred_seconds(seconds, percentile))
         was_seen = table["last_seen"][context.available] > 0
         seen, unseen = context.available[was_seen], context.available[~was_seen]
+        failed = unseen[~np.isnan(table["seconds"][unseen])]
+        if len(failed):  # else a client that always fails would be tried in every round
+            fresh = np.setdiff1d(unseen, failed[generator.random(len(failed)) >= _RETRIED])
+            unseen = fresh if len(seen) + len(fresh) >= cohort.size else unseen
         exploration = self.exploration_in(context.round)
         known = math.floor((1 - exploration) * cohort.size + 1e-9)
         known = min(max(known, cohort.size - len(unseen)), len(seen))
