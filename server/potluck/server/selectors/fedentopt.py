@@ -19,7 +19,7 @@ from potluck.server.selection import (
     Selector,
     Signal,
 )
-from potluck.server.selectors.parts.choosing import Cohort, disclosed, largest, profiles
+from potluck.server.selectors.parts.choosing import Cohort, largest, profiles, with_labels
 from potluck.server.selectors.parts.label_entropy import Entropies, bits
 from potluck.server.selectors.parts.parallel import passes
 from potluck.server.state import State
@@ -78,7 +78,7 @@ class FedEntOpt(Selector):
         generator: np.random.Generator,
     ) -> None:
         table = context.population.label_counts
-        rows = _reachable(disclosed(table, context.available), buffer, cohort.missing)
+        rows = _reachable(with_labels(table, context.available), buffer, cohort.missing)
         if table is None or not len(rows):
             return
         counts = profiles(table, rows).clip(min=0.0)

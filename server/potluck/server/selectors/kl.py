@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import NonNegativeFloat
 
 from potluck.server.selection import Floats, Rows, Selection, SelectionContext, Selector, Signal
-from potluck.server.selectors.parts.choosing import Cohort, disclosed, profiles
+from potluck.server.selectors.parts.choosing import Cohort, profiles, with_labels
 from potluck.server.state import State
 
 
@@ -39,7 +39,7 @@ class KullbackLeibler(Selector):
         """Return the clients that Alg. 2 accepts, then uniform ones up to `count`."""
         cohort = Cohort(context, context.generator("kl"))
         table = context.population.label_counts
-        rows = disclosed(table, context.available)
+        rows = with_labels(table, context.available)
         quotas = np.full((cohort.size, context.population.classes), np.inf)
         if table is not None and len(rows):
             walk = Walk(profiles(table, rows).clip(min=0.0))

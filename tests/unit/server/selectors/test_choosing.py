@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.populations import context, labelled, select
 
-from potluck.server.selection import Answers
+from potluck.server.selection import Answers, Selector
+from potluck.server.selectors.dc import DcBalanced, DcReal
+from potluck.server.selectors.fedentopt import FedEntOpt
+from potluck.server.selectors.kl import KullbackLeibler
 from potluck.server.selectors.parts.choosing import draw_weighted
 from potluck.server.selectors.parts.reported import column, plausible
 
@@ -49,3 +53,17 @@ def test_implausible_values_become_nan_or_are_capped() -> None:
     assert np.array_equal(plausible(values, factor=10), expected, equal_nan=True)
     assert plausible(np.array([1e300]), factor=10).tolist() == [1e9]
     assert plausible(np.zeros(3), factor=10).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "selector", [FedEntOpt(buffer=3), DcBalanced(added=3), DcReal(added=3), KullbackLeibler()]
+)
+def test_clients_whose_label_counts_are_all_zero_come_last(selector: Selector) -> None:
+    """Added to an even cohort, they change nothing, and any other client makes it less even."""
+    counts = [[10, 0, 0], [0, 10, 0], [0, 0, 10], *[[9, 2, 3]] * 7, [0, 0, 0], [-1, -2, 0]]
+    federation = labelled(counts)
+    for seed in range(20):
+        chosen = select(selector, selector.init(federation), context(federation, 6, seed=seed))
+        drawn = [row for row, why in zip(chosen.rows, chosen.reasons, strict=True) if row >= 10]
+        reasons = [why for row, why in zip(chosen.rows, chosen.reasons, strict=True) if row >= 10]
+        assert all("drawn uniformly" in why for why in reasons), (drawn, reasons)

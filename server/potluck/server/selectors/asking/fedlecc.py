@@ -26,7 +26,13 @@ from potluck.server.selection import (
     Selector,
     Signal,
 )
-from potluck.server.selectors.parts.choosing import TIE_DECIMALS, Cohort, disclosed, grown, profiles
+from potluck.server.selectors.parts.choosing import (
+    TIE_DECIMALS,
+    Cohort,
+    grown,
+    profiles,
+    with_labels,
+)
 from potluck.server.selectors.parts.parallel import passes
 from potluck.server.selectors.parts.reported import column, plausible
 from potluck.server.state import State
@@ -178,7 +184,7 @@ def _clusters(population: Population, clusters: int) -> NDArray[np.int64]:
     Clusters change only with the labels.
     """
     found = np.full(len(population), -1, dtype=np.int64)
-    rows = disclosed(population.label_counts, np.arange(len(population)))
+    rows = with_labels(population.label_counts, np.arange(len(population)))
     if population.label_counts is None or not len(rows):
         return found
     counts = profiles(population.label_counts, rows)

@@ -87,8 +87,9 @@ class Feel(Selector):
         chances = probabilities(shares * norms, seconds, self.rho)
         if self.unbiased:
             if not len(known):
-                known, shares = available, np.full(len(available), 1 / len(available))
-                chances = shares
+                sizes = samples_or_mean(context.population, available)
+                known, shares = available, sizes / sizes.sum()
+                chances = np.full(len(available), 1 / len(available))
             return with_repeats(known, shares, chances, cohort.size, generator)
         drawn = draw_weighted(chances, min(cohort.size, len(known)), generator)
         cohort.extend(

@@ -229,9 +229,12 @@ class _Map:
         rows, points = answers.rows[sound], _shortened(points[sound])
         if not len(rows):
             return self
-        centres = self.centres if len(self.centres) else k_means(points, clusters)
-        found = nearest(points, centres)
         cluster, length, away = self.cluster.copy(), self.length.copy(), self.away.copy()
+        centres = self.centres
+        if len(centres) < min(clusters, len(points)):  # too few clients have answered before
+            centres = k_means(points, clusters)
+            cluster[:] = -1
+        found = nearest(points, centres)
         cluster[rows] = found
         length[rows] = np.linalg.norm(points, axis=1)
         away[rows] = np.linalg.norm(points - centres[found], axis=1)

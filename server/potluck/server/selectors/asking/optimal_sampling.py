@@ -22,7 +22,7 @@ from potluck.server.selection import (
     SelectionContext,
     Selector,
 )
-from potluck.server.selectors.parts.choosing import Cohort, samples_or_mean
+from potluck.server.selectors.parts.choosing import Cohort, all_samples
 from potluck.server.selectors.parts.reported import column, plausible
 from potluck.server.state import State
 
@@ -70,13 +70,14 @@ class OptimalSampling(Selector):
         generator = context.generator("ocs")
         cohort = Cohort(context, generator)
         if not cohort.size:
-            return self._weighted(cohort, context, {})
+            return self._weighted(cohort, np.zeros(0), {})
         asked = self._drawn(context, generator)
         answers = yield Ask(rows=asked, kind=_KIND)
         norms = plausible(column(answers, _KIND, len(context.population)), factor=_FACTOR)[asked]
         told = ~np.isnan(norms)
         known, norms = asked[told], norms[told]
-        sizes = samples_or_mean(context.population, known)
+        samples = all_samples(context.population)
+        sizes = samples[known]
         size = min(cohort.size, len(known))
         importance = sizes * norms
         if self.rule == "exact":
@@ -95,7 +96,7 @@ class OptimalSampling(Selector):
         if self.rule == "exact" or len(known) < cohort.size:
             others = context.available if len(known) < cohort.size else known
             cohort.draw(cohort.missing, "gave no gradient norm; drawn uniformly", others)
-        return self._weighted(cohort, context, dict(zip(known.tolist(), chances, strict=True)))
+        return self._weighted(cohort, samples, dict(zip(known.tolist(), chances, strict=True)))
 
     def _drawn(self, context: SelectionContext, generator: np.random.Generator) -> Rows:
         """Draw the candidates; return them sorted."""
@@ -105,15 +106,13 @@ class OptimalSampling(Selector):
             return available
         return np.sort(generator.choice(available, size=wanted, replace=False))
 
-    def _weighted(
-        self, cohort: Cohort, context: SelectionContext, chances: dict[int, float]
-    ) -> Selection:
+    def _weighted(self, cohort: Cohort, samples: Floats, chances: dict[int, float]) -> Selection:
+        """samples: of all clients."""
         selection = cohort.selection()
         if not self.sets_weights:
             return selection
-        samples = samples_or_mean(context.population, selection.rows)
         drawn = np.array([chances.get(row, 1.0) for row in cohort.rows])
-        return replace(selection, weights=samples / np.where(drawn > 0, drawn, 1.0))
+        return replace(selection, weights=samples[selection.rows] / np.where(drawn > 0, drawn, 1.0))
 
 
 def optimal(importance: Floats, size: int) -> Floats:

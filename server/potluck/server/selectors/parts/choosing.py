@@ -78,6 +78,12 @@ def samples_or_mean(population: Population, rows: Rows) -> Floats:
     return np.where(known, samples, samples[known].mean() if known.any() else 1.0)
 
 
+def all_samples(population: Population) -> Floats:
+    """Return each client's number of samples (K). Unknown numbers are replaced by the mean of all
+    known ones, so that a client has the same number wherever it is used."""
+    return samples_or_mean(population, np.arange(len(population)))
+
+
 def relative_samples(samples: NDArray[np.int64], clients: int) -> Floats:
     """Return each client's number of samples, divided by the mean of the known numbers; 1 if
     unknown.
@@ -96,6 +102,17 @@ def disclosed(table: NDArray[np.float64] | None, rows: Rows) -> Rows:
     if table is None:
         return rows[:0]
     present = ~np.isnan(table.reshape(len(table), -1)[:, 0])
+    return rows if present.all() else rows[present[rows]]
+
+
+def with_labels(table: NDArray[np.float64] | None, rows: Rows) -> Rows:
+    """Return those of `rows` whose clients disclosed label counts (K × C) that are not all 0.
+
+    Negative counts, which noise may cause, are taken as 0.
+    """
+    if table is None:
+        return rows[:0]
+    present = np.asarray((table > 0).any(axis=1))
     return rows if present.all() else rows[present[rows]]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from potluck.server.selection import Floats, Population, Rows, SelectionContext
-from potluck.server.selectors.parts.choosing import Cohort, disclosed, profiles
+from potluck.server.selectors.parts.choosing import Cohort, disclosed, profiles, with_labels
 
 
 def begin(context: SelectionContext, added: int) -> tuple[Cohort, np.random.Generator]:
@@ -43,7 +43,7 @@ def candidates(context: SelectionContext, cohort: Cohort) -> tuple[Rows, Floats,
     if table is None:
         return context.available[:0], np.zeros((0, 1)), np.zeros(1)
     chosen = disclosed(table, np.array(cohort.rows, dtype=np.int64))
-    rows = disclosed(table, context.available)
+    rows = with_labels(table, context.available)
     rows = rows[~np.isin(rows, chosen)]
     return rows, profiles(table, rows).clip(min=0.0), table[chosen].clip(min=0.0).sum(axis=0)
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from potluck.common.errors import ConfigurationError
 from potluck.common.settings.extras import require
 from potluck.server.selection import (
     Floats,
@@ -25,6 +26,7 @@ from potluck.server.selection import (
 )
 from potluck.server.selectors.parts.choosing import (
     Cohort,
+    all_samples,
     draw_weighted,
     samples_or_mean,
     weighted,
@@ -60,17 +62,18 @@ class ClusteredSampling(Selector):
     """Groups clients of similar size or update, and draws one client per group.
 
     Each place of the cohort has its own distribution over some of the clients. A client's
-    probabilities over all distributions sum to count · its share of the samples. So each
-    client is chosen as often as by plain sampling, with less variance.
+    probabilities over all distributions sum to count · its share of the samples. So a client
+    is chosen as often as by plain sampling, with less variance, unless its share exceeds 1 / count.
 
     by: `size` (Algorithm 1) fills the distributions with the clients from the largest to the
     smallest; `updates` (Algorithm 2) fills them with clusters of clients whose last updates have
     similar directions. unbiased: True if a client may be drawn more than once. It then trains once,
     its update is weighted by the number of its draws, and cohorts may have fewer than `count`
     clients. If False, a place whose client is already chosen is drawn again among the other
-    clients. weights: weights of the updates with `unbiased`. `equal` follows the authors' program,
-    because a client's samples already decide how often it is drawn. `samples` uses the samples
-    twice; it is for strategies and sums that accept no weights from a selector.
+    clients. weights: weights of the updates without `unbiased`. `equal` follows the authors'
+    program, because a client's samples already decide how often it is drawn; if all available
+    clients are chosen, they are weighted by their samples. `samples` always weights by samples,
+    which then count twice; it is for strategies and sums that accept no weights from a selector.
 
     Unknown numbers of samples are replaced by the mean. Algorithm 1: O(K log K); Algorithm 2:
     O(K²), for up to 3,000 clients.
@@ -81,6 +84,11 @@ class ClusteredSampling(Selector):
     weights: Literal["equal", "samples"] = "equal"
 
     def __post_init__(self) -> None:
+        if self.unbiased and self.weights == "samples":
+            raise ConfigurationError(
+                'weights = "samples" and unbiased = true are not compatible: unbiased draws weight '
+                'an update by its draws; set weights = "equal"'
+            )
         if self.by == "updates":
             require("scipy", "potluck[server]")
         self.sets_weights = self.unbiased or self.weights == "equal"
@@ -114,6 +122,8 @@ class ClusteredSampling(Selector):
         chosen = cohort.selection()
         if self.weights == "samples":
             return chosen
+        if len(chosen.rows) == len(rows):  # nothing is drawn
+            return replace(chosen, weights=all_samples(context.population)[chosen.rows])
         return replace(chosen, weights=np.ones(len(chosen.rows)))
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:

@@ -23,7 +23,12 @@ from potluck.server.selection import (
     UpdateFact,
     UpdateFacts,
 )
-from potluck.server.selectors.parts.choosing import Cohort, draw_weighted, samples_or_mean
+from potluck.server.selectors.parts.choosing import (
+    Cohort,
+    all_samples,
+    draw_weighted,
+    relative_samples,
+)
 from potluck.server.state import State
 
 _LEAST = 1e-6
@@ -69,7 +74,9 @@ class Delta(Selector):
         selection = cohort.selection()
         if not self.sets_weights:
             return selection
-        samples = samples_or_mean(context.population, selection.rows)
+        samples = all_samples(context.population)[selection.rows]
+        if len(drawn) == len(context.available):  # all are drawn, so each is drawn as often
+            return replace(selection, weights=samples)
         return replace(selection, weights=samples / chances[drawn])
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
@@ -80,8 +87,9 @@ class Delta(Selector):
         facts = outcome.facts
         if facts is not None and len(facts.rows):
             before = chances[facts.rows]
-            # if the selector sets the weights, `facts.samples` has these weights instead
-            samples = facts.samples * before if self.sets_weights else facts.samples
+            samples = facts.samples
+            if self.sets_weights:  # `facts.samples` are the weights
+                samples = relative_samples(outcome.samples, clients)[facts.rows]
             chances[facts.rows] = shared(before, samples, facts, self.diversity)
         return State(arrays={"chances": chances})
 

@@ -143,12 +143,14 @@ def test_feel_draws_with_replacement_give_an_unbiased_mean() -> None:
     assert sizes == {1, 2, 3}
 
 
-def test_feel_draws_with_replacement_are_uniform_without_any_answers() -> None:
+def test_feel_draws_with_replacement_are_uniform_without_any_answers_but_samples_count() -> None:
     clients = federation([100, 200, 300])
     none = answering([np.nan] * 3, [np.nan] * 3)
     feel = Feel(unbiased=True)
     selection = select(feel, feel.init(clients), context(clients, 200), none)
     assert selection.weights is not None
     assert selection.rows.tolist() == [0, 1, 2]
-    assert selection.weights.sum() == pytest.approx(1.0)
+    said = [reason.split() for reason in selection.reasons]  # drawn 66 times of 200 with …
+    drawn = np.array([int(words[1]) / int(words[4]) for words in said])
+    assert selection.weights == pytest.approx(drawn * np.array([100, 200, 300]) / 600 * 3)
     assert "with probability 0.333" in selection.reasons[0]

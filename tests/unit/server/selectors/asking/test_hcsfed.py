@@ -126,3 +126,24 @@ def test_hcsfed_selects_every_client_at_least_once_in_60_rounds() -> None:
 def test_hcsfed_option_out_of_range_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
         create(Selector, "hcsfed", options)
+
+
+def test_clusters_are_made_again_if_few_clients_answered_at_first() -> None:
+    sketches, selector = three_groups(), HcsFed(clusters=3)
+    federation = population(len(sketches))
+    state, first = selector.init(federation), context(federation, 6, available=np.arange(1))
+    selection, answers = played(selector, state, first, answering(sketches))
+    state = selector.observe(state, outcome(1, selection, answers=answers))
+    asked: list[int] = []
+
+    def noting(ask: Ask) -> Answers:
+        asked.append(len(ask.rows))
+        return answering(sketches)(ask)
+
+    for number in (2, 3):
+        given = context(federation, 6, number=number)
+        selection, answers = played(selector, state, given, noting)
+        state = selector.observe(state, outcome(number, selection, answers=answers))
+    assert len(state.arrays["centres"]) == 3
+    assert asked == [len(sketches) - 1, 1]  # the first client's old cluster means nothing now
+    assert (state.arrays["cluster"] >= 0).all()

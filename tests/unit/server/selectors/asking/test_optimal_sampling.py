@@ -139,6 +139,16 @@ def test_weights_are_samples_over_probabilities() -> None:
     assert again.rows.tolist() == chosen.rows.tolist()
 
 
+def test_unknown_samples_are_the_same_mean_in_probability_and_weight() -> None:
+    clients = federation([1000, 10, 0])
+    sizes = np.array([1000, 10, 505.0])
+    chances = optimal(sizes, 2)
+    for seed in range(20):
+        given = context(clients, 2, seed=seed)
+        chosen = select(OptimalSampling(), State(), given, answering([1.0, 1.0, 1.0]))
+        assert chosen.weights == pytest.approx((sizes / chances)[chosen.rows])
+
+
 def test_candidates_are_drawn_uniformly() -> None:
     asked = []
 

@@ -97,7 +97,12 @@ def test_client_drawn_twice_trains_once_with_double_weight() -> None:
     assert len(chosen.rows) < 3
     drawn_again = select(ClusteredSampling(), selector.init(federation), context(federation, 3))
     assert sorted(drawn_again.rows.tolist()) == [0, 1, 2]
-    assert draws(drawn_again) == {0: 1, 1: 1, 2: 1}
+    assert draws(drawn_again) == {0: 98, 1: 1, 2: 1}  # all are chosen, so samples decide
+
+
+def test_clustered_sampling_refuses_sample_weights_of_unbiased_draws() -> None:
+    with pytest.raises(ConfigurationError, match='set weights = "equal"'):
+        ClusteredSampling(unbiased=True, weights="samples")
 
 
 def test_mean_weight_of_clients_equals_their_sample_share_where_possible() -> None:

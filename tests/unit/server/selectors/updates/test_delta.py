@@ -64,26 +64,30 @@ def test_samples_are_found_where_the_selector_sets_the_weights(weights: str) -> 
     """If the selector sets weights, the facts hold these as samples; the state is the same."""
     clients = federation([10, 40, 20, 30])
     selector = create(Selector, "delta", {"weights": weights})
-    state = State(arrays={"chances": np.array([0.5, 1.0, 2.0, 0.5])})
-    selection = select(selector, state, context(clients, 4))
+    chances = np.array([0.5, 1.0, 2.0, 0.5])
+    state = State(arrays={"chances": chances})
+    selection = select(selector, state, context(clients, 3))
     updates = np.random.default_rng(3).normal(size=(4, 6))[selection.rows]
     samples = clients.samples[selection.rows].astype(np.float64)
     given = replace(
         facts_of(updates, rows=selection.rows),
         samples=samples if selection.weights is None else selection.weights,
     )
-    after = selector.observe(state, replace(outcome(1, selection), facts=given))
-    expected = authors_chances([0.5, 1, 2, 0.5], updates, samples.tolist(), 0.5)
+    ended = outcome(1, selection, samples=clients.samples)
+    after = selector.observe(state, replace(ended, facts=given))
+    before = chances[selection.rows].tolist()
+    expected = authors_chances(before, updates, samples.tolist(), 0.5)
     assert after.arrays["chances"][selection.rows] == pytest.approx(expected)
 
 
 def test_weights_are_inverse_to_the_probabilities() -> None:
     clients = federation([10, 40, 0])
     state = State(arrays={"chances": np.array([0.5, 2.0, 1.0])})
-    selection = select(Delta(), state, context(clients, 3))
-    assert selection.weights is not None
-    found = dict(zip(selection.rows.tolist(), selection.weights.tolist(), strict=True))
-    assert found == {0: 20, 1: 20, 2: 25}  # client 2's samples are unknown: the mean, 25
+    inverse = np.array([20.0, 20.0, 25.0])  # client 2's samples are unknown: the mean, 25
+    for seed in range(10):
+        selection = select(Delta(), state, context(clients, 2, seed=seed))
+        assert selection.weights is not None
+        assert selection.weights.tolist() == inverse[selection.rows].tolist()
     assert select(Delta(weights="samples"), state, context(clients, 3)).weights is None
 
 
@@ -118,3 +122,15 @@ def test_a_client_whose_update_is_zero_can_be_drawn_again() -> None:
 def test_options_are_checked(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
         create(Selector, "delta", options)
+
+
+def test_clients_that_are_all_drawn_are_weighted_by_their_samples() -> None:
+    selector, clients = Delta(), federation([10, 20, 30])
+    state = State(arrays={"chances": np.array([0.1, 1.4, 1.5])})
+    selection = select(selector, state, context(clients, 3))
+    assert selection.weights == pytest.approx(np.array([10, 20, 30])[selection.rows])
+    ended = outcome(1, selection, samples=[10, 20, 30])
+    vectors = np.eye(3)[selection.rows]
+    facts = replace(facts_of(vectors, rows=selection.rows), samples=selection.weights)
+    after = selector.observe(state, replace(ended, facts=facts)).arrays["chances"]
+    assert after == pytest.approx(np.array([10, 20, 30]) / 60 * 3)  # updates are alike
