@@ -69,20 +69,25 @@ class FedConcat(Averaging):
         return State(scalars={_ROUNDS: 0})
 
     def enrol(self, state: State, population: Population, seed: int) -> State:
-        """Assign new clients to the group with the nearest centre. The first clients determine the
-        centres."""
+        """Assign new clients to the group with the nearest centre.
+
+        The first clients determine the centres. While they are fewer than `groups`, each new client
+        changes the centres, and all clients are assigned again.
+        """
         new = [
             row for row, client in enumerate(population.ids) if _GROUP + client not in state.scalars
         ]
         counts = population.label_counts
         if not new or counts is None:
             return state
-        shown = [row for row in new if np.isfinite(counts[row]).all()]
+        centres = state.arrays.get(_CENTRES)
+        complete = centres is not None and len(centres) >= self.groups
+        rows = new if complete else range(len(population))
+        shown = [row for row in rows if np.isfinite(counts[row]).all()]
         if not shown:
             return state
         points = distributions(counts[shown])
-        centres = state.arrays.get(_CENTRES)
-        if centres is None:
+        if centres is None or not complete:
             centres = k_means(points, min(self.groups, len(points)), seed=seed)
         of_each = nearest(points, centres)
         found = {_GROUP + population.ids[r]: int(g) for r, g in zip(shown, of_each, strict=True)}

@@ -64,6 +64,14 @@ def test_clients_with_similar_labels_stay_in_one_group() -> None:
     assert strategy.part(moved, "a") == of_a
 
 
+def test_groups_are_made_again_while_clients_are_fewer_than_groups() -> None:
+    strategy = FedConcat(groups=2, rounds=5)
+    first = strategy.enrol(strategy.init(model()), population({"a": TWO_KINDS["a"]}), seed=3)
+    assert groups_of(strategy, first, "a") == [0]
+    of_a, of_b, of_c, of_d = groups_of(strategy, enrolled(strategy, first), "abcd")
+    assert of_a == of_b != of_c == of_d
+
+
 def test_negative_noisy_label_counts_are_treated_as_zero() -> None:
     found = distributions(np.array([[-3.0, 4.0], [-1.0, -2.0], [1.0, 3.0]]))
     assert found.tolist() == [[0, 1], [0.5, 0.5], [0.25, 0.75]]
