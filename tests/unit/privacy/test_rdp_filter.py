@@ -51,7 +51,7 @@ def test_filter_with_limit_zero_admits_no_event() -> None:
     assert not nothing.admits(GaussianSteps(noise_multiplier=10_000.0))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     limit=st.floats(0.1, 20),
     delta=st.sampled_from([1e-7, 1e-5, 1e-3]),

@@ -342,7 +342,7 @@ def unmaskable(run: Run) -> frozenset[str]:
 
 
 @given(st.lists(plans, min_size=2, max_size=5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_no_honest_input_is_released_in_two_sets(history: list[Plan]) -> None:
     """This holds for any clients that a lying coordinator invites or disconnects, with one
     colluder."""
