@@ -32,6 +32,11 @@ def tables(name: str) -> str:
     known = published(tier)
     if not known:
         return f"There are no results of the tier `{name}` yet.\n"
+    if tier.baseline not in known:
+        raise ConfigurationError(
+            f"tier {name} has no published result of {tier.baseline}, its baseline; copy "
+            f"{tier.baseline}.json from the same folder of results, too"
+        )
     shown = comparable(list(known.values()), known[tier.baseline])
     if others := sorted(known.keys() - {each.arm for each in shown}):
         raise ConfigurationError(

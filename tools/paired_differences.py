@@ -45,11 +45,22 @@ def main() -> None:
     options = parser.parse_args()
     plan = load_experiment(options.file, quick=options.quick, seeds=options.seeds)
     if options.axis:
+        if options.axis not in plan.axes:
+            parser.error(f"--axis {options.axis}: the file's axes are {', '.join(plan.axes)}")
         reading = plan.reading.model_copy(update={"compared": options.axis})
         plan = plan.model_copy(update={"reading": reading})
     summary = summary_of(plan, options.file, options.folder)
-    for contest in contests_of(summary):
-        lines = pair_table(contest, options.measure or plan.reading.metric)
+    measure = options.measure or plan.reading.metric
+    found = contests_of(summary)
+    if not any(
+        (measure, each) in arm.readings for c in found for arm in c.arms for each in READINGS
+    ):
+        sys.exit(
+            f"{options.folder} has no finished cell of {options.file} with the metric {measure}; "
+            "name the folder, --quick and --seeds as for potluck experiment"
+        )
+    for contest in found:
+        lines = pair_table(contest, measure)
         sys.stdout.write("\n".join([*lines, "", ""]))
 
 

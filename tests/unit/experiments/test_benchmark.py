@@ -372,6 +372,50 @@ def test_other_result_files_are_refused(
         read_result(path, SMALL)
 
 
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"accuracy": 95.0}, r"cells.0.accuracy: Input should be less than or equal to 1"),
+        ({"to_target": {"rounds": 0}}, r"to_target.rounds: Input should be greater than 0"),
+        ({"to_target": {"bytes": -5.0}}, r"to_target.bytes: Input should be greater than 0"),
+    ],
+)
+def test_impossible_scores_are_refused(
+    change: dict[str, Any], fault: str, results: dict[str, ArmResult], tmp_path: Path
+) -> None:
+    path = write_result(results["pow-d"], tmp_path)
+    values = json.loads(path.read_text())
+    costs = {"rounds": 1, "bytes": 1.0, "seconds": 1.0, "client_seconds": 1.0}
+    values["cells"][0] = values["cells"][0] | {"to_target": costs}
+    for name, value in change.items():
+        whole = costs | value if isinstance(value, dict) else value
+        values["cells"][0][name] = whole
+    path.write_text(json.dumps(values))
+    with pytest.raises(ConfigurationError, match=fault):
+        read_result(path, SMALL)
+
+
+def test_result_files_with_another_name_or_too_many_settings_are_refused(
+    results: dict[str, ArmResult], tmp_path: Path
+) -> None:
+    path = write_result(results["pow-d"], tmp_path)
+    renamed = path.rename(tmp_path / "zzz.json")
+    with pytest.raises(ConfigurationError, match=r"rename the file to pow-d\.json"):
+        read_result(renamed, SMALL)
+    many = results["pow-d"].model_copy(update={"tried": [{"a": n} for n in range(9)]})
+    with pytest.raises(ConfigurationError, match="has 9 tried settings, but tier smoke allows"):
+        read_result(write_result(many, tmp_path), SMALL)
+
+
+def test_result_names_the_software_that_ran_its_cells() -> None:
+    def run(cells: Sequence[Cell], purpose: str) -> Mapping[str, CellResult]:
+        done = {cell.digest: finished(cell, by_selector) for cell in cells}
+        return {key: each.model_copy(update={"version": "0.0.9"}) for key, each in done.items()}
+
+    [found] = run_arms(SMALL, ["uniform"], None, run, data={})
+    assert found.software == "0.0.9"
+
+
 @pytest.mark.parametrize("name", TIERS)
 def test_published_results_are_comparable_with_their_baseline(name: str) -> None:
     tier = tier_named(name)

@@ -120,6 +120,10 @@ def test_only_data_files_used_by_a_cell_are_sent(tmp_path: Path) -> None:
     shards = files.of(cell(digits, initial_model="shards"))
     assert [each.path for each in shards] == ["shards/a.safetensors"]
     assert files.of(cell(digits, initial_model="../outside.safetensors")) == []
+    (tmp_path / "nights.csv").write_text("client,start,end\nclient-0,0,3600\n")
+    clock = {"enabled": True, "trace": "nights.csv", "deadline_seconds": 60.0}
+    traced = cell(digits, virtual_clock=clock)
+    assert [each.path for each in files.of(traced)] == ["nights.csv"]
     assert DataFiles(None).of(cell(mnist)) == []
 
 

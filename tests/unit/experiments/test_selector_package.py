@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from potluck.common.errors import ConfigurationError, StorageError
+from potluck.experiments.grid.definition import ExperimentFile
+from potluck.experiments.grid.grid_cells import cells_of, code_of
 from potluck.experiments.templates.selector_package import write_selector_package
 
 
@@ -26,6 +28,34 @@ def test_package_has_code_tests_and_an_entry_point(tmp_path: Path) -> None:
     assert project["entry-points"] == {
         "potluck.selectors": {"rare-2-first": "rare_2_first_selector:Rare2FirstSelector"}
     }
+
+
+def test_edited_code_of_another_package_makes_another_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_selector_package("late-first", tmp_path)
+    metadata = folder / "late_first_selector-0.1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: late-first-selector\nVersion: 0.1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[potluck.selectors]\nlate-first = late_first_selector:LateFirstSelector\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+
+    def digest() -> str:
+        code_of.cache_clear()
+        run = {"task": {"name": "digits"}, "selector": {"name": "late-first"}, "rounds": 1}
+        plan = ExperimentFile.model_validate(
+            {"name": "x", "title": "x", "seeds": [0], "run": run, "axes": {}}
+        )
+        [cell] = cells_of(plan, hosts=1, source=Path("x.toml"))
+        return cell.digest
+
+    before = digest()
+    assert digest() == before
+    code = folder / "late_first_selector.py"
+    code.write_text(code.read_text() + "\n# edited\n")
+    assert digest() != before
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from potluck.common.errors import ConfigurationError, RunError
-from potluck.common.net.build_version import software_version
 from potluck.common.settings import plugins
 from potluck.experiments.benchmark.selection_time import server_seconds
 from potluck.experiments.benchmark.standing import (
@@ -238,7 +237,7 @@ def _result(
         arm=name,
         selector=selector,
         data=dict(data),
-        software=software_version(),
+        software=", ".join(sorted({cell.version for of in cells.values() for cell in of})),
         package=_package(selector),
         options=dict(arm.options),
         grid=dict(arm.grid),

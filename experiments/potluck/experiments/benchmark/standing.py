@@ -8,12 +8,12 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
-from potluck.common.errors import ConfigurationError, StorageError
+from potluck.common.errors import ConfigurationError, RunError, StorageError
 from potluck.common.settings import plugins
 from potluck.experiments.benchmark.tier import Tier, TierName
 from potluck.experiments.grid.definition import Reading
@@ -34,6 +34,10 @@ FORMAT: Literal[2] = 2
 # Records ------------------------------------------------------------------------------------------
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+Cost = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class Outlay(BaseModel):
     """Costs of a cell until a round.
 
@@ -43,10 +47,10 @@ class Outlay(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    rounds: int
-    bytes: float | None
-    seconds: float | None
-    client_seconds: float | None
+    rounds: PositiveInt
+    bytes: Cost | None
+    seconds: Cost | None
+    client_seconds: Cost | None
 
 
 class CellScore(BaseModel):
@@ -60,9 +64,9 @@ class CellScore(BaseModel):
 
     workload: str
     seed: int
-    accuracy: float
-    worst_group: float | None
-    worst_tenth: float | None
+    accuracy: Share
+    worst_group: Share | None
+    worst_tenth: Share | None
     to_target: Outlay | None
 
 
@@ -90,7 +94,7 @@ class ArmResult(BaseModel):
     selector: str
     data: dict[str, str]
     software: str
-    package: str | None
+    package: str | None = Field(pattern=r"^[^\s|]+ [^\s|]+$")
     options: dict[str, Any]
     grid: dict[str, list[Any]]
     tried: list[dict[str, Any]]
@@ -131,11 +135,17 @@ def score(cell: CellResult, workload: str, seed: int, target: float, reading: Re
         value = reading_of(rounds, metric, last)
         return None if math.isnan(value) else round(value, 6)
 
+    accuracy = reading_of(rounds, reading.metric, last)
+    if math.isnan(accuracy):
+        raise RunError(
+            f"the run of workload {workload} with seed {seed} has no {reading.metric} at its last "
+            "evaluations; look at its failed clients, and run it again"
+        )
     first = reached(rounds, reading.metric, target)
     return CellScore(
         workload=workload,
         seed=seed,
-        accuracy=round(reading_of(rounds, reading.metric, last), 6),
+        accuracy=round(accuracy, 6),
         worst_group=read("worst_group_accuracy"),
         worst_tenth=read(WORST_TENTH),
         to_target=None if first is None else _outlay(cell, first),
@@ -231,6 +241,16 @@ def read_result(file: Traversable, tier: Tier) -> ArmResult:
         raise ConfigurationError(
             f"{file} has results of other rules than those of tier {tier.name}; run the arm again "
             f"with potluck bench {result.arm} --tier {tier.name}"
+        )
+    if file.name != f"{result.arm}.json":
+        raise ConfigurationError(
+            f"{file} has results of {result.arm}; rename the file to {result.arm}.json"
+        )
+    if len(result.tried) > tier.tuning.settings:
+        raise ConfigurationError(
+            f"{file} has {len(result.tried)} tried settings, but tier {tier.name} allows "
+            f"{tier.tuning.settings}; run the arm again with potluck bench {result.arm} --tier "
+            f"{tier.name}"
         )
     wanted = {(name, seed) for name in tier.workloads for seed in tier.seeds}
     cells = [(each.workload, each.seed) for each in result.cells]

@@ -75,4 +75,5 @@ def _names(cell: Cell) -> list[str]:
     if of_task is None:
         return ["."]
     base = None if cell.run.model is None else cell.run.model.base
-    return [*of_task, *(name for name in (cell.run.initial_model, base) if name)]
+    others = (cell.run.initial_model, base, cell.clock.trace)
+    return [*of_task, *(name for name in others if name)]

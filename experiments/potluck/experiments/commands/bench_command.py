@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from potluck.common.errors import ConfigurationError
+from potluck.common.errors import ConfigurationError, RunError
 from potluck.common.process.capacity import available_processors
 from potluck.deploy.commands.run_commands import print_line
 from potluck.deploy.terminal import terminal
@@ -113,7 +113,14 @@ def bench(
     def run(cells: Sequence[Cell], purpose: str) -> Mapping[str, CellResult]:
         console.print(f"{purpose}: {readable_count(len(cells), 'cell')}", highlight=False)
         work = GridWork(list(cells), folder, sources, device, jobs)
-        return run_work(work, cluster, console).results
+        outcome = run_work(work, cluster, console)
+        if outcome.failures:
+            first = next(iter(outcome.failures.values()))
+            raise RunError(
+                f"{readable_count(len(outcome.failures), 'cell')} failed, the first because "
+                f"{first.message}; run the same command again after a correction"
+            )
+        return outcome.results
 
     with folder.opened():
         results = run_arms(plan, arms, known.get(plan.baseline), run, data=digests)
@@ -133,7 +140,7 @@ def bench(
 
 def _left_out(merged: Mapping[str, ArmResult], shown: Sequence[ArmResult]) -> str:
     names = sorted(set(merged) - {each.arm for each in shown})
-    return f"not shown, since they had another baseline: {', '.join(names)}"
+    return f"not shown, since they had other data, training settings or targets: {', '.join(names)}"
 
 
 def _estimate(tier: Tier, arms: Sequence[str], jobs: int | None, *, baseline: bool) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -151,13 +152,15 @@ def _cell(
     for objective in parsed.objective:
         plugins.check(plugins.OBJECTIVES, objective.name, objective.options)
     disclosure = {**experiment.disclosure, "simulation_seed": seed}
-    identity = {
+    identity: dict[str, Any] = {
         "run": _with_digested_names(parsed),
         "clients": clients,
         "hosts": min(hosts, clients),
         "disclosure": disclosure,
         "software": RELEASE,
     }
+    if others := sorted(_other_plugins(parsed)):
+        identity["plugins"] = [code_of(group, name) for group, name in others]
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return Cell(
         labels={**labels, SEED: str(seed)},
@@ -169,6 +172,36 @@ def _cell(
         disclosure=disclosure,
         digest=hashlib.sha256(text.encode()).hexdigest()[:32],
     )
+
+
+def _other_plugins(run: RunFile) -> Iterator[tuple[str, str]]:
+    """Yield group and name of each plug-in of a run that another package offers."""
+    named = [
+        (plugins.TASKS, run.task.name),
+        (plugins.SELECTORS, run.selector.name),
+        (plugins.STRATEGIES, run.strategy.name),
+        *((plugins.OBJECTIVES, each.name) for each in run.objective),
+    ]
+    for group, name in named:
+        package = plugins.package_of(group, name)
+        if package is not None and package.split()[0] != "potluck":
+            yield group, name
+
+
+@cache
+def code_of(group: str, name: str) -> list[str]:
+    """Return a plug-in's group, name and package, and the SHA-256 of its code.
+
+    Its code is that of the module that defines it, and of the modules in the same folder if that is
+    a package. A cell with other code is another cell, so an edited selector runs again.
+    """
+    module = sys.modules[plugins.find_callable(group, name).__module__]
+    source = Path(module.__file__ or "")
+    files = sorted(source.parent.rglob("*.py")) if module.__package__ else [source]
+    digest = hashlib.sha256()
+    for each in files:
+        digest.update(f"{each.relative_to(source.parent)}\0".encode() + each.read_bytes())
+    return [group, name, plugins.package_of(group, name) or "", digest.hexdigest()]
 
 
 def _with_digested_names(run: RunFile) -> dict[str, Any]:

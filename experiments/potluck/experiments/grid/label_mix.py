@@ -94,7 +94,9 @@ def traits_of(cell: Cell, mix: LabelMix) -> dict[str, list[float]]:
     """Return the clients' known traits by name: one number per client, client-0 first."""
     clock, found = cell.clock, dict(mix.traits)
     clients = [f"client-{number}" for number in range(cell.clients)]
-    if clock.enabled and clock.draw == "client":
+    if clock.trace is not None:
+        pass  # a client's speed is in the trace
+    elif clock.enabled and clock.draw == "client":
         found[SECONDS] = [
             pace(clock, seed=cell.seed, client=client, round_number=0) for client in clients
         ]
