@@ -221,6 +221,15 @@ def test_client_traits_are_those_that_the_run_simulates() -> None:
     assert cells[3].availability == {"client-0": 0.75, "client-1": 0.75}
 
 
+def test_speeds_of_a_trace_are_not_drawn_speeds() -> None:
+    clock = {"enabled": True, "draw": "client", "trace": "nights.csv", "deadline_seconds": 60.0}
+    run = {"task": {"name": "digits", "clients": 2}, "rounds": 1, "clients_per_round": 1}
+    plan = {"name": "x", "title": "x", "seeds": [0], "axes": {}}
+    plan |= {"run": run | {"virtual_clock": clock}}
+    [cell] = cells_of(ExperimentFile.model_validate(plan), hosts=1, source=Path("x.toml"))
+    assert "seconds per sample" not in traits_of(cell, LabelMixes(None).of(cell))
+
+
 # Ranks -----------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ from potluck.experiments.benchmark.tier import (
 )
 from potluck.experiments.data_sets.prepare import DATA_SETS, stored_sha256
 from potluck.experiments.grid.definition import merged
-from potluck.experiments.grid.grid_cells import Cell
+from potluck.experiments.grid.grid_cells import Cell, other_package
 from potluck.experiments.grid.results import CellResult
 from potluck.experiments.reports.readings import mean, reading_of
 from potluck.server.selection import Selector
@@ -193,12 +193,6 @@ def _options(choice: Choice) -> dict[str, Any]:
     return {key.removeprefix(prefix): v for key, v in choice.items() if key.startswith(prefix)}
 
 
-def _package(selector: str) -> str | None:
-    """Return the package that a selector comes from; None if it comes with Potluck."""
-    found = plugins.package_of(plugins.SELECTORS, selector)
-    return None if found is None or found.split()[0] == "potluck" else found
-
-
 def seconds_of(selector: str, variants: Sequence[Mapping[str, Any]], clients: int) -> float | None:
     """Return the processor seconds of a selection with the slowest of some options.
 
@@ -238,7 +232,7 @@ def _result(
         selector=selector,
         data=dict(data),
         software=", ".join(sorted({cell.version for of in cells.values() for cell in of})),
-        package=_package(selector),
+        package=other_package(plugins.SELECTORS, selector),
         options=dict(arm.options),
         grid=dict(arm.grid),
         tried=[dict(each) for each in tried],

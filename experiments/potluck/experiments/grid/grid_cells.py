@@ -182,10 +182,13 @@ def _other_plugins(run: RunFile) -> Iterator[tuple[str, str]]:
         (plugins.STRATEGIES, run.strategy.name),
         *((plugins.OBJECTIVES, each.name) for each in run.objective),
     ]
-    for group, name in named:
-        package = plugins.package_of(group, name)
-        if package is not None and package.split()[0] != "potluck":
-            yield group, name
+    yield from ((group, name) for group, name in named if other_package(group, name) is not None)
+
+
+def other_package(group: str, name: str) -> str | None:
+    """Return the package that a plug-in comes from; None if it comes with Potluck."""
+    found = plugins.package_of(group, name)
+    return None if found is None or found.split()[0] == "potluck" else found
 
 
 @cache

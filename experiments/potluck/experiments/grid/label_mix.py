@@ -94,13 +94,12 @@ def traits_of(cell: Cell, mix: LabelMix) -> dict[str, list[float]]:
     """Return the clients' known traits by name: one number per client, client-0 first."""
     clock, found = cell.clock, dict(mix.traits)
     clients = [f"client-{number}" for number in range(cell.clients)]
-    if clock.trace is not None:
-        pass  # a client's speed is in the trace
-    elif clock.enabled and clock.draw == "client":
+    traced = clock.trace is not None  # the clients' speeds are in the trace
+    if clock.enabled and clock.draw == "client" and not traced:
         found[SECONDS] = [
             pace(clock, seed=cell.seed, client=client, round_number=0) for client in clients
         ]
-    elif clock.slower:
+    elif clock.slower and not traced:
         found[SECONDS] = [
             (clock.seconds_per_sample + clock.tail_per_sample) * clock.slowness(client)
             for client in clients

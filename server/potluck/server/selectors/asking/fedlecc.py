@@ -108,11 +108,10 @@ def square_roots(label_counts: Floats) -> Floats:
     """Return the element-wise square roots of label distributions, n × C.
 
     The distance of two rows is √2 times their Hellinger distance. Negative counts, which noise may
-    cause, are taken as 0. A row without labels gives the uniform distribution.
+    cause, are taken as 0; one count of each row must be above 0.
     """
     counts = np.clip(label_counts, 0.0, None)
-    counts = counts / np.maximum(counts.max(axis=1, keepdims=True), 1e-300)
-    counts[counts.sum(axis=1) <= 0] = 1.0
+    counts = counts / counts.max(axis=1, keepdims=True)  # first: a sum may overflow
     roots: Floats = np.sqrt(counts / counts.sum(axis=1, keepdims=True))
     return roots
 

@@ -39,12 +39,13 @@ to this norm."""
 class HcsFed(Selector):
     """Clusters clients by a local update; each cluster gets a share of the cohort.
 
-    Clusters clients once, by k-means over sketches of one local update. clusters: number of
-    clusters. seats: `equal` gives each cluster the same number of seats, and the remaining seats to
-    the clusters in turn; clients are drawn uniformly within a cluster. `neyman` gives a cluster
-    seats in proportion to its size times its spread, the root mean squared distance of its sketches
-    from their centre; clients are drawn in proportion to the norms of their sketches. sketch:
-    method that compresses an update. numbers: length of a sketch.
+    Clusters clients by k-means over sketches of one local update: once, or again while fewer
+    clients than clusters have answered. clusters: number of clusters. seats: `equal` gives each
+    cluster the same number of seats, and the remaining seats to the clusters in turn; clients are
+    drawn uniformly within a cluster. `neyman` gives a cluster seats in proportion to its size times
+    its spread, the root mean squared distance of its sketches from their centre; clients are drawn
+    in proportion to the norms of their sketches. sketch: method that compresses an update. numbers:
+    length of a sketch.
 
     Seats that a small cluster can't fill go to the largest clusters. A client that joins later is
     asked for a sketch then, and joins the cluster with the nearest centre. A client that sent no

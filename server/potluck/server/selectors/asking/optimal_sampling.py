@@ -107,7 +107,7 @@ class OptimalSampling(Selector):
         return np.sort(generator.choice(available, size=wanted, replace=False))
 
     def _weighted(self, cohort: Cohort, samples: Floats, chances: dict[int, float]) -> Selection:
-        """samples: of all clients."""
+        """Return the cohort with its weights. samples: number of samples of each client (K)."""
         selection = cohort.selection()
         if not self.sets_weights:
             return selection

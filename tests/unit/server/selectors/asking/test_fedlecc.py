@@ -41,9 +41,7 @@ def test_distances_of_label_square_roots_are_hellinger_distances() -> None:
     roots = square_roots(np.stack([10 * one, 7 * other]))
     hellinger = np.sqrt(1 - np.sqrt(one * other).sum())
     assert np.linalg.norm(roots[0] - roots[1]) / 2**0.5 == pytest.approx(hellinger)
-    assert square_roots(np.array([[-3.0, 4, 0], [-1, 0, -2]]))[0].tolist() == [0, 1, 0]
-    alike = square_roots(np.array([[-1.0, 0, -2]]))
-    assert alike.tolist() == [pytest.approx([3**-0.5] * 3)]
+    assert square_roots(np.array([[-3.0, 4, 0]])).tolist() == [[0, 1, 0]]
 
 
 def average_linkage(
