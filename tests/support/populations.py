@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -135,10 +136,14 @@ PARAMETERS, CLASSES = 30, 3
 def facts(rows: Rows, number: int = 1, *, seed: int = 0) -> UpdateFacts:
     """Return facts of updates, made up from round and client; some updates are equal. Each has 2
     steps and 5 samples."""
-    updates = np.array(
-        [np.random.default_rng([number % 2, row % 5]).normal(size=PARAMETERS) for row in rows]
-    ).reshape(len(rows), PARAMETERS)
-    return facts_of(updates, rows=rows, number=number, seed=seed)
+    updates = np.array([_update(number % 2, int(row) % 5) for row in rows])
+    return facts_of(updates.reshape(len(rows), PARAMETERS), rows=rows, number=number, seed=seed)
+
+
+@cache
+def _update(round_kind: int, client_kind: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """Return the made-up update of a kind of client in a kind of round."""
+    return np.random.default_rng([round_kind, client_kind]).normal(size=PARAMETERS)
 
 
 def facts_of(

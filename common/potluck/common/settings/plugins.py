@@ -136,7 +136,13 @@ def origin(group: str, name: str) -> str:
 
 def package_of(group: str, name: str) -> str | None:
     """Return the package of the plug-in called `name` as "package version"; None if unknown."""
-    for point in _entry_points(group, tuple(sys.path)):
+    return _package_of(group, name, tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=256)
+def _package_of(group: str, name: str, path: tuple[str, ...]) -> str | None:
+    """Return what `package_of` does; cached, since a package's whole metadata are parsed for it."""
+    for point in _entry_points(group, path):
         if point.name == name and point.dist is not None:
             return f"{point.dist.name} {point.dist.version}"
     return None
