@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,7 +158,9 @@ async def test_honest_selections_are_accepted_by_all_hosts(scene: Scene, selecto
             "outcome", another_share, "does not match its commitment", id="own share replaced"
         ),
         pytest.param("outcome", most_shares_dropped, "are required", id="shares dropped"),
-        pytest.param("attendees", another_commitment, "commitment", id="commitment of a host"),
+        pytest.param(
+            "attendees", another_commitment, "commitment|signature", id="commitment of a host"
+        ),
         pytest.param("attendees", unsigned, "no signature", id="commitments without signatures"),
     ],
 )
@@ -167,7 +170,12 @@ async def test_a_selection_that_was_not_committed_to_is_refused(
     scene.liar.script = Rewritten(kind, edit)
     row = await scene.federation.finished(RUN)
     assert row.state is RunState.FAILED
-    assert any(why in text for text in told(scene)), told(scene)
+    hosts = [host_of(client) for client in scene.federation.members.names]
+
+    def unconvinced() -> list[str]:
+        return [h for h in hosts if not any(re.search(why, t) for t in told(scene, from_hosts=[h]))]
+
+    await until(lambda: not unconvinced(), f"a refusal by each host: {told(scene)}")
 
 
 class WithoutShares(Script):
@@ -311,8 +319,9 @@ async def test_a_coordinator_that_drops_shares_has_22_seeds_to_choose_from(scene
 class Forger:
     """A coordinator that makes the documents of a run on its own, and sends them to all hosts."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: Scene, *, rounds: int = 2) -> None:
         self.chain = Chain.begin("forged")
+        self.rounds = rounds
         self._scene = scene
         self._clients = scene.federation.members.names
 
@@ -321,6 +330,7 @@ class Forger:
         opening = Opening(
             previous=self.chain.tip,
             run=self.chain.run,
+            rounds=self.rounds,
             round=round_number,
             attempt=attempt,
             selector="uniform",
@@ -350,6 +360,22 @@ class Forger:
         if all(each.HasField("receipt") for each in answers):
             self.chain = self.chain.attended(attendees.encode())
         return answers
+
+    async def settle(self, revealed: Sequence[rpc.Answer]) -> None:
+        """Send all hosts the outcome, which they accept. revealed: their shares."""
+        opening = self.chain.opening
+        assert opening is not None
+        given = zip(self._clients, revealed, strict=True)
+        shares = {client: answer.receipt.share for client, answer in given}
+        outcome = Outcome(
+            previous=self.chain.attendees_sha256,
+            cohort=self.chain.recomputed(self.chain.seed(SHARE, shares)),
+            share=SHARE,
+            shares=shares,
+        ).encode()
+        answers = await self._send(opening.round, opening.attempt, outcome=outcome)
+        assert all(each.HasField("receipt") for each in answers), answers
+        self.chain = self.chain.ended(outcome)
 
     async def _send(self, round_number: int, attempt: int, **document: bytes) -> list[rpc.Answer]:
         answers: dict[str, rpc.Answer] = {}
@@ -397,26 +423,44 @@ async def test_a_coordinator_that_repeats_attempts_gets_ten_seeds(scene: Scene) 
         assert opens(forger, receipts, await forger.draw(receipts))
     for attempt in (11, 12):
         for answer in await forger.draw(await forger.open(1, attempt)):
-            assert "was drawn 10 times, which is the maximum" in answer.failure.message
+            assert "10 selections were drawn one after another" in answer.failure.message
     for answer in await forger.open(2, 1):
         assert "round 2 was opened, but round 1 has no cohort" in answer.failure.message
 
 
-async def test_a_coordinator_that_claims_a_gap_gets_more_seeds_and_hosts_keep_it(
+async def test_a_coordinator_that_claims_gaps_gets_ten_seeds_and_hosts_keep_them(
     scene: Scene,
 ) -> None:
-    """A limit: hosts can't tell the gap from a broken connection."""
-    forger = Forger(scene)
+    """Hosts can't tell a gap from a broken connection, so they accept it; but it does not end their
+    count of seeds."""
+    forger = Forger(scene, rounds=20)
+    gap = {"previous": "33" * 32, "commitment": commitment_to(SHARE, "33" * 32, COORDINATOR)}
     receipts = await forger.open(1, 1)
     assert opens(forger, receipts, await forger.draw(receipts))
-    receipts = await forger.open(
-        2, 1, previous="33" * 32, commitment=commitment_to(SHARE, "33" * 32, COORDINATOR)
-    )
-    assert opens(forger, receipts, await forger.draw(receipts))
+    for number in range(2, 11):
+        receipts = await forger.open(number, 1, **gap)
+        assert opens(forger, receipts, await forger.draw(receipts))
+    for answer in await forger.draw(await forger.open(11, 1, **gap)):
+        assert "10 selections were drawn one after another" in answer.failure.message
     for client in scene.federation.members.names:
         report = SelectionReport(scene.federation.folder / host_of(client), [client])
         [run] = json.loads(report.values())["runs"]
-        assert [each["gap"] for each in run["selections"]] == [False, True]
+        assert [each["gap"] for each in run["selections"]] == [False] + 10 * [True]
+
+
+async def test_a_coordinator_that_selects_without_training_gets_no_more_rounds(
+    scene: Scene,
+) -> None:
+    """A limit: it draws again in each round of the run, but hosts refuse more rounds."""
+    forger = Forger(scene)
+    for number in (1, 2):
+        receipts = await forger.open(number, 1)
+        await forger.settle(await forger.draw(receipts))
+    for answer in await forger.open(3, 1):
+        assert "round 3 was opened, but the run has 2 rounds" in answer.failure.message
+    forger.rounds = 3
+    for answer in await forger.open(3, 2):
+        assert "the number of rounds or the kind of seed changed" in answer.failure.message
 
 
 async def test_a_second_list_of_commitments_gets_no_share(scene: Scene) -> None:

@@ -53,6 +53,7 @@ def opening(chain: Chain, round_number: int = 1, attempt: int = 1, **changes: ob
     found = Opening(
         previous=chain.tip,
         run=RUN,
+        rounds=4,
         round=round_number,
         attempt=attempt,
         selector="uniform",
@@ -233,6 +234,35 @@ def test_a_round_is_not_drawn_until_the_cohort_pleases() -> None:
         chain = chain.attended(attendees(chain, hosts))
     chain = chain.opened(opening(chain, 1, MOST_DRAWS + 1))
     assert "which is the maximum" in refused(chain.attended, attendees(chain, hosts))
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["attempts", "rounds"])
+def test_a_gap_before_each_draw_gives_no_more_draws(kept: bool) -> None:
+    """kept: the coordinator skips attempts of one round; otherwise, it skips rounds."""
+    hosts, chain, rounds = parties(3), Chain.begin(RUN), MOST_DRAWS + 1
+    for number in range(1, MOST_DRAWS + 1):
+        place = (1, number) if kept else (number, 1)
+        chain = chain.opened(opening(chain, *place, rounds=rounds, previous=INPUTS))
+        chain = chain.attended(attendees(chain, hosts))
+    place = (1, rounds) if kept else (rounds, 1)
+    chain = chain.opened(opening(chain, *place, rounds=rounds, previous=INPUTS))
+    assert "which is the maximum" in refused(chain.attended, attendees(chain, hosts))
+
+
+def test_a_cohort_allows_the_next_round_all_draws() -> None:
+    hosts, chain = parties(3), Chain.begin(RUN)
+    for attempt in range(1, MOST_DRAWS + 1):
+        chain = chain.opened(opening(chain, 1, attempt))
+        chain = chain.attended(attendees(chain, hosts))
+    chain = chain.ended(outcome(chain, shares(chain, hosts)).encode())
+    chain = chain.opened(opening(chain, 2))
+    assert chain.attended(attendees(chain, hosts)).draws == 1
+
+
+def test_no_round_is_opened_after_the_last() -> None:
+    chain = round_of(Chain.begin(RUN), parties(3), 1)
+    assert "but the run has 4 rounds" in refused(chain.opened, opening(chain, 5, previous=INPUTS))
+    assert "changed during the run" in refused(chain.opened, opening(chain, 2, rounds=9))
 
 
 def test_a_round_without_a_cohort_is_not_skipped() -> None:

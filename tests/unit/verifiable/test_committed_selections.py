@@ -40,6 +40,7 @@ def opened() -> bytes:
     return Opening(
         previous=previous,
         run=RUN,
+        rounds=1,
         round=1,
         attempt=1,
         selector="uniform",

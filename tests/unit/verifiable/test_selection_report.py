@@ -29,6 +29,7 @@ class Coordinator:
         opening = Opening(
             previous=self.chain.tip,
             run=self.chain.run,
+            rounds=9,
             round=round_number,
             attempt=attempt,
             selector="fedentopt",

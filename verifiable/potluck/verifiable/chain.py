@@ -31,8 +31,8 @@ FEWEST_SHARES: Final = 2 / 3
 """Minimum fraction of the hosts' speakers that must reveal their shares of a joint seed."""
 
 MOST_DRAWS: Final = 10
-"""Maximum number of attempts at a round for which shares are revealed. Each attempt draws a new
-cohort, so a coordinator could repeat attempts until it likes the cohort."""
+"""Maximum number of successive attempts that reveal shares, but get no cohort. Each attempt draws a
+new cohort, so a coordinator could repeat attempts until it likes the cohort."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,9 @@ class Chain:
     """The documents of a run up to now.
 
     tip: digest of the last document. whole: False if a document in the middle is missing. draws:
-    number of attempts at the current round that reached the attendees. times: number of selections
-    of each client in rounds before the current one; complete only if the chain is whole. settled:
-    all outcomes, by digest.
+    number of attempts that reached the attendees, at the current round and at those before it that
+    got no cohort. times: number of selections of each client in rounds before the current one;
+    complete only if the chain is whole. settled: all outcomes, by digest.
     """
 
     run: str
@@ -96,7 +96,11 @@ class Chain:
             new.joint == bool(new.commitment),
             "the opening must have either a seed or a commitment to a share of a seed",
         )
-        draws, times = 0, self.times
+        _require(
+            new.round <= new.rounds,
+            f"round {new.round} was opened, but the run has {new.rounds} rounds",
+        )
+        draws, times = self.draws, self.times
         if last is not None:
             _require(
                 (new.round, new.attempt) > (last.round, last.attempt),
@@ -105,10 +109,10 @@ class Chain:
                 "restored from a backup, start a new run",
             )
             _require(
-                (new.selector, new.joint) == (last.selector, last.joint)
+                (new.selector, new.joint, new.rounds) == (last.selector, last.joint, last.rounds)
                 and (0 in (new.count, last.count) or new.count == last.count),
-                "the selector, the number of clients or the kind of seed changed during the run; "
-                "start a new run for other settings",
+                "the selector, the number of clients, the number of rounds or the kind of seed "
+                "changed during the run; start a new run for other settings",
             )
             _require(
                 new.round == last.round
@@ -117,10 +121,9 @@ class Chain:
                 f"round {new.round} was opened, but round {last.round} has no cohort or a round "
                 "between them is missing; start a new run",
             )
-            if new.round == last.round:
-                draws = self.draws
-            elif self.outcome is not None:
-                times = dict(times)
+            # A gap doesn't end the count: a coordinator could claim one before each attempt.
+            if new.round > last.round and self.outcome is not None:
+                draws, times = 0, dict(times)
                 for client in self.outcome.cohort:
                     times[client] = times.get(client, 0) + 1
         return Chain(
@@ -162,8 +165,8 @@ class Chain:
         )
         _require(
             self.draws < MOST_DRAWS,
-            f"round {opening.round} was drawn {MOST_DRAWS} times, which is the maximum; start a "
-            "new run",
+            f"{MOST_DRAWS} selections were drawn one after another, but got no cohort, which is "
+            f"the maximum; round {opening.round} can't be drawn: start a new run",
         )
         if opening.joint:
             self._check_times(opening, new)

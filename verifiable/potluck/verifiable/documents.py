@@ -97,13 +97,14 @@ class Document(BaseModel):
 class Opening(Document):
     """Commits to the inputs of a selection, except the clients to choose from.
 
-    count: maximum size of the cohort; 0 if the selector takes all clients. inputs_sha256: digest of
-    all inputs, which the coordinator keeps. seed: seed of the selection; None if coordinator and
-    hosts make one together. commitment: commitment to the coordinator's share of that seed; empty
-    if the seed is given.
+    rounds: number of rounds of the run. count: maximum size of the cohort; 0 if the selector takes
+    all clients. inputs_sha256: digest of all inputs, which the coordinator keeps. seed: seed of the
+    selection; None if coordinator and hosts make one together. commitment: commitment to the
+    coordinator's share of that seed; empty if the seed is given.
     """
 
     run: _Run
+    rounds: int = Field(ge=1)
     round: int = Field(ge=1)
     attempt: int = Field(ge=1)
     selector: Annotated[str, StringConstraints(max_length=200)]

@@ -154,6 +154,7 @@ class CommittedRun(SelectionRecord):
         opening = Opening(
             previous=previous,
             run=run.id,
+            rounds=run.plan.run_file.rounds,
             round=key.round,
             attempt=key.attempt,
             selector=run.plan.run_file.selector.name,
