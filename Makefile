@@ -25,7 +25,7 @@ ARGS ?=
 # Test files run side by side, each from its first test to its last, and what takes longest first
 # (tests/support/side_by_side.py). Real processes also wait, so one worker more than processors.
 PROCESSORS := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
-WORKERS ?= $(or $(LANES),$(shell echo $$(($(PROCESSORS) + 1))))
+WORKERS ?= $(shell echo $$(($(PROCESSORS) + 1)))
 SIDE_BY_SIDE := --dist loadfile --numprocesses
 
 # pytest rewrites the assertions of each file; later suites reuse what the first has stored.

@@ -2,7 +2,7 @@
 
 The core is `common`, `server` and `client`. Public are the modules at the root of these packages,
 and the modules of the core in docs/reference/api. Each list has the other modules of the core that
-a guest imports. A list must equal the imports: it may only shrink.
+a guest imports. A list must equal the imports, so each further import shows in a change of it.
 """
 
 import re

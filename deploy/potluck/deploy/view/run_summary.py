@@ -150,7 +150,7 @@ def summarise(view: RunView, *, clients: int) -> RunSummary:
     if view.status is None:
         raise RunError("the coordinator sent no event of the run; check that the coordinator runs")
     history = [_round_summary(committed) for committed in view.rounds]
-    evaluated = [entry for entry in history if entry.accuracy is not None or entry.loss is not None]
+    evaluated = [entry for entry in history if _has_evaluation(entry)]
     last = evaluated[-1] if evaluated else None
     return RunSummary(
         run=view.status.run_id,
@@ -179,6 +179,12 @@ def summarise(view: RunView, *, clients: int) -> RunSummary:
         ],
         history=history,
     )
+
+
+def _has_evaluation(entry: RoundSummary) -> bool:
+    """Return True if the round's model was evaluated, with any metrics."""
+    measured = entry.accuracy is not None or entry.loss is not None
+    return measured or any(not name.startswith(TRAINING) for name in entry.others)
 
 
 def _seldom(measure: str) -> bool:

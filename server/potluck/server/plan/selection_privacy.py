@@ -1,9 +1,9 @@
-"""Decides how a run with noise treats a selector: free, charged to clients' ledgers, or refused.
+"""Explains how a run with noise treats a selector: free, charged to clients' ledgers, or refused.
 
-The decision follows from what a selector declares and from `HIDES`, the table that also decides
-which runs are refused. A run with `[privacy]` protects single records or single clients. A
-selector's choices cost no additional privacy loss if they follow only from data that the run
-releases in any case.
+Commands and the reference print it; runs themselves refuse selectors by `HIDES`. The result follows
+from what a selector declares and from the same table. A run with `[privacy]` protects single
+records or single clients. A selector's choices cost no additional privacy loss if they follow only
+from data that the run releases in any case.
 """
 
 from __future__ import annotations

@@ -123,6 +123,16 @@ def test_demo_summary_contains_the_coverage_of_its_metrics() -> None:
     assert last == "accuracy 75.0 % (3 of 6 clients, 120 samples, partial)"
 
 
+def test_summary_has_the_coverage_of_a_round_with_other_metrics_only() -> None:
+    event = covering(committed(1, 0.5), 3, 6, 120, partial=True)
+    event.committed.metrics.CopyFrom(operator_pb2.Metrics(others={"rmse": 2.5}))
+    trained = committed(2, 0.5)
+    trained.committed.metrics.CopyFrom(operator_pb2.Metrics(others={"training_loss": 0.5}))
+    summary = summarise(reduce(observe, [status(), event, trained], RunView()), clients=6)
+    assert summary.history[0].others == {"rmse": 2.5}
+    assert summary.coverage == summary.history[0].coverage != {}
+
+
 def test_summary_of_a_run_without_events_is_refused() -> None:
     with pytest.raises(RunError, match="the coordinator sent no event of the run"):
         summarise(RunView(), clients=3)

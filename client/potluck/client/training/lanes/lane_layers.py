@@ -4,7 +4,8 @@ In a small network, calls to torch take nearly all the time of a step, and autog
 number. Here each layer keeps the values that its gradient needs, and writes the gradient into a
 given tensor. For ten lanes of 16 samples, `benchmarks/lane_gradients.py` measured 2.2 times the
 speed of autograd on stacked weights for a perceptron 64-32-10, 0.9 times for 784-200-10, and 1.1
-times for LeNet-5.
+times for LeNet-5. The layers stay for the small networks, with which most simulations are run; the
+larger ones use the same code, since two ways to compute a gradient would give two results.
 
 Activations are lanes × samples × …. `forward` is called once, then `backward` once, in reverse
 order of the layers. Autograd is off (`torch.no_grad`).
