@@ -74,6 +74,12 @@ class LateUpdates(Settings):
         "fresh update, and up to 0.632 beta in addition if it differs most. Larger: late updates\n"
         "that differ weigh more.",
     )
+    exponential_divisor: float = Field(
+        default=1.0,
+        ge=1,
+        description="Divides exp(-difference) in that part: 1 in REFL's paper, 10 in its authors'\n"
+        "program. Larger: the difference matters less, and the part is nearer to beta.",
+    )
 
 
 class RoundPolicy(Settings):

@@ -75,13 +75,16 @@ class RebasedUpdate(EncodedUpdate):
         return out
 
 
-def staleness_weight(age: int, deviation: float, beta: float) -> float:
-    """Return a late update's weight, (1 − β)/(τ + 1) + β(1 − exp(−Λ/Λ_max)), in [0, 1).
+def staleness_weight(age: int, deviation: float, *, beta: float, divisor: float = 1.0) -> float:
+    """Return a late update's weight, (1 − β)/(τ + 1) + β(1 − exp(−Λ/Λ_max)/d), in [0, 1).
 
     A fresh update has the weight 1. age: τ ≥ 1, number of rounds late. deviation: Λ/Λ_max in [0,
-    1], relative distance from the mean of the fresh updates. beta: β in [0, 1].
+    1], relative distance from the mean of the fresh updates. beta: β in [0, 1]. divisor: d ≥ 1; 1
+    in the REFL paper, 10 in its authors' program.
     """
-    return (1 - beta) / (age + 1) + beta * -math.expm1(-deviation)
+    if divisor == 1:
+        return (1 - beta) / (age + 1) + beta * -math.expm1(-deviation)
+    return (1 - beta) / (age + 1) + beta * (1 - math.exp(-deviation) / divisor)
 
 
 def shares_of_largest(deviations: Floats) -> Floats:
@@ -145,11 +148,12 @@ def joined_by_late(
     models: ModelFiles,
     current: Tensors,
     buffers: Collection[str],
-    beta: float,
+    weight: Callable[[int, float], float],
 ) -> Iterator[OpenUpdates]:
     """Open the late updates while the block runs; yield the fresh updates, then the late ones.
 
-    current: the round's model, in the layout of the updates. Raises LayoutError, NotFoundError."""
+    current: the round's model, in the layout of the updates. weight: `staleness_weight` of the run.
+    Raises LayoutError, NotFoundError."""
     if not late:
         yield fresh
         return
@@ -165,8 +169,5 @@ def joined_by_late(
             rebased.append(RebasedUpdate(encoded, began_with, current, buffers))
         deviations = deviations_from_mean(fresh.encoded, rebased, current, buffers)
         shares = shares_of_largest(deviations).tolist()
-        factors = [
-            staleness_weight(each.age, share, beta)
-            for each, share in zip(late, shares, strict=True)
-        ]
+        factors = [weight(each.age, share) for each, share in zip(late, shares, strict=True)]
         yield fresh.joined_by([each.update for each in late], opened, rebased, factors)

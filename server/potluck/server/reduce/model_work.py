@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ from potluck.server.plan.plan import RunPlan
 from potluck.server.reduce.apply_round import OpenUpdates, RoundNumbers, apply_round, opened
 from potluck.server.reduce.audit.audit_records import BiasRecords, bias_changes
 from potluck.server.reduce.judging import UpdatesSeen, judged
-from potluck.server.reduce.late_updates import LateUpdate, joined_by_late
+from potluck.server.reduce.late_updates import LateUpdate, joined_by_late, staleness_weight
 from potluck.server.reduce.move_by_sum import Total, move_by_sum
 from potluck.server.reduce.network_memory import NetworksInFiles
 from potluck.server.reduce.publishing import load_weights, publish
@@ -323,9 +324,12 @@ class ModelWork:
             with opened(updates, files, before) as these:
                 facts, judgement = self._judge(these, before, numbers, seen)
                 kept = these.without(seen.clients(judgement.set_aside))
-                beta = self._plan.run_file.round.late_updates.beta
+                terms = self._plan.run_file.round.late_updates
+                weight = functools.partial(
+                    staleness_weight, beta=terms.beta, divisor=terms.exponential_divisor
+                )
                 with joined_by_late(
-                    kept, late, files, self._files, before, numbers.buffers, beta
+                    kept, late, files, self._files, before, numbers.buffers, weight
                 ) as all_of_them:
                     arrays, state = apply_round(
                         strategy, state, current, all_of_them, numbers, draft=draft

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -43,18 +44,28 @@ def rebased(seed: int) -> RebasedUpdate:
 
 def test_staleness_weight_equals_the_worked_example_of_refl() -> None:
     """A worked example: τ = 1 and Λ = Λ_max."""
-    assert staleness_weight(1, 1.0, 0.35) == pytest.approx(0.54624, abs=1e-5)
+    assert staleness_weight(1, 1.0, beta=0.35) == pytest.approx(0.54624, abs=1e-5)
 
 
-@given(st.integers(1, 1000), st.floats(0, 1), st.floats(0, 1))
-def test_late_update_has_a_smaller_weight_than_a_fresh_one(
-    age: int, share: float, beta: float
+@pytest.mark.parametrize(("deviation", "weight"), [(0.0, 0.640), (1.0, 0.662)])
+def test_staleness_weight_with_a_divisor_equals_the_authors_program(
+    deviation: float, weight: float
 ) -> None:
-    weight = staleness_weight(age, share, beta)
+    found = staleness_weight(1, deviation, beta=0.35, divisor=10)
+    assert found == pytest.approx(weight, abs=5e-4)
+
+
+@given(st.integers(1, 1000), st.floats(0, 1), st.floats(0, 1), st.sampled_from([1.0, 2.5, 10.0]))
+def test_late_update_has_a_smaller_weight_than_a_fresh_one(
+    age: int, share: float, beta: float, divisor: float
+) -> None:
+    weigh = functools.partial(staleness_weight, beta=beta, divisor=divisor)
+    weight = weigh(age, share)
     assert 0 <= weight < 1
-    assert weight == pytest.approx((1 - beta) / (age + 1) + beta * (1 - math.exp(-share)))
-    assert staleness_weight(age + 1, share, beta) <= weight
-    assert staleness_weight(age, min(1.0, share + 0.1), beta) >= weight
+    expected = (1 - beta) / (age + 1) + beta * (1 - math.exp(-share) / divisor)
+    assert weight == pytest.approx(expected)
+    assert weigh(age + 1, share) <= weight
+    assert weigh(age, min(1.0, share + 0.1)) >= weight
 
 
 def test_late_update_is_its_delta_added_to_the_current_model(
