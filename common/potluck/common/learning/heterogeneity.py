@@ -7,6 +7,7 @@ triplet is (CI, AI, SC): class imbalance, attribute imbalance, spurious correlat
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,6 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 from potluck.common.errors import ConfigurationError
 
 Floats = NDArray[np.float64]
+
+_ROUNDING: Final = 1e-13
+"""Smallest component of a triplet that is not a rounding error. One sample more or less changes an
+even matrix by more, up to a million samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,7 @@ def triplets(matrices: ArrayLike) -> Floats:
     correlation = np.divide(2 * mutual, marginal, out=np.zeros(clients), where=marginal > 0)
     imbalances = (1 - class_entropy / np.log(classes), 1 - attribute_entropy / np.log(2))
     result: Floats = np.stack([*imbalances, correlation], axis=1).clip(0.0, 1.0)
+    result[result < _ROUNDING] = 0.0
     totals = counts.sum(axis=(1, 2))
     result[totals == 0] = 0.0
     result[np.isnan(totals)] = np.nan

@@ -62,7 +62,11 @@ class FedDiverse(Selector):
         if self.triplets == "estimated":
             return population.triplets
         matrices = population.interaction_matrices
-        return None if matrices is None else triplets_of(matrices)
+        if matrices is None:
+            return None
+        found = triplets_of(matrices)
+        found[~matrices.any(axis=(1, 2))] = np.nan  # a client without samples has nothing to add
+        return found
 
     def _add_threes(
         self,

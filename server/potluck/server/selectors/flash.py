@@ -138,7 +138,7 @@ class Flash(Selector):
         will get a reward."""
         rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
         highest = max(int(each.max(initial=-1)) for each in rows)
-        memory = Memory.of(state, highest + 1)
+        memory = Memory.of(state, highest + 1).with_credited_rewards()
         for answers in outcome.answers:
             memory = memory.heard(answers, outcome.round, self._rules)
         return memory.trained(outcome, self._rules).state()

@@ -41,7 +41,8 @@ class PyramidFL(Oort):
     their updates; which tensors is drawn again in each round. Among the cohort's clients whose last
     update is known, the one with the largest ‖Δ‖ · samples omits the share `least_dropped` of the
     tensors, the one with the smallest omits `most_dropped`, and the others omit equally spaced
-    shares between. Clients seen for the first time train and upload as usual.
+    shares between. Clients with equal values omit the smallest of their shares. Clients seen for
+    the first time train and upload as usual.
 
     A round lasts until its last client is done, not counting spares (`round.over_selection`).
     Durations are for the run's number of passes: if a client made more passes, its duration is

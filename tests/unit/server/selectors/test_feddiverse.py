@@ -1,14 +1,19 @@
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.plain_loops import position_at
 from support.populations import context, population, rounds, select, table_6
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.learning.heterogeneity import triplets
 from potluck.common.settings.plugins import create
-from potluck.server.selection import Population, Selector, Signal
+from potluck.server.selection import Population, RoundOutcome, Selector, Signal
 from potluck.server.selectors.feddiverse import FedDiverse
+from potluck.server.state import State
 
 FIVE: list[list[float]] = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.1, 0.1, 0.2], [0.2, 0.3, 0.1]]
 
@@ -131,3 +136,126 @@ def test_error_about_an_invalid_option_value_lists_the_valid_ones() -> None:
         ConfigurationError, match="'rotation' is 'daily'; it must be 'round' or 'triplet'"
     ):
         create(Selector, "feddiverse", {"rotation": "daily"})
+
+
+def plain_dot(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
+
+
+def plain_best(scores: Mapping[int, float], twin: np.random.Generator) -> int:
+    """Return the client with the largest score; draw among those within 10⁻¹² of it."""
+    tied = [row for row, score in scores.items() if score >= max(scores.values()) - 1e-12]
+    return tied[int(twin.integers(len(tied)))] if len(tied) > 1 else tied[0]
+
+
+def plain_cohort(
+    triplets: Mapping[int, Sequence[float]],
+    size: int,
+    turns: Sequence[int],
+    twin: np.random.Generator,
+    *,
+    signed: bool,
+) -> list[int]:
+    """Return a cohort by Alg. 5 and 6. turns: t of each three clients."""
+    directions = {
+        row: [value / sum(triplet) for value in triplet] if sum(triplet) else [1 / 3] * 3
+        for row, triplet in triplets.items()
+    }
+    left, cohort = list(triplets), list[int]()
+    while left and len(cohort) < size:
+        three, place = divmod(len(cohort), 3)
+        last = [directions[row] for row in cohort[3 * three :]]
+        if place == 0:
+            component = {1: 2, 2: 0, 0: 1}[turns[three] % 3]
+            weights = [triplets[row][component] for row in left]
+            weights = weights if sum(weights) else [1.0] * len(left)
+            row = left[position_at(weights, twin.random())]
+        elif place == 1:
+            row = plain_best({row: -plain_dot(last[0], directions[row]) for row in left}, twin)
+        else:
+            (a, b, c), (d, e, f) = last
+            normal = b * f - c * e, c * d - a * f, a * e - b * d
+            lengths = {row: plain_dot(normal, directions[row]) for row in left}
+            scores = lengths if signed else {row: abs(lengths[row]) for row in left}
+            row = plain_best(scores, twin)
+        left.remove(row)
+        cohort.append(row)
+    return cohort
+
+
+def plain_entropy(counts: Iterable[float]) -> float:
+    numbers = [number for number in counts if number > 0]
+    return -sum(number / sum(numbers) * math.log(number / sum(numbers)) for number in numbers)
+
+
+def plain_triplet(matrix: Sequence[Sequence[float]]) -> list[float]:
+    of_class = plain_entropy(sum(row) for row in matrix)
+    of_attribute = plain_entropy(sum(column) for column in zip(*matrix, strict=True))
+    mutual = of_class + of_attribute - plain_entropy(number for row in matrix for number in row)
+    both = of_class + of_attribute
+    found = [
+        1 - of_class / math.log(len(matrix)),
+        1 - of_attribute / math.log(2),
+        2 * mutual / both if both > 0 else 0.0,
+    ]
+    return [min(1.0, max(0.0, value)) for value in found]
+
+
+def test_client_without_samples_is_chosen_last_if_triplets_are_known() -> None:
+    matrices = np.array([np.zeros((2, 2)), *[[[9.0, 1.0], [1.0, 9.0]]] * 3])
+    federation = population(4, matrices=matrices)
+    for seed in range(20):
+        chosen = select(FedDiverse(triplets="known"), State(), context(federation, 3, seed=seed))
+        assert sorted(chosen.rows.tolist()) == [1, 2, 3]
+
+
+def test_even_matrices_have_triplets_of_exactly_zero() -> None:
+    matrices = np.array([np.full((3, 2), count) for count in (1.0, 5.0, 7.0, 1e5)])
+    assert triplets(matrices).tolist() == [[0.0, 0.0, 0.0]] * 4
+    nearly = np.full((3, 2), 1e5)
+    nearly[0, 0] += 1
+    assert (triplets(nearly[None]) > 0).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("cross_product", ["absolute", "signed"])
+@pytest.mark.parametrize("rotation", ["round", "triplet"])
+@pytest.mark.parametrize("triplets", ["estimated", "known"])
+def test_rounds_agree_with_a_second_implementation(
+    triplets: Literal["estimated", "known"],
+    rotation: Literal["round", "triplet"],
+    cross_product: Literal["absolute", "signed"],
+    seed: int,
+) -> None:
+    """Many clients have equal triplets, some have zeros, and clients 3 and 8 have none. Clients 11
+    to 14 join in round 4."""
+    generator, clients = np.random.default_rng(seed), 15
+    selector = FedDiverse(rotation=rotation, cross_product=cross_product, triplets=triplets)
+    rows = generator.choice([0, 0, 0.25, 0.5, 1], (clients, 3))
+    rows[[1, 12]] = 0
+    matrices = generator.integers(1, 30, (clients, 3, 2)) * 1.0
+    matrices[2], matrices[5], matrices[6, 0] = [[7, 7], [0, 0], [0, 0]], matrices[4], 0
+    rows[[3, 8]], matrices[[3, 8]] = np.nan, np.nan
+    known = [plain_triplet(matrix) for matrix in matrices.tolist()]
+    told, state = rows.tolist() if triplets == "estimated" else known, selector.init(population(11))
+    for number in range(1, 10):
+        clients, count = (15 if number >= 4 else 11), int(generator.integers(2, 12))
+        federation = population(clients, triplet_rows=rows[:clients], matrices=matrices[:clients])
+        here = np.flatnonzero(generator.random(clients) < 0.8)
+        given = context(federation, count, number=number, seed=seed, available=here)
+        selection = select(selector, state, given)
+        size, twin = min(count, len(here)), given.generator("feddiverse")
+        turns = [number + (three if rotation == "triplet" else 0) for three in range(4)]
+        candidates = {row: told[row] for row in here.tolist() if row not in (3, 8)}
+        signed = cross_product == "signed"
+        cohort = plain_cohort(candidates, size, turns, twin, signed=signed)
+        rest = [row for row in here.tolist() if row not in candidates]
+        drawn = twin.choice(rest, size - len(cohort), replace=False).tolist()
+        assert selection.rows.tolist() == cohort + drawn
+
+        arrived = selection.rows[generator.random(size) < 0.5]
+        seconds = np.where(np.isin(selection.rows, arrived), 1.0, np.nan)
+        ended = RoundOutcome(
+            round=number, selected=selection.rows, included=arrived, seconds=seconds
+        )
+        state = selector.observe(state, ended)

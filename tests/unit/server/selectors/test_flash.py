@@ -1,15 +1,19 @@
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
+from support.plain_loops import limited
 from support.populations import context, outcome, played, population, select
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings.plugins import create
-from potluck.server.selection import Answers, Ask, Selection, Selector
+from potluck.server.selection import Answers, Ask, RoundOutcome, Selection, Selector
 from potluck.server.selectors.flash import Flash
 from potluck.server.selectors.parts.flash_memory import Memory, Posterior, Rules, exploration_width
 from potluck.server.state import State
@@ -136,6 +140,31 @@ def test_literal_crediting_uses_the_loss_change_before_the_cohort_trained() -> N
     third = ended.heard(told([0.5, 4.0]), 3, rules)
     assert third.response.tolist() == ended.response.tolist(), "nothing is credited twice"
     assert third.contexts(rules)[0, 3] == pytest.approx(0.1)
+
+
+def test_rewards_are_not_credited_again_in_rounds_without_a_question() -> None:
+    """With refresh = "selected", only clients that have trained since their last answer are
+    asked."""
+    flash = Flash(crediting="literal", refresh="selected", scale="raw")
+    federation = population(4)
+    state, responses, asked = flash.init(federation), [], []
+
+    def answered(ask: Ask) -> Answers:
+        losses = np.full(len(ask.rows), 4.0 - len(asked))
+        told = {"robust": losses, "validation": losses, "seconds": np.ones(len(losses))}
+        return Answers(rows=ask.rows, values=told)
+
+    available = first = np.arange(4)
+    for number in range(1, 5):
+        given = context(federation, 2, number=number, available=available)
+        selection, answers = played(flash, state, given, answered)
+        state = flash.observe(state, outcome(number, selection, answers))
+        responses.append(state.arrays["response"].tolist())
+        asked.append(len(answers))
+        first = np.sort(selection.rows) if number == 1 else first
+        available = np.setdiff1d(np.arange(4), first) if number == 2 else first
+    assert asked == [1, 1, 0, 0]
+    assert responses[1] == responses[2] == responses[3] != responses[0]
 
 
 def test_flash_without_a_feature_equals_a_bandit_over_the_other_features() -> None:
@@ -341,6 +370,163 @@ def test_flash_selects_clients_with_larger_rewards_more_often() -> None:
         state = selector.observe(state, ended)
         losses = losses * (0.995 + 0.001 * noise.standard_normal(40))
     assert np.mean(share[100:]) > 0.7
+
+
+FEATURES = ("robust", "validation", "seconds", "reward")
+
+
+class PlainFlash:
+    """FLASH in plain loops. first, losses: first and last robust and validation losses. changes:
+    the last two rewards. waiting: contexts of the last cohort. fresh: clients whose reward the last
+    question gave. known: durations and rewards of which the running means are taken."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.signed, self.literal = "reward" in options, "crediting" in options
+        self.raw, self.without = "scale" in options, options.get("without", ())
+        self.first, self.losses = dict[int, Sequence[float]](), dict[int, Sequence[float]]()
+        self.seconds, self.changes = dict[int, float](), dict[int, tuple[float, float]]()
+        self.waiting, self.fresh = dict[int, list[float]](), set[int]()
+        self.known: tuple[list[float], list[float]] = ([], [])
+        self.precision, self.response = np.eye(4), np.zeros(4)
+
+    def durations(self) -> dict[int, float]:
+        return {row: max(value, 1e-6) for row, value in limited(self.seconds, 10).items()}
+
+    def rewards(self, which: int) -> dict[int, float]:
+        sizes = limited({row: abs(pair[which]) for row, pair in self.changes.items()}, 10)
+        return {row: math.copysign(sizes[row], self.changes[row][which]) for row in sizes}
+
+    def means(self) -> list[float]:
+        return [sum(known) / len(known) if sum(known) else 1.0 for known in self.known]
+
+    def contexts(self) -> dict[int, list[float]]:
+        ratios, found = list[dict[int, float]](), dict[int, list[float]]()
+        for i in (0, 1):
+            ratio = {row: x[i] / max(self.first[row][i], 1e-6) for row, x in self.losses.items()}
+            ratios.append(limited(ratio, 10))
+        durations, rewards, usual = self.durations(), self.rewards(int(self.literal)), self.means()
+        for row in self.losses:
+            last = [durations.get(row, usual[0]), rewards.get(row, 0.0)]
+            last = last if self.raw else [last[0] / usual[0], last[1] / usual[1]]
+            named = zip(FEATURES, [ratios[0][row], ratios[1][row], *last], strict=True)
+            found[row] = [0.0 if name in self.without else value for name, value in named]
+        return found
+
+    def hear(self, answers: Mapping[int, Sequence[float]]) -> None:
+        """Store robust loss, validation loss and estimated duration (0: unknown) of clients."""
+        estimates = limited({row: answer[2] for row, answer in answers.items()}, 10)
+        self.seconds = {row: told for row, told in estimates.items() if told} | self.seconds
+        durations, usual, self.fresh = self.durations(), self.means()[0], set()
+        valid = {row: told for row, told in answers.items() if min(told[:2]) >= 0}
+        for row in set(valid) & set(self.losses):
+            fall = (self.losses[row][0] - valid[row][0]) / durations.get(row, usual)
+            before = self.changes.get(row, (0.0, 0.0))[0]
+            self.changes[row] = fall if self.signed else abs(fall), before
+            self.fresh.add(row)
+        self.first, self.losses = valid | self.first, self.losses | valid
+        self.known[0].extend(durations[row] for row in valid if row in durations)
+        rewards = self.rewards(0)
+        self.known[1].extend(abs(rewards[row]) for row in self.fresh)
+        self.credit({} if self.literal else self.waiting)
+        self.waiting = {}
+
+    def train(self, came: Mapping[int, float], failed: Sequence[int]) -> None:
+        """Store a round. came: duration of each client whose update arrived."""
+        self.waiting = {row: x for row, x in self.contexts().items() if row in came}
+        self.seconds |= {**came, **dict.fromkeys(failed, 600.0)}
+        self.credit(self.waiting if self.literal else {})
+
+    def credit(self, contexts: Mapping[int, Sequence[float]]) -> None:
+        rewards, scale = self.rewards(0), 1.0 if self.raw else self.means()[1]
+        for row in set(contexts) & self.fresh:
+            self.precision += np.outer(contexts[row], contexts[row])
+            self.response += [rewards[row] / scale * value for value in contexts[row]]
+
+    def coefficients(self, width: float, normal: Sequence[float]) -> list[float]:
+        root = np.linalg.cholesky(self.precision)
+        mean = np.linalg.solve(self.precision, self.response)
+        found: list[float] = (mean + width * np.linalg.solve(root.T, normal)).tolist()
+        return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scale": "raw", "reward": "signed"},
+        {"refresh": "selected"},
+        {"crediting": "literal", "without": ("validation",)},
+        {"reward": "signed", "without": ("seconds", "reward")},
+    ],
+)
+def test_rounds_agree_with_a_second_implementation(options: dict[str, Any], seed: int) -> None:
+    """Some clients answer alike, some answers are missing, invalid or far above the others, and
+    some updates fail. Clients 9 to 11 join in round 5. Only some know their speed beforehand."""
+    generator, selector = np.random.default_rng(seed), create(Selector, "flash", options)
+    plain, state, asked = PlainFlash(options), selector.init(population(9)), list[Ask]()
+
+    def answering(ask: Ask) -> Answers:
+        asked.append(ask)
+        rows = ask.rows[generator.random(len(ask.rows)) < 0.9]
+        table = generator.choice(
+            [-1, 0, 0.5, 1, 1, 2, 100], (3, len(rows)), p=[0.05, 0.1, 0.2, 0.2, 0.2, 0.2, 0.05]
+        )
+        table[2] = np.where(rows % 3 == 0, 1 + rows % 2, 0)
+        table[:, rows % 4 == 1] = [[3 / number], [2 / number], [0]]
+        names = ("robust", "validation", "seconds")
+        return Answers(rows=rows, values=dict(zip(names, table, strict=True)))
+
+    for number in range(1, 11):
+        clients = 12 if number >= 5 else 9
+        here = np.flatnonzero(generator.random(clients) < 0.8)
+        given_context = context(population(clients), 4, number=number, seed=seed, available=here)
+        selection, answers = played(selector, state, given_context, answering)
+        rows = here.tolist()
+        if options.get("refresh") == "selected":
+            rows = [row for row in rows if row not in plain.losses or row in plain.waiting]
+        assert [ask.rows.tolist() for ask in asked] == ([rows] if rows else [])
+        asked.clear()
+        told = dict[int, Sequence[float]]()
+        for each in answers:
+            values = np.stack(list(each.values.values()), axis=1).tolist()
+            told = dict(zip(each.rows.tolist(), values, strict=True))
+        plain.hear(told)
+        twin, size = given_context.generator("flash"), min(4, len(here))
+        dimension = 4 - len(options.get("without", ()))
+        width = 1 + math.sqrt(dimension * math.log((1 + (number - 1) * clients) / 0.05))
+        drawn = plain.coefficients(width, twin.standard_normal(4).tolist())
+        scores = {
+            row: sum(a * b for a, b in zip(x, drawn, strict=True))
+            for row, x in sorted(plain.contexts().items())
+            if row in here
+        }
+        keys = dict(zip(scores, twin.random(len(scores)).tolist(), strict=True))
+        best = sorted(scores, key=lambda row: (round(-scores[row], 12), keys[row]))[:size]
+        rest = [row for row in here.tolist() if row not in best]
+        assert selection.rows.tolist() == [
+            *best,
+            *twin.choice(rest, size - len(best), replace=False),
+        ]
+        reported = [float(reason.split()[1]) for reason in selection.reasons[: len(best)]]
+        assert reported == pytest.approx([scores[row] for row in best], rel=6e-3, abs=1e-9)
+
+        arrived = generator.random(size) < 0.8
+        seconds = np.where(arrived, generator.choice([0.5, 1, 1, 2, 50], size), np.nan)
+        ended = RoundOutcome(
+            round=number,
+            selected=selection.rows,
+            included=selection.rows[arrived],
+            seconds=seconds,
+            answers=answers,
+            deadline_seconds=600.0,
+        )
+        state = selector.observe(state, ended)
+        came = dict(zip(selection.rows[arrived].tolist(), seconds[arrived].tolist(), strict=True))
+        plain.train(came, selection.rows[~arrived].tolist())
+        assert state.arrays["precision"] == pytest.approx(plain.precision)
+        assert state.arrays["response"] == pytest.approx(plain.response)
+    assert plain.precision[0][0] > 5
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import pytest
 from support.populations import context, labelled, population, rounds, select
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings.plugins import create
-from potluck.server.selection import Selector
+from potluck.server.selection import RoundOutcome, Selector
 from potluck.server.selectors.kl import KullbackLeibler, Walk
 
 FIVE = [[50, 0, 0], [20, 20, 0], [0, 30, 10], [0, 0, 25], [5, 5, 5]]
@@ -89,3 +93,74 @@ def test_kl_option_out_of_range_is_refused(options: dict[str, object]) -> None:
         ConfigurationError, match=f"selector kl: option '{next(iter(options))}' is "
     ):
         create(Selector, "kl", options)
+
+
+def plain_divergence(counted: Sequence[float]) -> float:
+    """Return the Kullback–Leibler divergence from uniform, in nats."""
+    shares = [number / sum(counted) for number in counted if number > 0]
+    return sum(share * math.log(share * len(counted)) for share in shares)
+
+
+def plain_walk(
+    counts: Mapping[int, Sequence[float]], size: int, theta: float
+) -> dict[int, list[float]]:
+    """Return the accepted clients, in order, each with its counted samples per class. counts: label
+    counts of clients with samples, none of them negative."""
+    line = sorted(counts, key=lambda row: (-sum(counts[row]), row))
+    accepted: dict[int, list[float]] = {}
+    counted, most, place, idle = [0.0], math.inf, 0, 0
+    while len(accepted) < size and idle < 2 * len(line):
+        if accepted and plain_divergence(counted) < theta:
+            break
+        row = line[place % len(line)]
+        place, idle = place + 1, idle + 1
+        if not accepted:
+            most, counted = max(counts[row]), [0.0] * len(counts[row])
+        elif row in accepted or counts[row][counted.index(min(counted))] <= 0:
+            continue
+        room = [most - number for number in counted]
+        accepted[row] = [min(pair) for pair in zip(room, counts[row], strict=True)]
+        counted = [sum(pair) for pair in zip(counted, accepted[row], strict=True)]
+        idle = 0
+    return accepted
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("theta", [0.0, 0.02, 0.2])
+def test_rounds_agree_with_a_second_implementation(theta: float, seed: int) -> None:
+    """Clients 10 to 13 join in round 5. Clients 2 and 7 are equal, client 3 has no samples, client
+    5 sent no counts, and noise has made counts of client 4 negative."""
+    generator, selector = np.random.default_rng(seed), KullbackLeibler(theta=theta, truncate=True)
+    counts = generator.integers(0, 6, (14, 4)) * (generator.random((14, 4)) < 0.5) * 1.0
+    counts[7], counts[3], counts[5], counts[4, :2] = counts[2], 0, np.nan, -2
+    state, kinds = selector.init(population(10)), Counter[str]()
+    for number in range(1, 11):
+        clients, size = (14 if number >= 5 else 10), int(generator.integers(2, 7))
+        federation = population(clients, classes=4, label_counts=counts[:clients])
+        here = np.flatnonzero(generator.random(clients) < 0.8)
+        given = context(federation, size, number=number, seed=seed, available=here)
+        selection = select(selector, state, given)
+        labels = {row: [max(0.0, value) for value in counts[row].tolist()] for row in here.tolist()}
+        labels = {row: values for row, values in labels.items() if row != 5 and sum(values) > 0}
+        size = min(size, len(here))
+        accepted = plain_walk(labels, size, theta)
+        rest = [row for row in here.tolist() if row not in accepted]
+        drawn = given.generator("kl").choice(rest, size - len(accepted), replace=False).tolist()
+        assert selection.rows.tolist() == [*accepted, *drawn]
+        assert selection.quotas is not None
+        unlimited = [[math.inf] * 4] * len(drawn)
+        assert selection.quotas.tolist() == [*accepted.values(), *unlimited]
+        order = sorted(accepted, key=lambda row: (-sum(labels[row]), row))
+        kinds["returned to an earlier client"] += list(accepted) != order
+        kinds["filled"] += bool(drawn)
+        kinds["accepted all"] += not drawn
+
+        arrived = selection.rows[generator.random(size) < 0.5]
+        seconds = np.where(np.isin(selection.rows, arrived), 1.0, np.nan)
+        ended = RoundOutcome(
+            round=number, selected=selection.rows, included=arrived, seconds=seconds
+        )
+        state = selector.observe(state, ended)
+    assert kinds["filled"] >= 1
+    assert kinds["accepted all"] >= 1 or theta == 0.2
+    assert kinds["returned to an earlier client"] >= 1 or theta == 0.2

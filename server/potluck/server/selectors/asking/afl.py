@@ -76,12 +76,14 @@ class Afl(Selector):
         return selection
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Store the losses that the cohort reported."""
+        """Store the valid losses that the cohort reported; a client without one keeps its last."""
         length = max(len(state.arrays["loss"]), int(outcome.selected.max(initial=-1)) + 1)
         losses = grown(state.arrays["loss"], length, math.nan)
         for answers in outcome.answers:
             if _LOSS in answers.values:
-                losses[answers.rows] = answers.values[_LOSS]
+                told = answers.values[_LOSS]
+                valid = np.isfinite(told) & (told >= 0)
+                losses[answers.rows[valid]] = told[valid]
         return State(arrays={"loss": losses})
 
     def _valuations(self, state: State, context: SelectionContext) -> Floats:

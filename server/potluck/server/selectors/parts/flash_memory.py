@@ -207,6 +207,11 @@ class Memory:
         )._counted(heard, changed)
         return updated if rules.literal else updated._credit(self.awaiting & changed, rules)
 
+    def with_credited_rewards(self) -> Memory:
+        """Return the memory without new rewards: those of the last question were credited then, and
+        not every round has a question."""
+        return replace(self, fresh=np.zeros_like(self.fresh))
+
     def trained(self, outcome: RoundOutcome, rules: Rules) -> Memory:
         """Return the memory, updated with a round's durations and with which clients will get a
         reward."""

@@ -1,15 +1,18 @@
-"""AFL's probabilities, on small federations."""
+"""AFL's probabilities, on small federations, and its rounds against a second implementation."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.plain_loops import limited
 from support.populations import context, outcome, played, population
 
-from potluck.server.selection import Answers, Ask, Floats, Rows
+from potluck.server.selection import Answers, Ask, Floats, Rows, Selection
 from potluck.server.selectors.asking.afl import Afl
 from potluck.server.state import State
 
@@ -85,3 +88,93 @@ def test_a_hundred_thousand_clients_take_seconds() -> None:
     selection, _ = played(Afl(), state, context(population(clients), 1000))
     assert len(selection.rows) == 1000
     assert time.process_time() - started < 20
+
+
+def plain_valuations(losses: Mapping[int, float], samples: Mapping[int, int]) -> dict[int, float]:
+    """Return the valuations of the available clients.
+
+    losses: last loss of each client that ever reported one. samples: of the available clients, 0 if
+    unknown."""
+    told = [number for number in samples.values() if number > 0]
+    usual = sum(told) / len(told) if told else 1.0
+    sizes = {row: number if number > 0 else usual for row, number in samples.items()}
+    known = limited(losses, 100)
+    found = {row: math.sqrt(size) * known[row] for row, size in sizes.items() if row in known}
+    return {row: found.get(row, max(found.values(), default=0.0)) for row in samples}
+
+
+def plain_cohort(
+    valuations: Mapping[int, float],
+    size: int,
+    alphas: tuple[float, float, float],
+    twin: np.random.Generator,
+) -> tuple[list[int], list[int]]:
+    """Return the clients drawn by their valuations, and those drawn uniformly, by Alg. 1."""
+    share, factor, uniform = alphas
+    places = twin.random(len(valuations)).tolist()
+    order = sorted(zip([-value for value in valuations.values()], places, valuations, strict=True))
+    kept = [row for _, _, row in order][: len(order) - math.floor(share * len(order) + 1e-9)]
+    first, second = twin.exponential(size=(2, len(kept))).tolist()
+    waits = {}
+    for place, row in enumerate(kept):  # the first of exponential waiting times, by rates
+        rate = math.exp(factor * (valuations[row] - valuations[kept[0]]))
+        waits[row] = (first[place] / rate if rate else math.inf, second[place])
+    weighted = sorted(kept, key=lambda row: waits[row])
+    weighted = weighted[: math.floor((1 - uniform) * size + 1e-9)]
+    others = [row for row in valuations if row not in weighted]
+    return weighted, twin.choice(others, size - len(weighted), replace=False).tolist()
+
+
+def test_negative_or_infinite_answers_keep_the_last_loss() -> None:
+    state = State(arrays={"loss": np.array([0.1, 1.0, 2.0, 3.0])})
+    selection = Selection(rows=np.arange(3), reasons=("drawn",) * 3)
+    answers = Answers(rows=np.arange(3), values={"loss": np.array([-1.0, np.inf, 0.5])})
+    found = Afl().observe(state, outcome(1, selection, [answers]))
+    assert found.arrays["loss"].tolist() == [0.1, 1.0, 0.5, 3.0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "alphas", [(0.75, 0.01, 0.1), (0.5, 1.0, 0.25), (0.0, 0.0, 0.0), (0.2, 40.0, 0.5), (1, 1, 0)]
+)
+def test_rounds_agree_with_a_second_implementation(
+    alphas: tuple[float, float, float], seed: int
+) -> None:
+    """Many valuations are equal, some losses are far above the others, some answers are missing,
+    and those of client 3 are invalid. Clients 9 to 12 join in round 5."""
+    generator, (alpha1, alpha2, alpha3) = np.random.default_rng(seed), alphas
+    selector = Afl(alpha1=alpha1, alpha2=alpha2, alpha3=alpha3)
+    samples, asked = generator.choice([0, 1, 4, 4, 9], 13), list[Sequence[int]]()
+    state, losses = selector.init(population(9)), dict[int, float]()
+
+    def answer(ask: Ask) -> Answers:
+        asked.append(ask.rows.tolist())
+        rows = ask.rows[generator.random(len(ask.rows)) < 0.8]
+        values = generator.choice([0, 0.5, 1, 1, 2, 3, 1e4], len(rows))
+        values[rows == 3] = -1
+        return Answers(rows=rows, values={"loss": values})
+
+    for number in range(1, 15):
+        clients = 13 if number >= 5 else 9
+        federation = replace(population(clients), samples=samples[:clients])
+        here = np.flatnonzero(generator.random(clients) < 0.8)
+        given = context(federation, 5, number=number, seed=seed, available=here)
+        selection, answers = played(selector, state, given, answer)
+        numbers = dict(zip(here.tolist(), samples[here].tolist(), strict=True))
+        valuations = plain_valuations(losses, numbers)
+        size = min(5, len(here))
+        weighted, uniform = plain_cohort(valuations, size, alphas, given.generator("afl"))
+        assert selection.rows.tolist() == weighted + uniform
+        assert asked[-1] == sorted(weighted + uniform)
+        reported = [float(reason.split()[-1]) for reason in selection.reasons[: len(weighted)]]
+        assert reported == pytest.approx([valuations[row] for row in weighted], rel=1e-3)
+        assert set(selection.reasons[len(weighted) :]) <= {"drawn uniformly"}
+
+        arrived = selection.rows[generator.random(size) < 0.7]
+        state = selector.observe(
+            state, replace(outcome(number, selection, answers), included=arrived)
+        )
+        for each in answers:
+            told = each.values["loss"].tolist()
+            losses |= dict(zip(each.rows.tolist(), told, strict=True))
+    assert len(losses) >= 8

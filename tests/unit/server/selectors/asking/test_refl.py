@@ -1,5 +1,6 @@
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -159,3 +160,124 @@ def test_refl_selects_clients_without_a_valid_answer_last(nonsense: float) -> No
 def test_refl_option_out_of_range_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         create(Selector, "refl", options)
+
+
+class PlainRefl:
+    """REFL in plain loops. last, begun: round of each client's last selection, and clock time of
+    that round. clock: sum of the slowest trainings of all rounds. mean: μ."""
+
+    def __init__(self, rest: int, memory: float) -> None:
+        self.rest, self.memory = rest, memory
+        self.last: dict[int, int] = {}
+        self.begun: dict[int, float] = {}
+        self.seconds: dict[int, float] = {}
+        self.clock, self.mean = 0.0, math.nan
+
+    def due(self, late: Sequence[int]) -> int:
+        """Return the number of late updates that are expected within μ seconds."""
+        found = 0
+        for row in late:
+            mean = 0.0 if math.isnan(self.mean) else self.mean
+            known = row in self.seconds
+            found += not known or self.begun[row] + self.seconds[row] - self.clock <= mean
+        return found
+
+    def rested(self, here: Sequence[int], number: int) -> list[int]:
+        return [row for row in here if number - self.last.get(row, -math.inf) > self.rest]
+
+    def learn(
+        self,
+        number: int,
+        selected: Sequence[int],
+        came: Mapping[int, float],
+        late: Mapping[int, float],
+    ) -> None:
+        """Store a round. came, late: durations of the updates that came in time, and of the late
+        ones that came in this round."""
+        self.last |= dict.fromkeys(selected, number)
+        self.begun |= dict.fromkeys(selected, self.clock)
+        self.seconds |= {**came, **late}
+        if came:
+            slowest = max(came.values())
+            self.clock += slowest
+            before = slowest if math.isnan(self.mean) else self.mean
+            self.mean = self.memory * before + (1 - self.memory) * slowest
+
+
+def plain_least(values: Mapping[int, float], size: int, twin: np.random.Generator) -> list[int]:
+    """Return the clients with the smallest values, in ascending order; ties are broken at
+    random."""
+    if not values or size < 1:
+        return []
+    last = sorted(values.values())[:size][-1]
+    below = twin.permutation([row for row in values if values[row] < last]).tolist()
+    below = sorted(map(int, below), key=lambda row: values[row])
+    tied = [row for row in values if values[row] == last]
+    most = min(size, len(values)) - len(below)
+    return below + [int(row) for row in twin.choice(tied, most, replace=False)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("rest", "memory"), [(0, 0.25), (1, 0.0), (3, 0.6), (5, 0.25)])
+def test_rounds_agree_with_a_second_implementation(rest: int, memory: float, seed: int) -> None:
+    """Many chances are equal, some answers are missing or invalid, some updates fail, and some come
+    one to three rounds late. Clients 10 to 13 join in round 5."""
+    generator, selector = np.random.default_rng(seed), Refl(rest=rest, memory=memory)
+    plain, state = PlainRefl(rest, memory), selector.init(population(10))
+    asks, late, kinds = list[Ask](), dict[int, tuple[int, float]](), Counter[str]()
+
+    def respond(ask: Ask) -> Answers:
+        asks.append(ask)
+        rows = ask.rows[generator.random(len(ask.rows)) < 0.8]
+        chances = generator.choice([-0.1, 0, 0.2, 0.2, 0.2 + 1e-14, 0.7, 1, 1.5], len(rows))
+        return Answers(rows=rows, values={"availability": chances})
+
+    for number in range(1, 17):
+        clients, count = (14 if number >= 5 else 10), int(generator.integers(2, 7))
+        here = np.flatnonzero(generator.random(clients) < 0.9)
+        here = here[~np.isin(here, list(late))]
+        given_context = replace(
+            context(population(clients), count, number=number, seed=seed, available=here),
+            late=np.array(sorted(late), dtype=np.int64),
+        )
+        selection, answers = played(selector, state, given_context, respond)
+        chances = dict.fromkeys(plain.rested(here.tolist(), number), math.inf)
+        ages = {row: plain.last[row] * 1.0 for row in here.tolist() if row not in chances}
+        assert len(answers) == bool(chances)
+        assert not chances or asks[-1].rows.tolist() == list(chances)
+        for each in answers:
+            span = asks[-1].parameters["begin"], asks[-1].parameters["end"]
+            mean = 0.0 if math.isnan(plain.mean) else plain.mean
+            assert span == pytest.approx((mean, 2 * mean))
+            told = zip(each.rows.tolist(), each.values["availability"].tolist(), strict=True)
+            chances |= {row: round(chance, 12) for row, chance in told if 0 <= chance <= 1}
+        size = max(1, min(count, len(here)) - plain.due(list(late)))
+        cohort = plain_least(chances, size, given_context.generator("refl"))
+        longest = given_context.generator("refl/resting")
+        cohort += plain_least(ages, size - len(cohort), longest)
+        assert selection.rows.tolist() == cohort
+        kinds["smaller"] += size < min(count, len(here))
+        kinds["not rested"] += cohort[-1] in ages
+
+        came = dict[int, float]()
+        arriving = {row: seconds for row, (when, seconds) in late.items() if when == number}
+        late = {row: found for row, found in late.items() if row not in arriving}
+        for row in cohort:
+            fate, seconds = generator.random(), float(generator.choice([1, 2, 2, 5, 9]))
+            if fate < 0.5:
+                came[row] = seconds
+            elif fate < 0.8:
+                late[row] = number + int(generator.integers(1, 4)), 3 * seconds
+        ended = RoundOutcome(
+            round=number,
+            selected=selection.rows,
+            included=np.array(list(came), dtype=np.int64),
+            seconds=np.array([came.get(row, np.nan) for row in cohort]),
+            answers=answers,
+            late=np.array(list(arriving), dtype=np.int64),
+            late_seconds=np.array(list(arriving.values())),
+        )
+        state = selector.observe(state, ended)
+        plain.learn(number, cohort, came, arriving)
+    assert kinds["smaller"] >= 2
+    assert kinds["not rested"] >= 1 or rest < 3

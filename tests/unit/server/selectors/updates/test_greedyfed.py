@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +21,32 @@ from potluck.server.state import State
 Worth = Callable[[Coalition], float]
 
 
+class EachOrder:
+    """A generator whose permutations are all orders of the given players, one after the other."""
+
+    def __init__(self) -> None:
+        self.orders: dict[Coalition, Iterator[Coalition]] = {}
+
+    def permutation(self, players: list[int]) -> np.ndarray:
+        key = tuple(players)
+        left = self.orders.setdefault(key, itertools.permutations(key))
+        return np.array(next(left))
+
+
 def reckoned(
-    players: int, worth: Worth, *, tolerance: float = 0.0, permutations: int = 400, seed: int = 0
+    players: int,
+    worth: Worth,
+    *,
+    tolerance: float = 0.0,
+    permutations: int = 400,
+    seed: int = 0,
+    generator: Any = None,
 ) -> tuple[np.ndarray, list[Coalition]]:
     """Return the Shapley values, and the coalitions that were measured for them."""
     asked: list[Coalition] = []
     reckoning = shapley_values(
         players,
-        np.random.default_rng(seed),
+        generator or np.random.default_rng(seed),
         tolerance=tolerance,
         permutations=permutations,
     )
@@ -56,11 +74,76 @@ def concave(coalition: Coalition) -> float:
     return math.sqrt(sum((1, 4, 9, 0, 2)[each] for each in coalition)) - 0.4 * (3 in coalition)
 
 
-def test_shapley_values_approximate_their_definition() -> None:
-    values, asked = reckoned(5, concave, permutations=1000)
-    assert values == pytest.approx(definition(5, concave), abs=0.15)
+def plain_values(
+    players: int, worth: Worth, tolerance: float, permutations: int, twin: np.random.Generator
+) -> tuple[list[float], list[Coalition]]:
+    """Return the values by GTG-Shapley, and the coalitions whose worth was needed, in order."""
+    full = tuple(range(players))
+    gains, means, needed = [0.0] * players, list[list[float]](), [(), full]
+    while abs(worth(full) - worth(())) > tolerance:
+        for leader in range(players):  # each player is first in turn
+            others = twin.permutation([each for each in full if each != leader]).tolist()
+            before: Coalition = ()
+            for player in [leader, *others]:
+                if abs(worth(full) - worth(before)) <= tolerance:
+                    break
+                after = tuple(sorted((*before, player)))
+                gains[player] += worth(after) - worth(before)
+                needed.append(after)
+                before = after
+            means.append([gain / (len(means) + 1) for gain in gains])
+        distances = [
+            [abs(a - b) / (abs(b) + 1e-12) for a, b in zip(mean, means[-1], strict=True)]
+            for mean in means[-10:]
+        ]
+        near = all(sum(each) / players <= 0.05 for each in distances)
+        if len(means) >= permutations or (len(means) >= 30 and near):
+            return means[-1], list(dict.fromkeys(needed))
+    return [0.0] * players, needed
+
+
+def test_shapley_values_over_all_orders_equal_their_definition() -> None:
+    """The 24 orders of four players are fewer than the 30 from which a result counts as final."""
+    for players in (1, 2, 3, 4):
+        orders = math.factorial(players)
+        values, asked = reckoned(players, concave, permutations=orders, generator=EachOrder())
+        assert values == pytest.approx(definition(players, concave), rel=1e-12)
+        assert sorted(asked) == sorted(
+            each
+            for size in range(players + 1)
+            for each in itertools.combinations(range(players), size)
+        )
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("tolerance", [0.0, 0.3, 2.0, 9.0])
+@pytest.mark.parametrize(("players", "permutations"), [(1, 5), (3, 7), (5, 1000), (7, 40)])
+def test_shapley_values_agree_with_a_second_implementation(
+    players: int, permutations: int, tolerance: float, seed: int
+) -> None:
+    """Worths are whole numbers, many of them equal, or rise less with each further player."""
+    noise = np.random.default_rng(seed).integers(-3, 6, 2**players).tolist()
+
+    def uneven(coalition: Coalition) -> float:
+        return float(noise[sum(2**player for player in coalition)])
+
+    def rising(coalition: Coalition) -> float:
+        return math.sqrt(sum((1, 4, 9, 0, 2, 5, 5)[each] for each in coalition)) + seed
+
+    for worth in (uneven, rising):
+        twin = np.random.default_rng(seed)
+        values, asked = reckoned(
+            players, worth, tolerance=tolerance, permutations=permutations, seed=seed
+        )
+        expected, needed = plain_values(players, worth, tolerance, permutations, twin)
+        assert values == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        assert asked == needed
+        assert len(asked) == len(set(asked)) <= 2**players
+
+
+def test_shapley_values_of_a_round_sum_to_its_gain() -> None:
+    values, _ = reckoned(5, concave, permutations=1000)
     assert values.sum() == pytest.approx(concave((0, 1, 2, 3, 4)))
-    assert len(asked) == len(set(asked)) <= 2**5, "no coalition is measured twice"
 
 
 def test_shapley_values_of_additive_contributions_are_exact() -> None:
