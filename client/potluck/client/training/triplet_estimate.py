@@ -161,7 +161,7 @@ def estimate_matrix(
     splittable = False
     for split in _splits(model, weights, data, classes, terms):
         splittable = splittable or split.has_both
-        if pivot is None or split.gap < pivot.gap:
+        if pivot is None or _unevenness(split, terms) < _unevenness(pivot, terms):
             pivot = split
     labels = data.labels.cpu()
     found = None if pivot is None or not splittable else pivot
@@ -200,6 +200,12 @@ class _Split:
     def has_both(self) -> bool:
         """True if neither part is empty."""
         return self.gap < len(self.minority)
+
+
+def _unevenness(split: _Split, terms: EstimateTerms) -> float:
+    """Return the difference between the two parts of a class, as the setting `pivot` counts it."""
+    size = len(split.minority) if terms.settings.pivot == "relative" else 1
+    return split.gap / size
 
 
 def _train(

@@ -80,6 +80,12 @@ class TripletSettings(Settings):
         description="Initial weights of the attribute head. The paper does not specify them;\n"
         "random is usual for layers.",
     )
+    pivot: Literal["absolute", "relative"] = Field(
+        default="absolute",
+        description="Class from which the attribute is learned. absolute: the class whose two\n"
+        "parts differ by the fewest samples (the paper's Alg. 3), often a rare one if there are\n"
+        "many classes. relative: the same per sample of the class.",
+    )
 
 
 def triplet_settings_for(

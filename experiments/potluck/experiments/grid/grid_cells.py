@@ -222,6 +222,8 @@ def _with_digested_names(run: RunFile) -> dict[str, Any]:
         del values["selection"]
     if run.round.late_updates.exponential_divisor == 1:
         del values["round"]["late_updates"]["exponential_divisor"]
+    if run.profiles.triplet.pivot == "absolute":
+        del values["profiles"]["triplet"]["pivot"]
     if run.virtual_clock.trace is None:
         clock = values["virtual_clock"]
         del clock["trace"], clock["trace_sha256"]

@@ -179,7 +179,11 @@ def samples(cells: Mapping[tuple[int, int], int], classes: int) -> Examples:
 
 
 def estimate(
-    cells: Mapping[tuple[int, int], int], classes: int = 2, *, seed: int = 0
+    cells: Mapping[tuple[int, int], int],
+    classes: int = 2,
+    *,
+    seed: int = 0,
+    settings: TripletSettings = WELL_TRAINED,
 ) -> MatrixEstimate:
     model = biased_model(classes)
     return estimate_matrix(
@@ -187,7 +191,7 @@ def estimate(
         weights_of(model),
         samples(cells, classes),
         classes=classes,
-        terms=EstimateTerms(settings=WELL_TRAINED, seed=seed, device=CPU),
+        terms=EstimateTerms(settings=settings, seed=seed, device=CPU),
     )
 
 
@@ -211,6 +215,13 @@ def test_each_of_three_classes_is_contrasted_with_the_other_two() -> None:
     assert found.pivot == 1
     assert found.matrix[1].tolist() == [9, 1]
     assert found.matrix.sum(axis=1).tolist() == [30, 10, 34]
+
+
+def test_relative_pivot_is_the_most_evenly_split_class_for_its_size() -> None:
+    """The parts of class 1 differ by fewer samples, 8, but those of class 0 by 10 of 30."""
+    relative = WELL_TRAINED.model_copy(update={"pivot": "relative"})
+    cells = {(0, 0): 20, (0, 2): 10, (1, 1): 9, (1, 2): 1, (2, 2): 30, (2, 0): 4}
+    assert (estimate(cells, 3).pivot, estimate(cells, 3, settings=relative).pivot) == (1, 0)
 
 
 def test_attribute_of_the_pivot_is_applied_to_three_classes() -> None:
