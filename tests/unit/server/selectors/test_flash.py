@@ -147,7 +147,8 @@ def test_rewards_are_not_credited_again_in_rounds_without_a_question() -> None:
     asked."""
     flash = Flash(crediting="literal", refresh="selected", scale="raw")
     federation = population(4)
-    state, responses, asked = flash.init(federation), [], []
+    state = flash.init(federation)
+    responses, asked = list[list[float]](), list[int]()
 
     def answered(ask: Ask) -> Answers:
         losses = np.full(len(ask.rows), 4.0 - len(asked))
