@@ -18,7 +18,9 @@ point with an even x, and the proof of a shared secret uses eight times the othe
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature
@@ -57,7 +59,7 @@ def prove_knowledge(private: X25519PrivateKey, context: bytes, random: Random) -
     """Prove that one knows a private key: a signature of 64 bytes over the context."""
     point, scalar = _key_pair(private)
     nonce = int.from_bytes(random(_NONCE_BYTES), "little") % _ORDER
-    commitment = _compressed(_times(nonce, _GENERATOR))
+    commitment = _compressed(_times_base(nonce))
     signed = commitment + _compressed(point) + _KNOWLEDGE_LABEL + context
     challenge = int.from_bytes(hashlib.sha512(signed).digest(), "little") % _ORDER
     return commitment + ((nonce + challenge * scalar) % _ORDER).to_bytes(32, "little")
@@ -93,9 +95,7 @@ def prove_agreement(
     agreed = _times(scalar * pow(_COFACTOR, -1, _ORDER), base)
     point = _compressed(agreed)
     nonce = int.from_bytes(random(_NONCE_BYTES), "little") % _ORDER
-    challenge = _challenge(
-        context, own, other, point, _times(nonce, _GENERATOR), _times(nonce, base)
-    )
+    challenge = _challenge(context, own, other, point, _times_base(nonce), _times(nonce, base))
     response = (nonce + challenge * scalar) % _ORDER
     return AgreementProof(point, challenge.to_bytes(32, "little"), response.to_bytes(32, "little"))
 
@@ -115,7 +115,7 @@ def proven_agreement(proof: AgreementProof, one: bytes, other: bytes, context: b
         Rule.EVIDENCE,
         "a number in the proof of a shared secret is out of range",
     )
-    first = _plus(_times(response, _GENERATOR), _minus(_times(challenge, mine)))
+    first = _plus(_times_base(response), _minus(_times(challenge, mine)))
     second = _plus(_times(response, base), _minus(_times(challenge, _times(_COFACTOR, agreed))))
     holds = challenge == _challenge(context, one, other, proof.point, first, second)
     require(holds, Rule.EVIDENCE, "the proof of a shared secret is wrong")
@@ -136,7 +136,7 @@ def _key_pair(private: X25519PrivateKey) -> tuple[_Point, int]:
     """Return the point with an even x of a key, and the point's logarithm in [0, `_ORDER`)."""
     point = _lift(private.public_key().public_bytes_raw())
     scalar = _clamped(private.private_bytes_raw()) % _ORDER
-    return point, scalar if _equal(_times(scalar, _GENERATOR), point) else _ORDER - scalar
+    return point, scalar if _equal(_times_base(scalar), point) else _ORDER - scalar
 
 
 def _clamped(private: bytes) -> int:
@@ -209,10 +209,32 @@ def _times(scalar: int, point: _Point) -> _Point:
     return total
 
 
+def _times_base(scalar: int) -> _Point:
+    """Return a multiple of the base point by 64 additions, whatever the scalar, in [0, 2^256)."""
+    total = _ZERO
+    for multiples in _multiples_of_base():
+        total = _plus(total, multiples[scalar & 15])
+        scalar >>= 4
+    return total
+
+
+@cache
+def _multiples_of_base() -> Sequence[Sequence[_Point]]:
+    """Return d · 16^i times the base point: by i < 64, then by d < 16."""
+    rows, unit = list[Sequence[_Point]](), _BASE
+    for _ in range(64):
+        multiples = [_ZERO]
+        for _ in range(15):
+            multiples.append(_plus(multiples[-1], unit))
+        rows.append(multiples)
+        unit = _plus(multiples[-1], unit)
+    return rows
+
+
 def _equal(one: _Point, other: _Point) -> bool:
     crossed = one[0] * other[2] - other[0] * one[2], one[1] * other[2] - other[1] * one[2]
     return not any(each % _P for each in crossed)
 
 
-_GENERATOR: Final = _lift((9).to_bytes(32, "little"))
+_BASE: Final = _lift((9).to_bytes(32, "little"))
 """The base point of RFC 8032, which has an even x."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,6 +38,16 @@ def test_proven_secret_equals_the_x25519_agreement(one: bytes, other: bytes) -> 
     wanted = private.exchange(X25519PublicKey.from_public_bytes(public_bytes(other)))
     found = proven_agreement(proof_of(one, other), public_bytes(one), public_bytes(other), b"c")
     assert found == wanted
+
+
+@given(seed=KEYS)
+def test_multiples_of_the_base_point_equal_ed25519_public_keys(seed: bytes) -> None:
+    """An Ed25519 public key is the base point times a number made from the seed, by RFC 8032."""
+    digest = hashlib.sha512(seed).digest()[:32]
+    number = int.from_bytes(digest, "little") & (2**254 - 8) | 2**254
+    found = agreement_proof._compressed(agreement_proof._times_base(number))
+    public = Ed25519PrivateKey.from_private_bytes(seed).public_key()
+    assert found == public.public_bytes_raw()
 
 
 def of_two_points(proof: AgreementProof) -> bytes:
