@@ -1,21 +1,29 @@
 """Fill the tables of docs/research/leaderboard.md from the results that come with Potluck.
 
     python tools/leaderboard_page.py
+    python tools/leaderboard_page.py --measure oort --measure tifl
 
-Tiers without results have no tables.
+Tiers without results have no tables. The second command first measures these arms' seconds to
+select on this machine, in all tiers, and writes them into the results. Measure one after another,
+with OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
+import potluck.experiments.benchmark as benchmark
 from potluck.common.errors import ConfigurationError, PotluckError
+from potluck.experiments.benchmark.contestants import measured_again
 from potluck.experiments.benchmark.leaderboard import comparable, leaderboard
-from potluck.experiments.benchmark.standing import published
+from potluck.experiments.benchmark.standing import published, write_result
 from potluck.experiments.benchmark.tier import TIERS, tier_named
 from reference_pages import marked
 
+PUBLISHED = Path(benchmark.__file__).parent / "published"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "research" / "leaderboard.md"
 
 
@@ -26,10 +34,13 @@ def filled(page: str) -> str:
     return page
 
 
-def tables(name: str) -> str:
-    """Return the tables of a tier; one sentence if it has no results."""
+def tables(name: str, folder: Path = PUBLISHED) -> str:
+    """Return the tables of a tier; one sentence if it has no results.
+
+    folder: contains a folder of results for each tier.
+    """
     tier = tier_named(name)
-    known = published(tier)
+    known = published(tier, folder)
     if not known:
         return f"There are no results of the tier `{name}` yet.\n"
     if tier.baseline not in known:
@@ -47,8 +58,37 @@ def tables(name: str) -> str:
     return leaderboard(tier, shown)
 
 
+def measure(arms: Collection[str], folder: Path = PUBLISHED) -> None:
+    """Measure the seconds to select of these arms, and write them into the results in a folder.
+
+    folder: contains a folder of results for each tier. Raises ConfigurationError if an arm has no
+    result.
+    """
+    results = [(tier, published(tier, folder)) for tier in map(tier_named, TIERS)]
+    if unknown := sorted(set(arms).difference(*(known for _, known in results))):
+        raise ConfigurationError(f"no tier has a published result of {', '.join(unknown)}")
+    for tier, known in results:
+        for arm in arms:
+            if arm in known:
+                write_result(measured_again(tier, known[arm]), folder / tier.name)
+
+
+def main() -> None:
+    """Measure the arms of the command line, then fill the page."""
+    parser = argparse.ArgumentParser(description="Fill the tables of the leaderboard's page.")
+    parser.add_argument(
+        "--measure",
+        action="append",
+        default=[],
+        metavar="ARM",
+        help="arm whose seconds to select are measured again; may be repeated",
+    )
+    measure(parser.parse_args().measure)
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 if __name__ == "__main__":
     try:
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        main()
     except PotluckError as error:
         sys.exit(f"leaderboard_page.py: {error}")

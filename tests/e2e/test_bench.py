@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from rich.console import Console
 from support.programs import run_program
 from typer.testing import CliRunner
 
+import leaderboard_page
 from potluck.experiments.benchmark import tier as tiers
 from potluck.experiments.benchmark.contestants import run_arms
 from potluck.experiments.benchmark.leaderboard import leaderboard
@@ -100,3 +102,20 @@ def test_selector_of_the_template_gets_a_tuned_row(
     assert own.tried[0] == {}
     assert len(own.tried) == 2
     assert read_result(folder / "results" / "uniform.json", tier).arm == "uniform"
+
+    # The last step of docs/guides/add-to-the-leaderboard.md, with the baseline as published result.
+    published = tmp_path / "published"
+    (published / "full").mkdir(parents=True)
+    shutil.copy(folder / "results" / "uniform.json", published / "full")
+    monkeypatch.setattr(leaderboard_page, "tier_named", lambda name: tier)
+    before = rows(leaderboard_page.tables("full", published))
+    shutil.copy(folder / "results" / "my-choice.json", published / "full")
+    after = rows(leaderboard_page.tables("full", published))
+    assert before == ["uniform"]
+    assert sorted(after) == ["my-choice (my-choice-selector 0.1)", "uniform"]
+
+
+def rows(tables: str) -> list[str]:
+    """Return the arms in a page's first table."""
+    lines = tables.partition("\n\n")[0].splitlines()
+    return [line.split("|")[1].strip() for line in lines[2:]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 
 from potluck.common.errors import ConfigurationError, PluginError, RunError
-from potluck.experiments.benchmark.contestants import data_digests, run_arms, seconds_of
+from potluck.common.settings import plugins
+from potluck.experiments.benchmark import selection_time
+from potluck.experiments.benchmark.contestants import (
+    data_digests,
+    measured_again,
+    run_arms,
+    seconds_of,
+)
 from potluck.experiments.benchmark.leaderboard import (
     comparable,
     leaderboard,
@@ -23,7 +30,7 @@ from potluck.experiments.benchmark.leaderboard import (
     ratios,
     tuning_note,
 )
-from potluck.experiments.benchmark.selection_time import server_seconds
+from potluck.experiments.benchmark.selection_time import PastRounds, profiles, server_seconds
 from potluck.experiments.benchmark.standing import (
     ArmResult,
     learned_by,
@@ -47,8 +54,18 @@ from potluck.experiments.data_sets.prepare import known_sha256
 from potluck.experiments.grid.definition import load_experiment
 from potluck.experiments.grid.grid_cells import Cell
 from potluck.experiments.grid.results import SAMPLES, SECONDS, CellResult, RoundResult, Timings
+from potluck.server.selection import (
+    Answers,
+    Ask,
+    RoundOutcome,
+    Selection,
+    SelectionContext,
+    Selector,
+    UpdateFact,
+)
 from potluck.server.selectors.oort import Oort
 from potluck.server.selectors.uniform import Uniform
+from potluck.server.state import State
 
 DATA = {"mnist": "0" * 64}
 OORT = Oort().exploration
@@ -333,16 +350,154 @@ class ForFewClients(Uniform):
     most_clients = 500
 
 
+class ForSomeClients(Uniform):
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        found = super().select(state, context)
+        return Selection(rows=found.rows[:9], reasons=found.reasons[:9])
+
+
 def test_seconds_of_a_selection_are_measured_if_possible() -> None:
     measured = server_seconds(Uniform(), 2_000)
     assert measured is not None
     assert 0 < measured < 5
     assert server_seconds(ForFewClients(), 2_000) is None
+    assert server_seconds(ForSomeClients(), 2_000) is None
+
+
+class Learner(Uniform):
+    """Keeps all outcomes, and asks its cohort for the loss after a uniform draw."""
+
+    reports = frozenset({"utility"})
+    asks_questions = frozenset({"loss"})
+    needs_facts = frozenset(UpdateFact)
+    sets_weights = True
+
+    def __init__(self) -> None:
+        self.outcomes = list[RoundOutcome]()
+        self.observed_before_selection = list[int]()
+
+    def select(  # type: ignore[override]
+        self, state: State, context: SelectionContext
+    ) -> Generator[Ask, Answers, Selection]:
+        self.observed_before_selection.append(len(self.outcomes))
+        found = super().select(state, context)
+        yield Ask(rows=found.rows, kind="loss")
+        return Selection(
+            rows=found.rows, reasons=found.reasons, weights=np.full(len(found.rows), 2.0)
+        )
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        self.outcomes.append(outcome)
+        return state
+
+
+def test_measured_selections_follow_rounds_that_have_each_client() -> None:
+    learner, population = Learner(), profiles(1_000)
+    assert selection_time.measured(learner, population).selecting > 0
+    outcomes = learner.outcomes
+    assert [each.round for each in outcomes] == list(range(1, len(outcomes) + 1))
+    large = outcomes[1:21]
+    rows = np.concatenate([each.selected for each in large])
+    assert sorted(rows.tolist()) == list(range(1_000))
+    # one selection before the large rounds, two after them, then the measured ones
+    assert learner.observed_before_selection == [0, 21, 22, 23, 24, 25, 26, 27]
+
+
+def test_made_up_outcomes_have_all_that_a_selector_declares() -> None:
+    learner, population = Learner(), profiles(1_000)
+    selection_time.measured(learner, population)
+    for outcome in (learner.outcomes[0], learner.outcomes[5]):
+        size, facts = len(outcome.selected), outcome.facts
+        assert set(outcome.reports) == {"loss", "utility"}
+        assert ((outcome.seconds > 0) & (outcome.seconds < 60)).all()
+        [answers] = outcome.answers
+        assert answers.rows.tolist() == outcome.selected.tolist()
+        assert list(answers.values) == ["loss"]
+        assert facts is not None
+        assert facts.gram.shape == (size, size)
+        assert (len(facts.norms), len(facts.sketches), len(facts.output_moves)) == (size,) * 3
+        assert (facts.steps >= 1).all()
+    assert learner.outcomes[0].facts is not None
+    assert set(learner.outcomes[0].facts.samples) == {2.0}
+    assert learner.outcomes[5].facts is not None  # λ/π, with π = 1/20
+    weights = population.samples / population.samples.mean() * 20
+    assert learner.outcomes[5].facts.samples == pytest.approx(weights[learner.outcomes[5].selected])
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "before"),
+    [
+        ("oort", "last_seen", 0),
+        ("oort", "utility", math.nan),
+        ("tifl", "tried", 0),
+        ("fedcs", "seconds", math.nan),
+        ("afl", "loss", math.nan),
+        ("k-vib", "feedback", 0),
+        ("delta", "chances", 1),
+        ("round-robin", "selections", 0),
+        ("osmd", "chances", 1),
+    ],
+)
+def test_selector_has_learned_about_all_clients_before_it_is_measured(
+    name: str, array: str, before: float
+) -> None:
+    past = PastRounds(plugins.create(Selector, name, {}), profiles(1_000))
+    assert (np.isnan(past.state.arrays[array]) | (past.state.arrays[array] == before)).all()
+    past.select(100)
+    past.include_all()
+    after = past.state.arrays[array]
+    assert not np.isnan(after).any()
+    assert (after != before).all()
+
+
+def test_selector_with_inner_products_of_all_pairs_has_more_but_smaller_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(selection_time, "_MOST_PAIRS", 10)
+    learner = Learner()
+    past = PastRounds(learner, profiles(1_000))
+    past.include_all()
+    assert {len(each.selected) for each in learner.outcomes} == {10}
+    assert len(learner.outcomes) == 100
+
+
+@pytest.mark.parametrize("name", ["greedyfed", "fedpns", "fedentropy"])
+def test_selector_that_needs_losses_or_skips_uploads_is_not_measured(name: str) -> None:
+    assert server_seconds(plugins.create(Selector, name, {}), 1_000) is None
+
+
+def test_selector_that_asks_for_secure_sums_is_not_measured() -> None:
+    selector = plugins.create(Selector, "dc-balanced", {})
+    assert server_seconds(selector, 1_000) is not None
+    stepwise = selector.by_protocol()
+    assert stepwise is not None
+    assert server_seconds(stepwise, 1_000) is None
+
+
+def test_selector_that_judges_without_losses_is_measured() -> None:
+    assert server_seconds(plugins.create(Selector, "fedpns", {"check": False}), 1_000) is not None
+
+
+@pytest.mark.parametrize("limit", ["LONGEST_SECONDS", "LARGEST_STATE"])
+def test_selector_is_not_measured_beyond_a_limit(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server_seconds(Oort(), 2_000) is not None
+    monkeypatch.setattr(selection_time, limit, 1e-9)
+    assert server_seconds(Oort(), 2_000) is None
 
 
 def test_seconds_to_select_are_those_of_the_slowest_options() -> None:
     assert seconds_of("clustered-sampling", [{}], 2_000) is not None
     assert seconds_of("clustered-sampling", [{}, {"by": "updates"}], 4_000) is None
+
+
+def test_second_measurement_changes_only_the_seconds(results: dict[str, ArmResult]) -> None:
+    before = results["pow-d"].model_copy(update={"server_seconds": 77.0})
+    after = measured_again(SMALL, before)
+    assert after.server_seconds is not None
+    assert after.server_seconds < 5
+    assert after.model_copy(update={"server_seconds": 77.0}) == before
 
 
 # Files ------------------------------------------------------------------------------------------

@@ -1,13 +1,16 @@
 """The leaderboard's tables are those of the results that come with Potluck."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import leaderboard_page
-from leaderboard_page import PAGE, filled, tables
+from leaderboard_page import PAGE, PUBLISHED, filled, measure, tables
 from potluck.common.errors import ConfigurationError
-from potluck.experiments.benchmark.standing import published
+from potluck.experiments.benchmark.standing import ArmResult, published
+from potluck.experiments.benchmark.tier import Tier
 
 
 def test_leaderboard_page_equals_the_generated_one() -> None:
@@ -16,10 +19,34 @@ def test_leaderboard_page_equals_the_generated_one() -> None:
 
 
 def test_results_of_other_targets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_another_target(tier: Any) -> Any:
-        known = dict(published(tier))
+    def with_another_target(tier: Any, folder: Path) -> Any:
+        known = dict(published(tier, folder))
         return known | {"oort": known["oort"].model_copy(update={"targets": {}})}
 
     monkeypatch.setattr(leaderboard_page, "published", with_another_target)
     with pytest.raises(ConfigurationError, match="results of oort in tier smoke have other data"):
         tables("smoke")
+
+
+def test_measured_arm_gets_other_seconds_in_all_tiers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def measured(tier: Tier, result: ArmResult) -> ArmResult:
+        return result.model_copy(update={"server_seconds": 77.0})
+
+    monkeypatch.setattr(leaderboard_page, "measured_again", measured)
+    folder = shutil.copytree(PUBLISHED, tmp_path / "published")
+    measure(["refl"], folder)
+    changed = []
+    for file in sorted(folder.rglob("*.json")):
+        place = file.relative_to(folder)
+        old = (PUBLISHED / place).read_text(encoding="utf-8").splitlines()
+        new = file.read_text(encoding="utf-8").splitlines()
+        changed += [(str(place), one) for one, other in zip(new, old, strict=True) if one != other]
+    seconds = ' "server_seconds": 77.0,'
+    assert changed == [("smoke/refl.json", seconds), ("standard/refl.json", seconds)]
+
+
+def test_arm_without_a_result_is_not_measured(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no tier has a published result of oorrt$"):
+        measure(["oorrt"], tmp_path)

@@ -211,6 +211,16 @@ def seconds_of(selector: str, variants: Sequence[Mapping[str, Any]], clients: in
     return float(f"{slowest:.3g}")
 
 
+def measured_again(tier: Tier, result: ArmResult) -> ArmResult:
+    """Return the result with the seconds of a selection measured on this machine."""
+    variants = [
+        {**result.options, **_options(result.tuned.get(workload, {}))}
+        for workload in tier.workloads
+    ]
+    seconds = seconds_of(result.selector, variants, tier.server_clients)
+    return result.model_copy(update={"server_seconds": seconds})
+
+
 def _result(
     tier: Tier,
     name: str,

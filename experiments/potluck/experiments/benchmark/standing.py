@@ -212,12 +212,19 @@ def _declared(selector: Selector) -> dict[str, Collection[str]]:
 # Files --------------------------------------------------------------------------------------------
 
 
-def published(tier: Tier) -> dict[str, ArmResult]:
-    """Return the results of a tier that come with Potluck, by arm. Raises ConfigurationError."""
-    folder = resources.files("potluck.experiments.benchmark").joinpath("published", tier.name)
-    if not folder.is_dir():
+PUBLISHED: Traversable = resources.files("potluck.experiments.benchmark").joinpath("published")
+"""Folder of the results that come with Potluck; it has a folder per tier."""
+
+
+def published(tier: Tier, folder: Traversable = PUBLISHED) -> dict[str, ArmResult]:
+    """Return the results of a tier that come with Potluck, by arm.
+
+    folder: contains a folder of results per tier. Raises ConfigurationError.
+    """
+    of_tier = folder.joinpath(tier.name)
+    if not of_tier.is_dir():
         return {}
-    files = sorted((each for each in folder.iterdir()), key=lambda each: each.name)
+    files = sorted((each for each in of_tier.iterdir()), key=lambda each: each.name)
     found = [read_result(each, tier) for each in files if each.name.endswith(".json")]
     return {each.arm: each for each in found}
 

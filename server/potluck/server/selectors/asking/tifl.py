@@ -91,7 +91,7 @@ class TiFL(Selector):
             cohort.draw(cohort.missing, "too few other clients")
             return cohort.selection()
         groups = self._groups(state)
-        here = [np.intersect1d(group, context.available) for group in groups]
+        here = [np.intersect1d(group, context.available, assume_unique=True) for group in groups]
         if context.round % self.interval == 0:
             asked = [generator.permutation(rows)[: self.asked or len(rows)] for rows in here]
             answers = yield Ask(rows=np.sort(np.concatenate(asked)), kind=_LOSS)
