@@ -33,10 +33,31 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fede
         yield federation
 
 
+async def course_of(federation: Federation, run_id: str) -> list[str]:
+    """Wait until a run has finished; return its rounds: members, their troubles, and the model.
+
+    So a run with another model shows in which round, and by which client, it became another one.
+    """
+    await federation.finished(run_id)
+    return [
+        "; ".join(
+            [
+                f"round {each.round}",
+                *(
+                    f"{m.client_id} {operator_pb2.MemberState.Name(m.state)} {m.trouble}"
+                    for m in each.members
+                ),
+                each.model_blake3,
+            ]
+        )
+        for each in await federation.history(run_id)
+    ]
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def undisturbed(shared: Federation) -> str:
-    """Return the digest of the final model of a run without faults."""
-    return await shared.finished(await shared.start_run())
+async def undisturbed(shared: Federation) -> list[str]:
+    """Return the rounds of a run without faults."""
+    return await course_of(shared, await shared.start_run())
 
 
 def commands_on_the_page() -> list[str]:
@@ -63,7 +84,7 @@ async def typed(federation: Federation, command: str) -> tuple[int, str]:
 
 
 async def test_documented_commands_restore_a_run_after_a_crash(
-    shared: Federation, undisturbed: str
+    shared: Federation, undisturbed: list[str]
 ) -> None:
     back_up, restore = commands_on_the_page()
     run_id = await shared.before_round_two()
@@ -87,7 +108,7 @@ async def test_documented_commands_restore_a_run_after_a_crash(
     status = await shared.status(run_id)
     assert status.state == operator_pb2.RUN_STATE_RUNNING, status.reason
     shared.points.release()
-    assert await shared.finished(run_id) == undisturbed
+    assert await course_of(shared, run_id) == undisturbed
     assert [each.round for each in await shared.history(run_id)] == [1, 2, 3, 4, 5, 6]
     assert await typed(shared, back_up) == (
         1,
@@ -97,7 +118,7 @@ async def test_documented_commands_restore_a_run_after_a_crash(
 
 @pytest.mark.slow
 async def test_backup_during_rounds_is_complete(
-    shared: Federation, undisturbed: str, tmp_path: Path
+    shared: Federation, undisturbed: list[str], tmp_path: Path
 ) -> None:
     """Models are deleted after every round, and the backup takes longer than a round."""
     shared.points.clear()
@@ -120,7 +141,7 @@ async def test_backup_during_rounds_is_complete(
     ("point", "later"), [("select", "weigh"), ("weigh", "observe"), ("observe", "weigh")]
 )
 async def test_backup_during_a_round_is_restored_after_a_kill(
-    shared: Federation, undisturbed: str, tmp_path: Path, point: str, later: str
+    shared: Federation, undisturbed: list[str], tmp_path: Path, point: str, later: str
 ) -> None:
     shared.points.clear()
     shared.points.hold(point)
@@ -140,12 +161,12 @@ async def test_backup_during_a_round_is_restored_after_a_kill(
     await shared.processes.start_coordinator()
     await shared.coordinator.ended()
     await shared.restart_coordinator()
-    assert await shared.finished(run_id) == undisturbed
+    assert await course_of(shared, run_id) == undisturbed
     assert [each.round for each in await shared.history(run_id)] == [1, 2, 3, 4, 5, 6]
 
 
 async def test_interrupted_restore_is_an_error_with_a_remedy_and_can_be_repeated(
-    shared: Federation, undisturbed: str, tmp_path: Path
+    shared: Federation, undisturbed: list[str], tmp_path: Path
 ) -> None:
     shared.points.clear()
     run_id = await shared.before_round_two()
@@ -165,12 +186,12 @@ async def test_interrupted_restore_is_an_error_with_a_remedy_and_can_be_repeated
     code, output = await shared.server_command("restore", str(tmp_path / "b"))
     assert code == 0, output
     await shared.restart_coordinator()
-    assert await shared.finished(run_id) == undisturbed
+    assert await course_of(shared, run_id) == undisturbed
 
 
 @pytest.mark.slow
 async def test_run_finishes_after_a_restore_killed_at_any_write(
-    shared: Federation, undisturbed: str, tmp_path: Path
+    shared: Federation, undisturbed: list[str], tmp_path: Path
 ) -> None:
     shared.points.clear()
     run_id = await shared.before_round_two()
@@ -201,7 +222,7 @@ async def test_run_finishes_after_a_restore_killed_at_any_write(
             continue  # the coordinator was already started with equal files
         finished.append(contents(shared.state))
         await shared.restart_coordinator()
-        assert await shared.finished(run_id) == undisturbed, point
+        assert await course_of(shared, run_id) == undisturbed, point
         assert [each.round for each in await shared.history(run_id)] == [1, 2, 3, 4, 5, 6]
         check_files(shared)
         await shared.kill_coordinator()
@@ -210,12 +231,12 @@ async def test_run_finishes_after_a_restore_killed_at_any_write(
     assert len(interrupted) < len(points)
     assert len(finished) > 1
     await shared.restart_coordinator()
-    assert await shared.finished(run_id) == undisturbed
+    assert await course_of(shared, run_id) == undisturbed
 
 
 @pytest.mark.slow
 async def test_killed_backup_does_not_affect_the_run_and_can_be_repeated(
-    shared: Federation, undisturbed: str, tmp_path: Path
+    shared: Federation, undisturbed: list[str], tmp_path: Path
 ) -> None:
     shared.points.clear()
     run_id = await shared.before_round_two()
@@ -231,13 +252,13 @@ async def test_killed_backup_does_not_affect_the_run_and_can_be_repeated(
     # It has its final name, so it is complete.
     await killed_command(shared, points[-1], "backup", backup)
     shared.points.clear()
-    assert await shared.finished(run_id) == undisturbed
+    assert await course_of(shared, run_id) == undisturbed
     await until(lambda: not left_over(shared), "models are deleted again")
     await shared.kill_coordinator()
     code, output = await shared.server_command("restore", str(backup))
     assert code == 0, output
     await shared.restart_coordinator()
-    assert await shared.finished(run_id) == undisturbed
+    assert await course_of(shared, run_id) == undisturbed
 
 
 def contents(state: Path) -> dict[str, bytes]:

@@ -376,7 +376,7 @@ class Learner(Uniform):
         self.outcomes = list[RoundOutcome]()
         self.observed_before_selection = list[int]()
 
-    def select(  # type: ignore[override]
+    def select(  # type: ignore[override]  # a generator, as `Selector` permits
         self, state: State, context: SelectionContext
     ) -> Generator[Ask, Answers, Selection]:
         self.observed_before_selection.append(len(self.outcomes))

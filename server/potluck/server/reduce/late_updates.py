@@ -82,9 +82,8 @@ def staleness_weight(age: int, deviation: float, *, beta: float, divisor: float 
     1], relative distance from the mean of the fresh updates. beta: β in [0, 1]. divisor: d ≥ 1; 1
     in the REFL paper, 10 in its authors' program.
     """
-    if divisor == 1:
-        return (1 - beta) / (age + 1) + beta * -math.expm1(-deviation)
-    return (1 - beta) / (age + 1) + beta * (1 - math.exp(-deviation) / divisor)
+    least = 1 - 1 / divisor
+    return (1 - beta) / (age + 1) + beta * (least - math.expm1(-deviation) / divisor)
 
 
 def shares_of_largest(deviations: Floats) -> Floats:
