@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 
+from potluck.common.errors import NotFoundError
 from potluck.common.tensors.digest import digest_of
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
@@ -94,6 +95,14 @@ class Entry:
     listener: Callable[[InstructionStage], None] = ignored
     """Function that is called, in any thread, when the instruction enters a stage."""
 
+    @property
+    def lacked_a_file(self) -> bool:
+        """True if the work failed because the coordinator did not have a file.
+
+        A coordinator that was restored from a backup may make the file again, and then sends the
+        instruction again."""
+        return self.answer is not None and self.answer.failure.reason == NotFoundError.reason
+
     def enter(self, stage: InstructionStage) -> None:
         """Set the stage and call the listener."""
         self.stage = stage
@@ -122,6 +131,8 @@ class InstructionLog:
         if entry is not None and entry.stage is InstructionStage.OVERTAKEN:
             entry.stage = InstructionStage.DROPPED
             return Reception.REFUSE
+        if entry is not None and entry.lacked_a_file:
+            entry.stage = InstructionStage.DROPPED
         if entry is not None and entry.stage is not InstructionStage.DROPPED and entry.work == work:
             return (
                 Reception.REPEAT if entry.stage is InstructionStage.FINISHED else Reception.GOES_ON

@@ -37,6 +37,17 @@ def test_finished_instruction_received_again_repeats_its_answer() -> None:
     assert ledger.entry("a").answer == failure("a")
 
 
+def test_instruction_that_failed_for_a_missing_file_starts_again() -> None:
+    """A restored coordinator does not have the file until it has repeated a round."""
+    ledger, answer = InstructionLog(), failure("a")
+    answer.failure.reason = "NOT_FOUND"
+    ledger.receive(train("a"))
+    assert ledger.finish("a", answer)
+    assert ledger.receive(train("a")) is Reception.BEGIN
+    assert ledger.entry("a").answer is None
+    assert ledger.receive(train("a")) is Reception.GOES_ON
+
+
 @pytest.mark.parametrize(
     ("reached", "stage"),
     [
