@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from potluck.common.errors import StorageError
+from potluck.common.errors import ConfigurationError, StorageError
 from potluck.common.learning.availability_trace import (
     AvailabilityTrace,
     read_trace_file,
@@ -143,6 +143,11 @@ def check(
 
 
 def _write(path: Path, trace: AvailabilityTrace) -> None:
+    if not any(span.speed > 0 for own in trace.spans.values() for span in own):
+        raise ConfigurationError(
+            f"no client is available in the {trace.period:g} s of the trace, so {path} was not "
+            "written; give a larger --clients, or a longer time"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(trace_text(trace.spans), encoding="utf-8")

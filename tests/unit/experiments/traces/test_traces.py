@@ -169,3 +169,13 @@ def test_trace_commands_write_traces_and_print_their_digest(tmp_path: Path) -> N
     done = run.invoke(app, ["fedscale", str(source), "--clients", "2", "--to", str(target)])
     assert "2 clients, 5 rows, repeats after 100 s" in done.output
     assert read_trace_file(target).speed("client-1", 15.0) == 1.0
+
+
+def test_trace_without_an_available_client_is_refused_and_not_written(tmp_path: Path) -> None:
+    source, target = tmp_path / "behave", tmp_path / "t.csv"
+    source.write_bytes(pickle.dumps({1: NIGHT}))
+    short = ["fedscale", str(source), "--clients", "1", "--seconds", "5", "--to", str(target)]
+    done = CliRunner().invoke(app, short)
+    assert isinstance(done.exception, ConfigurationError)
+    assert "no client is available in the 5 s of the trace" in str(done.exception)
+    assert not target.exists()
