@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from functools import cache
 from pathlib import Path
@@ -60,6 +61,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Move the tests that take longest to the front."""
     places = {test: place for place, test in enumerate(ordered([each.nodeid for each in items]))}
     items.sort(key=lambda item: places[item.nodeid])
+
+
+def pytest_collection_finish() -> None:
+    """Exempt modules and collected tests from garbage collection, since they are never garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
