@@ -146,7 +146,7 @@ def _write(path: Path, trace: AvailabilityTrace) -> None:
     if not any(span.speed > 0 for own in trace.spans.values() for span in own):
         raise ConfigurationError(
             f"no client is available in the {trace.period:g} s of the trace, so {path} was not "
-            "written; give a larger --clients, or a longer time"
+            "written; give more --clients, or a longer time (--days or --seconds)"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
