@@ -281,13 +281,15 @@ class Federation:
         return rounds
 
     async def until_committed(self, run_id: str, rounds: int) -> None:
-        """Wait until this number of rounds is committed."""
-        await self._until(
-            run_id,
-            lambda event: (
-                max(event.committed.round, event.status.committed_rounds) >= rounds or None
-            ),
-        )
+        """Wait until this number of rounds is committed; raise AssertionError if the run fails."""
+
+        def found(event: operator_pb2.WatchRunResponse) -> bool | None:
+            committed = max(event.committed.round, event.status.committed_rounds) >= rounds
+            failed = event.status.state == operator_pb2.RUN_STATE_FAILED
+            assert committed or not failed, event.status.reason
+            return committed or None
+
+        await self._until(run_id, found)
 
     async def _until(
         self, run_id: str, found: Callable[[operator_pb2.WatchRunResponse], Any | None]

@@ -41,7 +41,7 @@ class _EvaluatedOn(Examples):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Watched(Examples):
+class Watched(Examples):
     """Training samples; moving them to the device reaches the point `point`."""
 
     point: str
@@ -53,7 +53,7 @@ class _Watched(Examples):
     def subset(self, positions: Tensor) -> Examples:
         """Return a subset that reaches the same kill point."""
         some = super().subset(positions)
-        return replace(self, inputs=some.inputs, labels=some.labels)
+        return replace(self, inputs=some.inputs, labels=some.labels, groups=some.groups)
 
 
 def _examples(seed: int, samples: int = 32) -> Examples:
@@ -94,7 +94,7 @@ class Task:
         number = int(client.rpartition("-")[2])
         train = _examples(number, 32 * 4**number if self.unequal else 32)
         return ClientData(
-            train=_Watched(point=f"train-{client}", inputs=train.inputs, labels=train.labels),
+            train=Watched(point=f"train-{client}", inputs=train.inputs, labels=train.labels),
             held_out=None if self.central else _examples(1000 + number),
         )
 
