@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 MOST_CHARACTERS = 2_000
 """Maximum length of a text in characters; longer texts are cut off."""
@@ -33,8 +34,13 @@ def plain(text: str, most: int = MOST_CHARACTERS) -> str:
 def make_plain(message: Message) -> None:
     """Convert every text in a message to plain text, in place.
 
-    Documents (run files, JSON) stay unchanged; the code that reads them checks their content.
+    Documents (run files, JSON) stay unchanged; the code that reads them checks their content. Times
+    before 1970 or after 9999-12-30 UTC become the nearest time between: Python represents no later
+    times in all time zones.
     """
+    if isinstance(message, Timestamp):
+        _limit_time(message)
+        return
     for field, value in message.ListFields():
         if field.message_type is not None:
             if field.message_type.GetOptions().map_entry:
@@ -61,6 +67,8 @@ def without_passwords(text: str) -> str:
 
 
 _DOCUMENTS = ("_json", "run_file")
+_LAST_SECOND = 253_402_214_399
+"""The last second of 9999-12-30 UTC, in seconds since 1970."""
 
 
 def _is_plain(text: str, most: int = MOST_CHARACTERS) -> bool:
@@ -74,6 +82,11 @@ def _are_plain(texts: Sequence[str]) -> bool:
     of a group.
     """
     return "".join(texts).isprintable() and max(map(len, texts)) <= MOST_CHARACTERS
+
+
+def _limit_time(time: Timestamp) -> None:
+    time.seconds = min(max(time.seconds, 0), _LAST_SECOND)
+    time.nanos = min(max(time.nanos, 0), 999_999_999)
 
 
 def _escaped(character: str) -> str:

@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.table import Table
@@ -144,6 +146,23 @@ def test_map_of_messages_keeps_its_values_under_plain_keys() -> None:
     report.measures["x"].sum = 2.5
     make_plain(report)
     assert {key: value.sum for key, value in report.measures.items()} == {"lo ss": 1.5, "x": 2.5}
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**31), 2**31 - 1))
+@example(-1, 0)
+@example(253_402_214_400, 0)
+@example(0, 10**9)
+def test_any_time_in_a_message_becomes_one_that_every_time_zone_has(
+    seconds: int, nanos: int
+) -> None:
+    given_time = Timestamp(seconds=seconds, nanos=nanos)
+    run = operator_pb2.RunStatus(created_at=given_time)
+    make_plain(run)
+    found = run.created_at.ToDatetime(tzinfo=UTC)
+    for hours in (-14, 14):
+        assert found.astimezone(timezone(timedelta(hours=hours))) == found
+    if 0 <= seconds < 253_402_214_400 and 0 <= nanos < 10**9:
+        assert run.created_at == given_time
 
 
 def texts_of(value: object) -> list[str]:
