@@ -265,10 +265,12 @@ class Federation:
         assert status.committed_rounds == status.rounds
         return status.model_blake3
 
-    async def history(self, run_id: str) -> list[operator_pb2.CommittedRound]:
-        """Return the committed rounds of a run, as a watcher receives them."""
+    async def history(
+        self, run_id: str, *, after_round: int = 0
+    ) -> list[operator_pb2.CommittedRound]:
+        """Return the committed rounds of a run after a round, as a watcher receives them."""
         rounds: list[operator_pb2.CommittedRound] = []
-        events = self.operator.watch_run(run_id)
+        events = self.operator.watch_run(run_id, after_round=after_round)
         statuses = 0
         async for event in events:
             kind = event.WhichOneof("event")
