@@ -18,7 +18,7 @@ from potluck.rpc.v1 import operator_pb2
 CLIENTS = 10
 ROUNDS = 15
 BEFORE, AFTER, SPARED = 7, 3, 9
-"""Numbers of the hosts to kill before and after their upload in round 2, and of another one."""
+"""Numbers of the hosts to kill in round 2, before and after their upload, and of one that lives."""
 INCLUDED, LOST = operator_pb2.MEMBER_STATE_INCLUDED, operator_pb2.MEMBER_STATE_LOST
 
 
@@ -125,8 +125,8 @@ async def masked_run_with_killed_hosts(federation: Federation) -> str:
     """Start a masked run, kill two hosts in round 2, start them again in round 3; return the id of
     the finished run.
 
-    A client is held before its training: one to be killed in round 2, and another one in rounds 1
-    and 3, so that they end only when round 2 can be held and when all hosts are back.
+    Clients are held before they train. Client SPARED is held in round 1 until client BEFORE can be
+    held in round 2, and in round 3 until all hosts are connected again.
     """
     points = federation.points
     victim, spared = f"train-client-{BEFORE}", f"train-client-{SPARED}"

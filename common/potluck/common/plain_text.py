@@ -35,8 +35,8 @@ def make_plain(message: Message) -> None:
     """Convert every text in a message to plain text, in place.
 
     Documents (run files, JSON) stay unchanged; the code that reads them checks their content. Times
-    before 1970 or after 9999-12-30 UTC become the nearest time between: Python represents no later
-    times in all time zones.
+    are limited to the years 1970 to 9999 (its last day excepted), which Python can represent in
+    every time zone.
     """
     if isinstance(message, Timestamp):
         _limit_time(message)
