@@ -24,6 +24,7 @@ from potluck.common.net.membership import load_private_key
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
 from potluck.secagg.coordinator import counts as secure_sums
+from potluck.secagg.coordinator.counts import SumOutcome
 from potluck.secagg.host.sum_sessions import SumSessions
 from potluck.secagg.protocol import (
     Envelope,
@@ -83,6 +84,10 @@ class Attack:
     sent: list[Envelope] = field(default_factory=list)
     answers: list[rpc.Answer] = field(default_factory=list)
 
+    def forget(self) -> None:
+        self.sent.clear()
+        self.answers.clear()
+
     @property
     def refusal(self) -> str:
         """The rule in the victim's signed refusal."""
@@ -133,13 +138,24 @@ def edited(edit: Edit) -> Callable[[Envelope], Envelope]:
     return forge
 
 
+async def summed(federation: SumFederation, *attacks: Attack) -> SumOutcome:
+    """Sum until the victim's answer to the last of these attacks is received.
+
+    A sum may finish without the victim, whose answer is ignored then.
+    """
+    while True:
+        for attack in attacks:
+            attack.forget()
+        outcome = await federation.sum()
+        if attacks[-1].answers:
+            return outcome
+
+
 async def told(federation: SumFederation, kind: MessageType, edit: Edit) -> str:
     """Return the rule by which the victim refuses; check that it has released nothing."""
     before = len(federation.ledger(VICTIM).of(VICTIM).releases)
     with attacking(federation, kind, edited(edit)) as attack:
-        while not attack.answers:  # a sum may finish without the victim
-            attack.sent.clear()
-            await federation.sum()
+        await summed(federation, attack)
     assert len(federation.ledger(VICTIM).of(VICTIM).releases) == before
     return attack.refusal
 
@@ -199,15 +215,13 @@ async def test_client_refuses_a_second_consent_in_a_session(federation: SumFeder
         return Envelope(SURVIVORS, encode(Survivors(session_id, clients)))
 
     with attacking(federation, CERTIFICATE, another) as attack:
-        await federation.sum()
-        await until(lambda: bool(attack.answers))
+        await summed(federation, attack)
     assert attack.refusal == "stage"
 
 
 async def test_client_refuses_to_send_its_shares_twice(federation: SumFederation) -> None:
     with attacking(federation, CERTIFICATE, lambda envelope: envelope) as attack:
-        outcome = await federation.sum()
-        await until(lambda: bool(attack.answers))
+        outcome = await summed(federation, attack)
     assert outcome.total is not None
     [certificate] = [each for each in attack.sent if each.type is CERTIFICATE]
     again: list[rpc.Answer] = []
@@ -236,8 +250,7 @@ async def test_client_refuses_a_used_session_id(federation: SumFederation) -> No
     used = federation.ledger(VICTIM).of(VICTIM).uploads[-1].session_id
     edit = header(session_id=bytes.fromhex(used))
     with attacking(federation, INVITATION, edited(edit)) as attack:
-        await federation.sum()
-        await until(lambda: bool(attack.answers))
+        await summed(federation, attack)
     assert attack.refusal == "session"
 
 
@@ -406,8 +419,7 @@ async def test_client_with_a_forged_survivor_list_never_unmasks(
             attacking(federation, SURVIVORS, edited(without)) as consented,
             attacking(federation, CERTIFICATE, lambda envelope: envelope) as attack,
         ):
-            await federation.sum()
-            await until(lambda: bool(attack.answers))
+            await summed(federation, masked, consented, attack)
         [vouched] = masked.answers[0].secure.envelopes
         [consent] = consented.answers[0].secure.envelopes
         # The victim accepted the forged view.
