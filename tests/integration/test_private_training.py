@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,15 @@ from support.host_scene import Scene
 from support.pki import TestFederation
 from support.profile_federation import profile_federation
 from support.programs import run_program
+from support.shared_forks import shared_forks
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.disclosure import Mode, Request
 from potluck.common.records.privacy_loss import BUDGET_SPENT, NO_ANSWER
 from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import write_tensors
-from potluck.deploy.local.demo_files import program
+from potluck.deploy.local.local_federation import kill, start_program
+from potluck.deploy.local.processes import LocalProcess
 from potluck.privacy.host.host_guard import spent_in_epoch
 from potluck.privacy.host.privacy_ledger import PrivacyLedger
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -223,24 +224,21 @@ def watched_model(scene: Scene) -> Any:
 @contextlib.asynccontextmanager
 async def process(
     folder: Path, federation: TestFederation, fake: FakeCoordinator, port: int
-) -> AsyncIterator[Process]:
+) -> AsyncIterator[LocalProcess]:
     """Run a client process that reaches points; kill it at the end."""
     folder.mkdir(exist_ok=True)  # noqa: ASYNC240  # nothing else runs
     config = host_config(
         folder, federation.hosts["host-0"], port, state_directory=folder / "host-0"
     )
-    path = write_config(config, folder / "host.toml")
-    with (folder / "log").open("ab") as log:
-        found = await asyncio.create_subprocess_exec(
-            *(program("potluck-client"), "--config", str(path)), stdin=DEVNULL, stderr=log
-        )
+    arguments = ["--config", str(write_config(config, folder / "host.toml"))]
+    found = await start_program(
+        *("host-0", "potluck-client", arguments), log=folder / "log", forks=shared_forks()
+    )
     try:
         await fake.until(lambda: fake.hosts == 1)
         yield found
     finally:
-        if found.returncode is None:
-            found.kill()
-        await found.wait()
+        await kill(found)
         await fake.until(lambda: fake.hosts == 0)
 
 
@@ -257,7 +255,6 @@ BOUNDARIES = [
 charges."""
 
 
-@pytest.mark.timeout(1800)  # eight starts of a process that imports torch
 async def test_host_killed_at_any_durable_write_never_records_less_than_it_spent(
     tmp_path: Path, federation: TestFederation
 ) -> None:
@@ -286,7 +283,7 @@ async def test_host_killed_at_any_durable_write_never_records_less_than_it_spent
     await check_limit(tmp_path, federation, state)
 
 
-async def kill_in(host: Process, fake: FakeCoordinator, asked: rpc.Instruction) -> None:
+async def kill_in(host: LocalProcess, fake: FakeCoordinator, asked: rpc.Instruction) -> None:
     """Send an instruction, and wait until the host is dead."""
     at_upload = asked.id == "upload"
     released = asyncio.Event()
@@ -294,9 +291,9 @@ async def kill_in(host: Process, fake: FakeCoordinator, asked: rpc.Instruction) 
     fake.instruct(asked)
     if at_upload:
         await fake.until(lambda: fake.held_uploads == 1)
-        host.kill()
+        await kill(host)
     async with asyncio.timeout(240):
-        await host.wait()
+        await host.ended()
     released.set()
     fake.hold_uploads = None
     await fake.until(lambda: fake.hosts == 0)
