@@ -15,18 +15,12 @@ from rich.table import Table
 from potluck.common.errors import ConfigurationError, NotFoundError, StorageError
 from potluck.common.settings.extras import require
 from potluck.common.tables.table_files import check_table_name, write_table
-from potluck.deploy.commands.connection import operator_command
-from potluck.deploy.commands.run_commands import (
-    AsJson,
-    BestModel,
-    RunOrNewest,
-    print_line,
-    table_console,
-)
+from potluck.deploy.commands.connection import AsJson, BestModel, RunOrNewest, operator_command
 from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.model_download import download_model
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import RunView, observe
+from potluck.deploy.terminal import table_console
 from potluck.federation.rounds import Round, round_of
 from potluck.federation.session_plugins import SessionPlugins
 from potluck.rpc.v1.operator_pb2 import RunStatus
@@ -91,7 +85,7 @@ async def _export(
         write_table(output, [str(name) for name in table.columns], rows)
     except OSError as error:
         raise StorageError(f"can't write {output}: {error.strerror}", path=output) from None
-    print_line(f"{output}: {len(frame)} rows of run {status.run_id} ({status.name})")
+    typer.echo(f"{output}: {len(frame)} rows of run {status.run_id} ({status.name})")
 
 
 async def _evaluate(
@@ -138,7 +132,7 @@ async def _evaluate(
         report = evaluated_model(path, found.run_file, SessionPlugins(), data)
     if as_json:
         named = {"run": status.run_id, "round": found.origin.round}
-        print_line(to_line({**named, **report.values()}))
+        typer.echo(to_line({**named, **report.values()}))
     else:
         title = f"run {status.run_id} ({status.name}), round {found.origin.round}"
         _show(report, title, found.run_file.task.name)
@@ -146,7 +140,7 @@ async def _evaluate(
 
 def _show(report: ModelReport, title: str, task: str) -> None:
     auroc = "" if report.auroc is None else f", AUROC {report.auroc:.3f}"
-    print_line(f"{title}: accuracy {report.accuracy:.1%}{auroc} on {report.samples} of {task}")
+    typer.echo(f"{title}: accuracy {report.accuracy:.1%}{auroc} on {report.samples} of {task}")
     console = table_console()
     table = Table(title="by class", title_justify="left")
     for name in ("class", *report.classes.columns):

@@ -18,6 +18,13 @@ def terminal(
     )
 
 
+def table_console() -> Console:
+    """Return a console for tables that also suits piped output."""
+    console = terminal()
+    # rich assumes that a pipe has 80 columns, and would cut the table there.
+    return console if console.is_terminal else terminal(width=240)
+
+
 def print_next(console: Console, *commands: str) -> None:
     """Print the commands that a user can run next."""
     console.print("Next:")

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from potluck.common.trainer import Measure
 
 # Coverage -----------------------------------------------------------------------------------------
@@ -113,6 +111,8 @@ class Spread:
 
 def spread(values: Sequence[float], *, higher_is_better: bool) -> Spread:
     """Return the spread of the values of two or more clients, given in any order."""
+    import numpy as np  # takes a tenth of a second, which most commands don't need
+
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     count = max(_FEWEST_WORST, math.ceil(len(ordered) / 10))
     worst = ordered[:count] if higher_is_better else ordered[-count:]

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from potluck.deploy.commands.connection import operator_command
-from potluck.deploy.commands.run_commands import AsJson, print_line, table_console
+from potluck.deploy.commands.connection import AsJson, operator_command
 from potluck.deploy.operator.json_view import client_values, to_line
 from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.terminal import table_console
 from potluck.deploy.view.listings import attendance_line, client_lines, clients_table
 
 _MOST_IN_TABLE = 2000
@@ -44,16 +44,16 @@ async def list_clients(client: OperatorClient, as_json: AsJson = False) -> None:
     """
     found = await client.list_clients()
     if as_json:
-        print_line(to_line({"clients": [client_values(entry) for entry in found]}))
+        typer.echo(to_line({"clients": [client_values(entry) for entry in found]}))
     elif found:
         if len(found) <= _MOST_IN_TABLE:
             table_console().print(clients_table(found, datetime.now(UTC)))
         else:
             for line in client_lines(found, datetime.now(UTC)):
-                print_line(line)
-        print_line(attendance_line(found))
+                typer.echo(line)
+        typer.echo(attendance_line(found))
     else:
-        print_line("no host has connected yet; start hosts with `potluck-client --config FILE`")
+        typer.echo("no host has connected yet; start hosts with `potluck-client --config FILE`")
 
 
 async def quarantine(
@@ -74,7 +74,7 @@ async def quarantine(
         potluck clients quarantine client-3 --reason "label counts contradict its updates"
     """
     await client.set_quarantine(client_id, reason)
-    print_line(f"client {client_id} is in quarantine: {reason}")
+    typer.echo(f"client {client_id} is in quarantine: {reason}")
 
 
 async def readmit(client: OperatorClient, client_id: ClientName) -> None:
@@ -83,7 +83,7 @@ async def readmit(client: OperatorClient, client_id: ClientName) -> None:
     potluck clients readmit client-3
     """
     await client.set_quarantine(client_id, None)
-    print_line(f"client {client_id} may be selected again")
+    typer.echo(f"client {client_id} may be selected again")
 
 
 app = typer.Typer(

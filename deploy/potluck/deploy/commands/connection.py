@@ -11,12 +11,53 @@ from typing import Annotated, Any, Concatenate, ParamSpec, get_type_hints
 
 import typer
 
+from potluck.common.errors import NotFoundError
 from potluck.deploy.operator.operator_client import OperatorClient, connect
 from potluck.deploy.operator.operator_config import (
     OperatorConfig,
     OperatorFlags,
     load_operator_config,
 )
+
+# Options of several commands ----------------------------------------------------------------------
+
+RunId = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="The run's id, a unique beginning of it, or a name that no other run has.",
+        show_default=False,
+    ),
+]
+RunOrNewest = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="The run's id, a unique beginning of it, or a name that no other run has. Default: "
+        "the newest run.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+BestModel = Annotated[
+    bool,
+    typer.Option(
+        "--best",
+        help="Use the best model, by stop.measure or retention.keep_best.",
+    ),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-o",
+        metavar="KEY=VALUE",
+        help="Replace a value of the run file, for example -o rounds=5 -o training.epochs=2.",
+        show_default=False,
+    ),
+]
+
+# Connection ---------------------------------------------------------------------------------------
 
 P = ParamSpec("P")
 
@@ -73,6 +114,14 @@ def configured_command(
     The command also has the connection options.
     """
     return _with_options(command, command)
+
+
+async def newest_run(client: OperatorClient) -> str:
+    """Return the id of the run that was started last. Raises NotFoundError if there is none."""
+    newest = await client.newest_run()
+    if newest is None:
+        raise NotFoundError("no run has been started yet; start one with `potluck run FILE`")
+    return newest.run_id
 
 
 def _with_options(

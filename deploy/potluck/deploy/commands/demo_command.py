@@ -15,8 +15,8 @@ from rich.text import Text
 from potluck.common.process.capacity import available_memory, available_processors
 from potluck.common.settings.extras import missing_library
 from potluck.common.trainer import SHARE
+from potluck.deploy.commands.connection import Assignments
 from potluck.deploy.commands.old_options import CommandWithOldOptions
-from potluck.deploy.commands.run_commands import Assignments
 from potluck.deploy.local.before_start import check_demo
 from potluck.deploy.local.demo import DemoRun, reserved_ports, run_demo, serve_metrics
 from potluck.deploy.local.demo_files import (

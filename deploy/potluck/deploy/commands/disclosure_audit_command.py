@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from potluck.deploy.commands.connection import operator_command
-from potluck.deploy.commands.run_commands import AsJson, RunId, print_line, table_console
+from potluck.deploy.commands.connection import AsJson, RunId, operator_command
 from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.terminal import table_console
 from potluck.deploy.view.client_disclosures import (
     client_disclosures,
     holds_against,
@@ -38,7 +38,7 @@ async def audit(client: OperatorClient, run_id: RunId, as_json: AsJson = False) 
     profiles = [each for part in parts for each in part.profiles]
     independent = any(part.independent_root for part in parts)
     if as_json:
-        print_line(
+        typer.echo(
             to_line(
                 {
                     "sums": [sum_values(each) for each in sums],

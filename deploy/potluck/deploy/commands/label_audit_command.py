@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from potluck.deploy.commands.connection import operator_command
-from potluck.deploy.commands.run_commands import AsJson, RunId, print_line, table_console
+from potluck.deploy.commands.connection import AsJson, RunId, operator_command
 from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.terminal import table_console
 from potluck.deploy.view.readable import natural_order
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import LabelVerdict
@@ -36,7 +36,7 @@ async def audit_labels(client: OperatorClient, run_id: RunId, as_json: AsJson = 
     audits = await client.audit_labels(run_id)
     if as_json:
         for audit in audits:
-            print_line(to_line(audit_values(audit)))
+            typer.echo(to_line(audit_values(audit)))
     else:
         table_console().print(audit_table(audits))
 

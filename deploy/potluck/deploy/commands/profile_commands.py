@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from potluck.common.errors import StorageError
-from potluck.deploy.commands.connection import operator_command
-from potluck.deploy.commands.run_commands import RunOrNewest, newest_run, print_line
+from potluck.deploy.commands.connection import RunOrNewest, newest_run, operator_command
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.rpc.v1 import operator_pb2
 
@@ -38,7 +37,7 @@ async def profiles(
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"can't write {output}: {error.strerror}", path=output) from None
-    print_line(f"{output}: profiles of {len(clients)} clients")
+    typer.echo(f"{output}: profiles of {len(clients)} clients")
 
 
 def profiles_text(classes: int, clients: Sequence[operator_pb2.ClientProfile]) -> str:

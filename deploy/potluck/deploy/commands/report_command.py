@@ -15,8 +15,7 @@ from potluck.common.records.round import Round
 from potluck.common.run_file.claims import privacy_claim
 from potluck.common.run_file.runfile import stored_values
 from potluck.common.trainer import Measure
-from potluck.deploy.commands.connection import operator_command
-from potluck.deploy.commands.run_commands import AsJson, RunOrNewest, newest_run, print_line
+from potluck.deploy.commands.connection import AsJson, RunOrNewest, newest_run, operator_command
 from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import (
@@ -85,9 +84,9 @@ async def report(
     values = report_values(found)
     if as_json:
         for each in values:
-            print_line(to_line(each))
+            typer.echo(to_line(each))
         return
-    print_line(f"{output}: {readable_count(len(values), 'round')}; on average:")
+    typer.echo(f"{output}: {readable_count(len(values), 'round')}; on average:")
     shown = shown_measures(status)
     for line in [
         *summary_lines(values),
@@ -96,7 +95,7 @@ async def report(
         *privacy_lines(view.rounds),
         *([claim] if claim else []),
     ]:
-        print_line(line)
+        typer.echo(line)
 
 
 def privacy_lines(rounds: Sequence[Round]) -> list[str]:

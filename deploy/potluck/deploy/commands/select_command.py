@@ -16,7 +16,7 @@ from potluck.common.run_file.run_settings import PluginTable
 from potluck.common.run_file.runfile import RunFile, parse_run_file
 from potluck.common.settings.plugins import SELECTORS, create, find, installed
 from potluck.deploy.commands.old_options import CommandWithOldOptions
-from potluck.deploy.commands.run_commands import read_run_file
+from potluck.deploy.commands.run_command import read_run_file
 from potluck.deploy.operator.offline_selection import (
     OfflineRound,
     parse_options,

@@ -10,7 +10,6 @@ import typer
 
 from potluck.common.errors import ConfigurationError, RunError
 from potluck.common.process.capacity import available_processors
-from potluck.deploy.commands.run_commands import print_line
 from potluck.deploy.terminal import terminal
 from potluck.deploy.view.readable import readable_count, readable_seconds
 from potluck.experiments.commands.experiment_command import FOLDERS
@@ -96,7 +95,7 @@ def bench(
         plan = with_grid(plan, arms[0], grid)
     if estimate:
         first = not is_published(plan.name, plan.baseline)
-        print_line(_estimate(plan, arms, jobs, baseline=first))
+        typer.echo(_estimate(plan, arms, jobs, baseline=first))
         return
     from potluck.experiments.benchmark.contestants import data_digests, run_arms
     from potluck.experiments.benchmark.leaderboard import comparable, leaderboard, tuning_note
@@ -128,14 +127,14 @@ def bench(
     merged = {**known, **{each.arm: each for each in results}}
     shown = comparable(list(merged.values()), merged[plan.baseline])
     own = results[-1].arm if len(arms) == 1 else None
-    print_line(leaderboard(plan, shown, marked=own).rstrip())
+    typer.echo(leaderboard(plan, shown, marked=own).rstrip())
     if len(shown) < len(merged):
-        print_line(f"\n{_left_out(merged, shown)}")
+        typer.echo(f"\n{_left_out(merged, shown)}")
     if own is not None and own != plan.baseline:
-        print_line(f"\n{tuning_note(plan, merged[own])}")
-    print_line("\n" + "\n".join(map(str, paths)))
+        typer.echo(f"\n{tuning_note(plan, merged[own])}")
+    typer.echo("\n" + "\n".join(map(str, paths)))
     if own is not None and own not in known:
-        print_line("next: docs/guides/add-to-the-leaderboard.md says how to publish the row")
+        typer.echo("next: docs/guides/add-to-the-leaderboard.md says how to publish the row")
 
 
 def _left_out(merged: Mapping[str, ArmResult], shown: Sequence[ArmResult]) -> str:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from potluck.deploy.commands.run_commands import print_line, table_console
 from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.offline_selection import parse_options
+from potluck.deploy.terminal import table_console
 from potluck.deploy.view.pictures import check_picture
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def describe(
         plot_partition(description, plot)
     if as_json:
         values = asdict(description)
-        print_line(to_line({**values.pop("metrics"), **values}))
+        typer.echo(to_line({**values.pop("metrics"), **values}))
     else:
         _print_description(description)
 
@@ -109,17 +109,17 @@ def card(
     from potluck.experiments.reports.workload_card import card_markdown, workload_card
 
     options = parse_options(assignments or [])
-    print_line(card_markdown(workload_card(task, options, data_directory)).rstrip())
+    typer.echo(card_markdown(workload_card(task, options, data_directory)).rstrip())
 
 
 def _print_description(description: Description) -> None:
-    print_line(
+    typer.echo(
         f"{description.task}: {len(description.clients)} clients, "
         f"{sum(client.samples for client in description.clients)} samples, "
         f"{description.classes} classes"
     )
     metrics = asdict(description.metrics)
-    print_line("  ".join(f"{name.upper()} {_number(value)}" for name, value in metrics.items()))
+    typer.echo("  ".join(f"{name.upper()} {_number(value)}" for name, value in metrics.items()))
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     counted = "matrix" if description.clients[0].interaction_matrix else "label counts"
     for name in ("client", "samples", counted, "CI", "AI", "SC"):
@@ -174,9 +174,9 @@ def prepare(
 
     written = convert(name, source, target, side)
     for key, shape in written.shapes.items():
-        print_line(f"{key:8} {' × '.join(map(str, shape)):24} sha256 {written.sums[key]}")
+        typer.echo(f"{key:8} {' × '.join(map(str, shape)):24} sha256 {written.sums[key]}")
     verdict = "as expected" if written.known else "unknown data set, so not compared"
-    print_line(f"{written.path}: checksums {verdict}")
+    typer.echo(f"{written.path}: checksums {verdict}")
 
 
 def _number(value: float | None) -> str:

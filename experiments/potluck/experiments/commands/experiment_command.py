@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 
 from potluck.common.errors import RunError
-from potluck.deploy.commands.run_commands import print_line
 from potluck.deploy.terminal import terminal
 from potluck.deploy.view.readable import readable_count
 from potluck.experiments.commands.grid_work import (
@@ -130,7 +129,7 @@ def experiment(
             outcome = run_work(work, cluster, console)
     from potluck.experiments.reports.report_files import write_report_files
 
-    print_line(write_report_files(plan, cells, outcome.results, folder.folder, quick=quick))
+    typer.echo(write_report_files(plan, cells, outcome.results, folder.folder, quick=quick))
     if outcome.failures:
         first = next(iter(outcome.failures.values()))
         raise RunError(
@@ -155,5 +154,5 @@ def _list(cells: list[Cell], folder: ResultsFolder) -> None:
     for cell in cells:
         under_way = folder.workplace(cell).exists()
         state = "finished" if cell.digest in finished else "under way" if under_way else "to run"
-        print_line(f"{state:9}  {cell.title}  ({readable_count(cell.rounds, 'round')})")
-    print_line(f"{readable_count(len(cells), 'cell')}, {len(finished)} finished")
+        typer.echo(f"{state:9}  {cell.title}  ({readable_count(cell.rounds, 'round')})")
+    typer.echo(f"{readable_count(len(cells), 'cell')}, {len(finished)} finished")

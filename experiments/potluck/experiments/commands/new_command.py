@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from potluck.deploy.commands.run_commands import print_line
 from potluck.experiments.templates.selector_package import write_selector_package
 
 app = typer.Typer(
@@ -47,5 +46,5 @@ def selector(
     ```
     """
     folder = write_selector_package(name, into)
-    print_line(f"{folder}: the selector {name}, its tests and a README")
-    print_line(f"next: pip install -e {folder}")
+    typer.echo(f"{folder}: the selector {name}, its tests and a README")
+    typer.echo(f"next: pip install -e {folder}")

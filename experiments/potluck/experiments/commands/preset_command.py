@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from potluck.deploy.commands.run_commands import print_line
 from potluck.experiments.presets import preset_named, preset_names, preset_run_file
 
 
@@ -24,6 +23,6 @@ def preset(
     """
     if name is None:
         for each in preset_names():
-            print_line(f"{each:20} {preset_named(each).paper}")
+            typer.echo(f"{each:20} {preset_named(each).paper}")
         return
-    print_line(preset_run_file(preset_named(name)).rstrip())
+    typer.echo(preset_run_file(preset_named(name)).rstrip())

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from potluck.common.errors import ConfigurationError, StorageError
-from potluck.deploy.commands.run_commands import print_line
 from potluck.deploy.view.readable import readable_count
 
 
@@ -71,8 +70,8 @@ def pretrained(
     except OSError as error:
         raise StorageError(f"can't write {target}: {error.strerror}", path=target) from None
     kept = len(found.arrays) - len(found.fresh)
-    print_line(f"{target}: {readable_count(kept, 'tensor')} of {source}")
+    typer.echo(f"{target}: {readable_count(kept, 'tensor')} of {source}")
     for what, names in (("new", found.fresh), ("dropped", found.dropped)):
         if names:
             shown = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
-            print_line(f"{what}: {readable_count(len(names), 'tensor')} ({shown})")
+            typer.echo(f"{what}: {readable_count(len(names), 'tensor')} ({shown})")

@@ -14,7 +14,6 @@ from potluck.common.learning.availability_trace import (
     read_trace_file,
     trace_text,
 )
-from potluck.deploy.commands.run_commands import print_line
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -159,8 +158,8 @@ def _write(path: Path, trace: AvailabilityTrace) -> None:
 def _describe(path: Path, trace: AvailabilityTrace) -> None:
     spans = [span for own in trace.spans.values() for span in own]
     shares = sum(span.end - span.start for span in spans if span.speed > 0) / trace.period
-    print_line(
+    typer.echo(
         f"{path}: {len(trace.spans)} clients, {len(spans)} rows, repeats after {trace.period:g} s; "
         f"on average {shares:.1f} clients are available"
     )
-    print_line(f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}")
+    typer.echo(f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}")

@@ -130,6 +130,19 @@ print(*sorted(name for name in sys.modules if name.startswith("potluck.deploy.co
     assert printed.split() == [f"potluck.deploy.commands.{name}" for name in names]
 
 
+def test_commands_that_ask_the_coordinator_start_without_numpy_and_run_files() -> None:
+    code = """
+import sys
+from typer.testing import CliRunner
+from potluck.deploy.cli import app
+for name in ("clients", "runs", "watch"):
+    assert CliRunner().invoke(app, [name, "--config", "absent"]).exit_code == 1
+print(*({"numpy", "potluck.common.run_file.run_settings"} & set(sys.modules)))
+"""
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "\n"
+
+
 def test_subcommands_of_clients_are_completed() -> None:
     asked = {
         "_POTLUCK_COMPLETE": "complete_bash",
