@@ -231,9 +231,8 @@ async def process(
         folder, federation.hosts["host-0"], port, state_directory=folder / "host-0"
     )
     arguments = ["--config", str(write_config(config, folder / "host.toml"))]
-    found = await start_program(
-        *("host-0", "potluck-client", arguments), log=folder / "log", forks=shared_forks()
-    )
+    log, forks = folder / "log", shared_forks()
+    found = await start_program("host-0", "potluck-client", arguments, log=log, forks=forks)
     try:
         await fake.until(lambda: fake.hosts == 1)
         yield found

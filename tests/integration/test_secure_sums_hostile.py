@@ -139,10 +139,8 @@ def edited(edit: Edit) -> Callable[[Envelope], Envelope]:
 
 
 async def summed(federation: SumFederation, *attacks: Attack) -> SumOutcome:
-    """Sum until the victim's answer to the last of these attacks is received.
-
-    A sum may finish without the victim, whose answer is ignored then.
-    """
+    """Repeat a sum until the victim's answer to the last of these attacks is received; return the
+    last sum's outcome. A sum may finish without the victim, whose answer is ignored then."""
     while True:
         for attack in attacks:
             attack.forget()

@@ -111,7 +111,7 @@ class Spread:
 
 def spread(values: Sequence[float], *, higher_is_better: bool) -> Spread:
     """Return the spread of the values of two or more clients, given in any order."""
-    import numpy as np  # takes a tenth of a second, which most commands don't need
+    import numpy as np  # takes a tenth of a second, and most commands of `potluck` don't need it
 
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     count = max(_FEWEST_WORST, math.ceil(len(ordered) / 10))

@@ -18,12 +18,7 @@ from potluck.deploy.commands.connection import (
     operator_command,
 )
 from potluck.deploy.operator.json_view import best_values, to_line
-from potluck.deploy.operator.model_download import (
-    download_model,
-    shard_bytes,
-    split,
-    whole_file,
-)
+from potluck.deploy.operator.model_download import download_model, shard_bytes, split, whole_file
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import best_coverage
 from potluck.deploy.terminal import terminal

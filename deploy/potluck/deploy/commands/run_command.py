@@ -13,11 +13,7 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.run_file.claims import privacy_claim
 from potluck.common.run_file.runfile import parse_run_file
 from potluck.common.settings.configuration import decode
-from potluck.deploy.commands.connection import (
-    AsJson,
-    Assignments,
-    operator_command,
-)
+from potluck.deploy.commands.connection import AsJson, Assignments, operator_command
 from potluck.deploy.commands.existing_run_commands import follow_run
 from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.operator_client import OperatorClient
