@@ -90,12 +90,17 @@ class ExpectedUpdates:
             self.arrived([older.update_id])
 
     def _settle(self, instruction: rpc.Instruction) -> None:
-        """Stop awaiting a client's update whose round is over, even if the client still trains."""
-        expected = self._newest.get((instruction.client_id, instruction.run_id))
-        if expected is not None:
-            self.arrived([expected.update_id])
+        """Stop expecting a client's update whose round is over, even if the client still trains.
+
+        Before its host learns this, it may begin to send the update. The relay must then ask the
+        coordinator, which refuses the update.
+        """
+        update_id = instruction.settle.update_id
+        if self.find(update_id, instruction.client_id, instruction.run_id) is not None:
+            del self._newest[instruction.client_id, instruction.run_id]
+        self.arrived([update_id])
         # Always settle: the training instruction may have passed before this process began.
-        self._settled(instruction.settle.update_id)
+        self._settled(update_id)
 
     def awaited(self, run_id: str) -> bool:
         """Return True if connected hosts still make updates for a run's sums."""

@@ -55,7 +55,7 @@ class RelayedUpdates:
 
         `clock`: seconds since 1970.
         """
-        self.expected = ExpectedUpdates(clock, self._give_up, self._settle)
+        self.expected = ExpectedUpdates(clock, self._abandon, self._settle)
         self._sums = RelayedSums(upstream, held, self.expected, wait_seconds=wait_seconds)
         self._upstream = upstream
         self._held = held
@@ -290,8 +290,13 @@ class RelayedUpdates:
         if not task.cancelled():
             task.exception()  # retrieve it: asyncio logs exceptions that were never retrieved
 
+    def _abandon(self, update_id: str) -> None:
+        """Drop an update that is no longer needed, and what an open stream stores of it."""
+        self._give_up(update_id)
+        self._settle(update_id)
+
     def _give_up(self, update_id: str) -> None:
-        """Drop an update that is no longer needed, and cancel its delivery."""
+        """Drop what is held of an update, and cancel its delivery."""
         task = self._deliveries.pop(update_id, None)
         if task is not None:
             task.cancel()

@@ -105,6 +105,22 @@ def test_abandoned_training_is_no_longer_expected() -> None:
     assert expected.find("run/1/1/client-0", "client-0", "run") is None
 
 
+def settlement(update_id: str, client: str) -> rpc.Instruction:
+    settle = rpc.Settle(update_id=update_id)
+    return rpc.Instruction(id="s", client_id=client, run_id="run", settle=settle)
+
+
+def test_update_whose_round_is_over_is_no_longer_expected() -> None:
+    settled: list[str] = []
+    expected = ExpectedUpdates(lambda: NOW, lambda _: None, settled.append)
+    expected.see(training("run/1/1/client-0"), "host-0")
+    expected.see(settlement("run/0/1/client-0", "client-0"), "host-0")  # an earlier, late update
+    assert expected.find("run/1/1/client-0", "client-0", "run") is not None
+    expected.see(settlement("run/1/1/client-0", "client-0"), "host-0")
+    assert expected.find("run/1/1/client-0", "client-0", "run") is None
+    assert settled == ["run/0/1/client-0", "run/1/1/client-0"]
+
+
 def summed(update_id: str, client: str) -> rpc.Instruction:
     instruction = training(update_id, client)
     instruction.train.encoding = transfer_pb2.ENCODING_SUM
@@ -125,9 +141,7 @@ def test_relay_sum_waits_for_clients_still_training() -> None:
     assert not expected.awaited("another")
     expected.left("host-1")
     assert expected.awaited("run")
-    over = rpc.Settle(update_id="run/1/1/b")
-    settle = rpc.Instruction(id="s", client_id="b", run_id="run", settle=over)
-    expected.see(settle, "host-0")
+    expected.see(settlement("run/1/1/b", "b"), "host-0")
     assert settled == ["run/1/1/b"]
     assert not expected.awaited("run")
     expected.see(summed("run/1/1/c", "c"), "host-1")  # its host reconnected and gets it again
