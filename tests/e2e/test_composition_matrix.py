@@ -50,6 +50,13 @@ OPTIONS = {
 """Options of selectors and strategies, by name."""
 SPARED = {"fedentropy": 2, "fedpns": 1}
 """Number of uploads per round that a selector may skip, by selector."""
+NEAR_THE_MEAN = {"clipped-mean", "feddf", "rhfl"}
+"""Strategies that may give the model of `fedavg` here, depending on the cohort.
+
+The noise of profiles changes cohorts. In some, no update is longer than the bound of
+`clipped-mean`. `feddf` keeps the mean where distilling does not improve it. `rhfl` gives every
+client the same weight in its first round.
+"""
 REFUSED = [
     ['strategy.name="scaffold"', 'strategy.step="fednova"'],
     ['strategy.name="scaffold"', 'strategy.step="scaffold"'],
@@ -119,7 +126,7 @@ async def test_every_strategy_meets_several_selectors() -> None:
 async def test_selector_trains_with_a_quarter_of_the_strategies_and_two_objectives(
     federation: Federation, selector: str
 ) -> None:
-    models = set()
+    models = []
     plain, other = two_of(built_in(OBJECTIVES))
     combinations = [(strategy, plain) for strategy in strategies_of(selector)]
     combinations += [("fedavg", other)]
@@ -132,7 +139,9 @@ async def test_selector_trains_with_a_quarter_of_the_strategies_and_two_objectiv
             *OPTIONS.get(selector, []),
             *OPTIONS.get(strategy, []),
         )
-        models.add(await federation.finished(run_id))
+        model = await federation.finished(run_id)
+        if strategy not in NEAR_THE_MEAN:
+            models.append(model)
         history = await federation.history(run_id)
         members = [[member.state for member in entry.members] for entry in history]
         cohort = CLIENTS if selector == "everyone" else COUNT
@@ -141,9 +150,8 @@ async def test_selector_trains_with_a_quarter_of_the_strategies_and_two_objectiv
             assert spared <= SPARED.get(selector, 0), (strategy, objective)
             included = states.count(operator_pb2.MEMBER_STATE_INCLUDED)
             assert included + spared == cohort, (strategy, objective)
-    # With three updates, median and trimmed mean are equal. A few other combinations may also give
-    # equal models.
-    assert len(models) >= len(combinations) * 2 // 3, "strategies or objectives make no difference"
+    # With three updates, median and trimmed mean are equal.
+    assert len(set(models)) >= len(models) - 1 >= 2, "strategies or objectives make no difference"
 
 
 @pytest.mark.parametrize("selector", built_in(SELECTORS)[::PARTS])
