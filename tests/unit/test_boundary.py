@@ -34,6 +34,7 @@ DEEPER: dict[str, set[str]] = {
         "potluck.common.settings.extras",
     },
     "strategies": {
+        "potluck.common.learning.optimizers",
         "potluck.common.settings.plugins",
         "potluck.common.tensors.digest",
         "potluck.common.tensors.large_arrays",
@@ -73,7 +74,7 @@ DEEPER: dict[str, set[str]] = {
         "potluck.client.handlers.instruction_log",
         "potluck.client.training.plugin_options",
         "potluck.client.training.steps.loop",
-        "potluck.client.training.steps.optimizers",
+        "potluck.common.learning.optimizers",
         "potluck.common.learning.local_steps",
         "potluck.common.learning.task_loading",
         "potluck.common.learning.training",

@@ -37,7 +37,6 @@ from potluck.client.training.steps.loop import (
     no_samples,
     train,
 )
-from potluck.client.training.steps.optimizers import LocalOptimizer, make_optimizer
 from potluck.client.training.steps.smaller_batches import within_memory
 from potluck.client.training.task_training import (
     ClientFiles,
@@ -63,6 +62,7 @@ from potluck.common.errors import (
     TrainingError,
 )
 from potluck.common.learning.evaluation import evaluate
+from potluck.common.learning.optimizers import LocalOptimizer, make_optimizer
 from potluck.common.learning.sample_counts import label_counts
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.learning.task_checks import check_client_data, check_finite, check_labels

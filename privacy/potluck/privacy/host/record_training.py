@@ -31,7 +31,6 @@ from potluck.client.training.steps.loop import (
     TrainingResult,
     trainable,
 )
-from potluck.client.training.steps.optimizers import make_optimizer
 from potluck.common.errors import (
     ConfigurationError,
     DeviceMemoryError,
@@ -39,6 +38,7 @@ from potluck.common.errors import (
     TrainingError,
 )
 from potluck.common.learning.local_steps import normalizer
+from potluck.common.learning.optimizers import make_optimizer
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
 from potluck.common.trainer import PrivateTraining

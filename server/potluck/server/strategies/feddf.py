@@ -54,6 +54,8 @@ class FedDF(Averaging):
         import torch
         from torch import nn
 
+        from potluck.common.learning.optimizers import Adam
+
         network, samples = training.network, len(training.inputs)
         student = training.weights()
         beliefs = teacher(training)
@@ -63,13 +65,12 @@ class FedDF(Averaging):
         held_back = max(1, samples // _HELD_BACK)
         checked, taught = shuffled[:held_back], shuffled[held_back:]
         parameters = [each for each in network.parameters() if each.requires_grad]
-        optimizer = torch.optim.Adam(parameters, lr=self.learning_rate)
+        optimizer = Adam(parameters, learning_rate=self.learning_rate)
         best, best_at, found = _divergence(network, training.inputs, beliefs, checked), 0, student
         for step, batch in enumerate(_batches(taught, self.batch_size, order), start=1):
-            for group in optimizer.param_groups:
-                group["lr"] = self._rate(step - 1)
+            optimizer.learning_rate = self._rate(step - 1)
             network.train()
-            optimizer.zero_grad()
+            optimizer.clear_gradients()
             logits = network(training.inputs[batch])
             torch.autograd.backward(divergence(logits, beliefs[batch]))
             nn.utils.clip_grad_norm_(parameters, self.gradient_clip)

@@ -106,14 +106,18 @@ class FLTrust(Averaging):
         import torch
         from torch.nn import functional
 
+        from potluck.common.learning.optimizers import StochasticGradientDescent
+
         network, labels = training.network, _labels(training)
         order = torch.Generator().manual_seed(training.seed)
-        optimizer = torch.optim.SGD(_trainable(network), self.learning_rate, self.momentum)
+        optimizer = StochasticGradientDescent(
+            _trainable(network), learning_rate=self.learning_rate, momentum=self.momentum
+        )
         network.train()
         for epoch in range(self.epochs):
             shuffled = torch.randperm(len(labels), generator=order)
             for batch in torch.split(shuffled, self.batch_size):
-                optimizer.zero_grad()
+                optimizer.clear_gradients()
                 loss = functional.cross_entropy(network(training.inputs[batch]), labels[batch])
                 torch.autograd.backward(loss)
                 optimizer.step()

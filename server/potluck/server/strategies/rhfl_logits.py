@@ -132,6 +132,8 @@ class RHFLLogits(Averaging):
         """Train the members of the round's clients towards one another's outputs."""
         import torch
 
+        from potluck.common.learning.optimizers import Adam
+
         network: Any = training.network
         places = [at for at, last in enumerate(network.rounds.tolist()) if last == training.round]
         if len(places) < 2:  # a single model has no other to learn from
@@ -139,8 +141,8 @@ class RHFLLogits(Averaging):
         members = [network.members[place] for place in places]
         weights = network.confidence[places].clone()
         parameters = [each for member in members for each in member.parameters()]
-        optimizer = torch.optim.Adam(
-            [each for each in parameters if each.requires_grad], lr=self.learning_rate
+        optimizer = Adam(
+            [each for each in parameters if each.requires_grad], learning_rate=self.learning_rate
         )
         order = torch.Generator().manual_seed(training.seed)
         network.train()
@@ -150,7 +152,7 @@ class RHFLLogits(Averaging):
                 if len(batch) < 2:  # batch normalisation needs two samples
                     continue
                 inputs = training.inputs[batch]
-                optimizer.zero_grad()
+                optimizer.clear_gradients()
                 logits = torch.stack([member(inputs) for member in members])
                 torch.autograd.backward(disagreement(logits, weights))
                 optimizer.step()

@@ -25,9 +25,9 @@ from potluck.client.objective import (
     LocalContext,
     Objective,
 )
-from potluck.client.training.steps.optimizers import LocalOptimizer, make_optimizer
 from potluck.common.errors import DataError, DeviceMemoryError, RoundClosedError, TrainingError
 from potluck.common.learning.local_steps import normalizer
+from potluck.common.learning.optimizers import LocalOptimizer, make_optimizer
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
 from potluck.common.tensors.layout import Layout

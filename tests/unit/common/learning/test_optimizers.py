@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.client.training.steps.optimizers import StochasticGradientDescent, make_optimizer
+from potluck.common.learning.optimizers import StochasticGradientDescent, make_optimizer
 from potluck.common.settings.local_training import LocalTraining
 
 
@@ -105,7 +105,7 @@ def test_learning_rate_decays_after_the_configured_number_of_rounds(
 COMPILER = """
 import sys
 from torch import nn
-from potluck.client.training.steps.optimizers import make_optimizer
+from potluck.common.learning.optimizers import make_optimizer
 from potluck.common.settings.local_training import LocalTraining
 for name in ("sgd", "adam", "adamw"):
     layer = nn.Linear(2, 1)

@@ -1,4 +1,4 @@
-"""Optimisers of local training.
+"""Optimisers of training on hosts and on the coordinator.
 
 The first `torch.optim.Optimizer` object in a process imports torch's compiler, which takes seconds.
 The functions behind torch's optimisers don't import it. So the optimisers here call these functions
