@@ -1,12 +1,15 @@
-"""The adapter that trains and evaluates a LightningModule."""
+"""The adapter that trains and evaluates a LightningModule.
+
+Lightning is imported by the tests, not by this file: each pytest worker imports all test files.
+"""
 
 from __future__ import annotations
 
+import functools
 import warnings
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
 import torch
 from support.adapted_training import (
@@ -21,7 +24,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from potluck.common.errors import ConfigurationError, TrainingError
 from potluck.common.trainer import Measure
-from potluck.integrations.adapters.lightning import LightningTrainer
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"
@@ -29,24 +31,38 @@ pytestmark = pytest.mark.filterwarnings(
 MEASURES = {"error": Measure(label="mean error", lowest=0), "loss": Measure(label="loss")}
 
 
-class Line(lightning.LightningModule):  # type: ignore[misc]  # its library is not read
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 1)
-        self.lr = 0.1
+@functools.cache
+def line() -> Any:
+    """Return the class of a linear LightningModule."""
+    import lightning
 
-    def training_step(self, batch: Any, index: int) -> torch.Tensor:
-        inputs, targets = batch
-        loss = nn.functional.mse_loss(self.layer(inputs), targets)
-        self.log("train_loss", loss)
-        return loss
+    class Line(lightning.LightningModule):  # type: ignore[misc]  # its library is not read
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+            self.lr = 0.1
 
-    def validation_step(self, batch: Any, index: int) -> None:
-        inputs, targets = batch
-        self.log("error", (self.layer(inputs) - targets).abs().mean())
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            inputs, targets = batch
+            loss = nn.functional.mse_loss(self.layer(inputs), targets)
+            self.log("train_loss", loss)
+            return loss
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=self.lr)
+        def validation_step(self, batch: Any, index: int) -> None:
+            inputs, targets = batch
+            self.log("error", (self.layer(inputs) - targets).abs().mean())
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    return Line
+
+
+def trainer_of(**options: Any) -> Any:
+    """Return a LightningTrainer that reports `MEASURES`."""
+    from potluck.integrations.adapters.lightning import LightningTrainer
+
+    return LightningTrainer(MEASURES, **options)
 
 
 def samples(count: int = 22) -> TensorDataset:
@@ -55,14 +71,14 @@ def samples(count: int = 22) -> TensorDataset:
     return TensorDataset(inputs, inputs @ torch.tensor([[1.0], [-2.0], [0.5]]))
 
 
-def new_model() -> Line:
+def new_model() -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Line()
+        return line()()
 
 
 def test_lightning_module_is_trained_and_evaluated() -> None:
-    trainer, model = LightningTrainer(MEASURES), new_model()
+    trainer, model = trainer_of(), new_model()
     contribution, after = trained(
         trainer, model, DataLoader(samples(), batch_size=4, shuffle=True), settings_of(epochs=3)
     )
@@ -80,9 +96,9 @@ def test_lightning_module_is_trained_and_evaluated() -> None:
 
 def test_run_settings_apply_unless_the_script_sets_its_own() -> None:
     loader = DataLoader(samples(), batch_size=4)
-    by_steps, _ = trained(LightningTrainer(MEASURES), new_model(), loader, settings_of(steps=7))
+    by_steps, _ = trained(trainer_of(), new_model(), loader, settings_of(steps=7))
     assert by_steps.steps == 7
-    chosen = LightningTrainer(MEASURES, learning_rate="lr", max_epochs=1)
+    chosen = trainer_of(learning_rate="lr", max_epochs=1)
     contribution, model = trained(
         chosen, new_model(), loader, settings_of(epochs=5, learning_rate=0.02)
     )
@@ -94,8 +110,8 @@ def test_gradient_accumulation_does_not_change_the_reported_loss() -> None:
     loader = DataLoader(samples(), batch_size=4)
     still: dict[str, Any] = {"learning_rate": "lr"}
     rate = settings_of(learning_rate=1e-30)
-    plain, _ = trained(LightningTrainer(MEASURES, **still), new_model(), loader, rate)
-    accumulating = LightningTrainer(MEASURES, accumulate_grad_batches=3, **still)
+    plain, _ = trained(trainer_of(**still), new_model(), loader, rate)
+    accumulating = trainer_of(accumulate_grad_batches=3, **still)
     accumulated, _ = trained(accumulating, new_model(), loader, rate)
     assert accumulated.steps == 2
     assert accumulated.measures["loss"].mean == pytest.approx(plain.measures["loss"].mean)
@@ -106,7 +122,7 @@ def test_lightning_trainer_is_reproducible_cancellable_and_isolated(
 ) -> None:
     loader = DataLoader(samples(), batch_size=4, shuffle=True)
     check_manners(
-        LightningTrainer(MEASURES),
+        trainer_of(),
         new_model(),
         loader,
         settings_of(epochs=2),
@@ -119,7 +135,7 @@ def test_lightning_trainer_is_reproducible_cancellable_and_isolated(
 def test_loader_without_batches_is_an_error() -> None:
     loader = DataLoader(samples(3), batch_size=4, drop_last=True)
     with pytest.raises(TrainingError, match="read no batch"):
-        trained(LightningTrainer(MEASURES), new_model(), loader, settings_of())
+        trained(trainer_of(), new_model(), loader, settings_of())
 
 
 def test_module_of_another_lightning_package_is_refused_with_a_remedy() -> None:
@@ -130,7 +146,7 @@ def test_module_of_another_lightning_package_is_refused_with_a_remedy() -> None:
     class Other(pytorch_lightning.LightningModule):
         pass
 
-    trainer, loader = LightningTrainer(MEASURES), DataLoader(samples(), batch_size=4)
+    trainer, loader = trainer_of(), DataLoader(samples(), batch_size=4)
     remedy = "model Other is a module of pytorch_lightning, .* use `import lightning` instead of"
     with pytest.raises(TrainingError, match=remedy):
         trained(trainer, Other(), loader, settings_of())
@@ -144,22 +160,21 @@ def test_module_of_another_lightning_package_is_refused_with_a_remedy() -> None:
 
 def test_private_lightning_training_takes_the_granted_noisy_steps() -> None:
     loader = DataLoader(samples(), batch_size=4)
-    check_private_training(LightningTrainer(MEASURES, private=True), new_model(), loader)
+    check_private_training(trainer_of(private=True), new_model(), loader)
 
 
 @pytest.mark.parametrize("name", ["accumulate_grad_batches", "callbacks", "precision"])
 def test_option_that_breaks_differential_privacy_is_refused(name: str) -> None:
     options: dict[str, Any] = {name: 2}
     with pytest.raises(ConfigurationError, match=f"option {name} is not compatible with private"):
-        LightningTrainer(MEASURES, private=True, **options)
-
-
-class Scheduled(Line):
-    def configure_optimizers(self) -> Any:
-        return {"optimizer": super().configure_optimizers()}
+        trainer_of(private=True, **options)
 
 
 def test_private_module_with_a_scheduler_is_refused() -> None:
+    class Scheduled(line()):  # type: ignore[misc]  # its library is not read
+        def configure_optimizers(self) -> Any:
+            return {"optimizer": super().configure_optimizers()}
+
     loader = DataLoader(samples(), batch_size=4)
     with pytest.raises(ConfigurationError, match="return one optimizer"):
-        check_private_training(LightningTrainer(MEASURES, private=True), Scheduled(), loader)
+        check_private_training(trainer_of(private=True), Scheduled(), loader)

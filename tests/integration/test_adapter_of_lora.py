@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from potluck.client.private_training import GrantedTraining
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
@@ -92,6 +91,8 @@ def test_rank_of_zero_or_above_the_models_rank_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_transformers_model_loads_its_base_from_a_saved_folder(tmp_path: Path) -> None:
     """The base is in shards, under its own names, with one of two tied tensors."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     sizes: dict[str, Any] = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16}
     configuration = LlamaConfig(
         **sizes, num_hidden_layers=1, num_attention_heads=2, tie_word_embeddings=True

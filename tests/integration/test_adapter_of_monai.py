@@ -1,4 +1,7 @@
-"""MONAI's transforms, metrics and engines as a trainer uses them."""
+"""MONAI's transforms, metrics and engines as a trainer uses them.
+
+MONAI is imported by the tests, not by this file: each pytest worker imports all test files.
+"""
 # MONAI's stubs export nothing from its packages and take less than its functions do.
 # pyright: reportPrivateImportUsage=false, reportArgumentType=false, reportOptionalIterable=false
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
@@ -11,13 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from monai.data import DataLoader, Dataset, decollate_batch
-from monai.engines import SupervisedEvaluator, SupervisedTrainer
-from monai.handlers import MeanDice, from_engine
-from monai.losses import DiceLoss
-from monai.metrics import DiceMetric
-from monai.networks.nets import UNet
-from monai.transforms import AsDiscrete, AsDiscreted, Compose, RandGaussianNoised, ToTensord
 from support.adapted_training import (
     check_manners,
     check_private_training,
@@ -29,8 +25,8 @@ from torch import nn
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.trainer import SHARE, Measure, Measured, TrainerSettings
-from potluck.integrations.adapters.monai import MonaiEngineTrainer, MonaiLoopTrainer, measured
 
+KINDS = ("loop", "engine")
 MEASURES = {
     "dice": Measure(label="Dice", unit=SHARE, higher_is_better=True),
     "loss": Measure(label="Dice loss", unit=SHARE),
@@ -52,12 +48,17 @@ def slices(count: int) -> list[dict[str, Any]]:
 
 
 def loader(count: int, *, train: bool) -> Any:
+    from monai.data import DataLoader, Dataset
+    from monai.transforms import Compose, RandGaussianNoised, ToTensord
+
     noise = [RandGaussianNoised("image", prob=1.0, std=0.1)] if train else []
     dataset = Dataset(slices(count), Compose([ToTensord(["image", "label"]), *noise]))
     return DataLoader(dataset, batch_size=4, shuffle=train)
 
 
 def new_model() -> nn.Module:
+    from monai.networks.nets import UNet
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net: nn.Module = UNet(
@@ -67,6 +68,8 @@ def new_model() -> nn.Module:
 
 
 def fit(model: nn.Module, batches: Any, settings: TrainerSettings) -> dict[str, float]:
+    from monai.losses import DiceLoss
+
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     loss_function, total = DiceLoss(sigmoid=True), 0.0
     for _ in range(settings.training.epochs):
@@ -80,6 +83,12 @@ def fit(model: nn.Module, batches: Any, settings: TrainerSettings) -> dict[str, 
 
 
 def measure(model: nn.Module, batches: Any) -> dict[str, Measured]:
+    from monai.data import decollate_batch
+    from monai.metrics import DiceMetric
+    from monai.transforms import AsDiscrete
+
+    from potluck.integrations.adapters.monai import measured
+
     metric = DiceMetric(ignore_empty=True)
     discrete = AsDiscrete(threshold=0.5)
     model.eval()
@@ -91,6 +100,9 @@ def measure(model: nn.Module, batches: Any) -> dict[str, Measured]:
 
 
 def engine(model: nn.Module, batches: Any, settings: TrainerSettings) -> Any:
+    from monai.engines import SupervisedTrainer
+    from monai.losses import DiceLoss
+
     return SupervisedTrainer(
         device=torch.device(settings.device),
         max_epochs=settings.training.epochs,
@@ -102,6 +114,10 @@ def engine(model: nn.Module, batches: Any, settings: TrainerSettings) -> Any:
 
 
 def evaluator(model: nn.Module, batches: Any) -> Any:
+    from monai.engines import SupervisedEvaluator
+    from monai.handlers import MeanDice, from_engine
+    from monai.transforms import Compose
+
     return SupervisedEvaluator(
         device=torch.device("cpu"),
         val_data_loader=batches,
@@ -115,19 +131,36 @@ class Squashed:
     """Transform of logits into 0 or 1; the threshold is a probability of one half."""
 
     def __call__(self, data: dict[str, Any]) -> Any:
+        from monai.transforms import AsDiscreted
+
         data = {**data, "pred": data["pred"].sigmoid()}
         return AsDiscreted("pred", threshold=0.5)(data)
 
 
-TRAINERS = {
-    "loop": MonaiLoopTrainer(fit, measure, MEASURES),
-    "engine": MonaiEngineTrainer(engine, evaluator, MEASURES),
-}
+def trainer_of(kind: str) -> Any:
+    from potluck.integrations.adapters.monai import MonaiEngineTrainer, MonaiLoopTrainer
+
+    if kind == "loop":
+        return MonaiLoopTrainer(fit, measure, MEASURES)
+    return MonaiEngineTrainer(engine, evaluator, MEASURES)
 
 
-@pytest.mark.parametrize("kind", TRAINERS)
+def private_trainer(engine_of: Any) -> Any:
+    from potluck.integrations.adapters.monai import MonaiEngineTrainer
+
+    return MonaiEngineTrainer(engine_of, evaluator, MEASURES, private=True)
+
+
+def private_batches() -> Any:
+    from monai.data import DataLoader, Dataset
+    from monai.transforms import ToTensord
+
+    return DataLoader(Dataset(slices(22), ToTensord(("image", "label"))), batch_size=4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_monai_trainer_trains_and_evaluates_on_images(kind: str) -> None:
-    trainer, model = TRAINERS[kind], new_model()
+    trainer, model = trainer_of(kind), new_model()
     settings = settings_of(learning_rate=0.02, epochs=6)
     contribution, after = trained(trainer, model, loader(12, train=True), settings)
     assert (contribution.samples, contribution.steps) == (12, 18)
@@ -140,20 +173,23 @@ def test_monai_trainer_trains_and_evaluates_on_images(kind: str) -> None:
 def test_loop_and_engine_trainers_give_the_same_model_and_metric() -> None:
     settings = settings_of(learning_rate=0.02, epochs=2)
     ways = [
-        trained(trainer, new_model(), loader(12, train=True), settings)[1]
-        for trainer in TRAINERS.values()
+        trained(trainer_of(kind), new_model(), loader(12, train=True), settings)[1]
+        for kind in KINDS
     ]
     for one, other in zip(*(model.parameters() for model in ways), strict=True):
         torch.testing.assert_close(one, other)
     found = [
-        measured_by(trainer, ways[0], loader(9, train=False))["dice"]
-        for trainer in TRAINERS.values()
+        measured_by(trainer_of(kind), ways[0], loader(9, train=False))["dice"] for kind in KINDS
     ]
     assert found[0].sum == pytest.approx(found[1].sum)
     assert found[0].count == found[1].count
 
 
 def test_metric_is_averaged_over_images_with_a_value() -> None:
+    from monai.metrics import DiceMetric
+
+    from potluck.integrations.adapters.monai import measured
+
     metric = DiceMetric(include_background=True, reduction="mean")
     generator = torch.Generator().manual_seed(4)
     ours, theirs = (torch.randint(0, 2, (5, 3, 8, 8), generator=generator) for _ in range(2))
@@ -165,13 +201,13 @@ def test_metric_is_averaged_over_images_with_a_value() -> None:
     assert measured(metric).mean == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("kind", TRAINERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_monai_trainer_is_reproducible_cancellable_and_isolated(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_of(learning_rate=0.02, epochs=2)
     batches = loader(12, train=True)
-    check_manners(TRAINERS[kind], new_model(), batches, settings, tmp_path / "here", monkeypatch)
+    check_manners(trainer_of(kind), new_model(), batches, settings, tmp_path / "here", monkeypatch)
 
 
 def small() -> nn.Module:
@@ -180,9 +216,7 @@ def small() -> nn.Module:
 
 
 def test_private_monai_training_takes_the_granted_noisy_steps() -> None:
-    trainer = MonaiEngineTrainer(engine, evaluator, MEASURES, private=True)
-    data = Dataset(slices(22), ToTensord(("image", "label")))
-    check_private_training(trainer, small(), DataLoader(data, batch_size=4))
+    check_private_training(private_trainer(engine), small(), private_batches())
 
 
 def mixed(model: nn.Module, batches: Any, settings: TrainerSettings) -> Any:
@@ -192,7 +226,5 @@ def mixed(model: nn.Module, batches: Any, settings: TrainerSettings) -> Any:
 
 
 def test_private_engine_that_can_skip_steps_is_refused() -> None:
-    trainer = MonaiEngineTrainer(mixed, evaluator, MEASURES, private=True)
-    data = Dataset(slices(22), ToTensord(("image", "label")))
     with pytest.raises(ConfigurationError, match="plain SupervisedTrainer: remove amp"):
-        check_private_training(trainer, small(), DataLoader(data, batch_size=4))
+        check_private_training(private_trainer(mixed), small(), private_batches())
