@@ -39,13 +39,13 @@ to this norm."""
 class HcsFed(Selector):
     """Clusters clients by a local update; each cluster gets a share of the cohort.
 
-    Clusters clients by k-means over sketches of one local update: once, or again while fewer
-    clients than clusters have answered. clusters: number of clusters. seats: `equal` gives each
-    cluster the same number of seats, and the remaining seats to the clusters in turn; clients are
-    drawn uniformly within a cluster. `neyman` gives a cluster seats in proportion to its size times
-    its spread, the root mean squared distance of its sketches from their centre; clients are drawn
-    in proportion to the norms of their sketches. sketch: method that compresses an update. numbers:
-    length of a sketch.
+    Clusters clients by k-means over sketches of one local update: once, or again as long as fewer
+    different sketches than clusters are known. clusters: number of clusters. seats: `equal` gives
+    each cluster the same number of seats, and the remaining seats to the clusters in turn; clients
+    are drawn uniformly within a cluster. `neyman` gives a cluster seats in proportion to its size
+    times its spread, the root mean squared distance of its sketches from their centre; clients are
+    drawn in proportion to the norms of their sketches. sketch: method that compresses an update.
+    numbers: length of a sketch.
 
     Seats that a small cluster can't fill go to the largest clusters. A client that joins later is
     asked for a sketch then, and joins the cluster with the nearest centre. A client that sent no
@@ -158,13 +158,13 @@ def neyman_seats(sizes: NDArray[np.int64], spreads: Floats, count: int) -> list[
     """Return each cluster's seats, in proportion to size · spread, by largest remainders. If all
     spreads are 0, seats are in proportion to size.
 
-    count: number of seats, at most Σ sizes. spreads: ≥ 0, finite.
+    count: number of seats, from 0 to Σ sizes. spreads: ≥ 0, finite.
     """
-    if not len(sizes):
-        return []
+    if not count:
+        return [0] * len(sizes)
     weights = sizes * (spreads / (spreads.max() or 1.0))
     if not weights.sum() > 0:
-        weights = np.maximum(sizes, 1).astype(np.float64)
+        weights = sizes.astype(np.float64)
     shares = count * weights / weights.sum()
     seats = np.floor(shares + 1e-9).astype(np.int64)
     order = np.argsort(seats - shares, kind="stable")
@@ -232,9 +232,12 @@ class _Map:
             return self
         cluster, length, away = self.cluster.copy(), self.length.copy(), self.away.copy()
         centres = self.centres
-        if len(centres) < min(clusters, len(points)):  # too few clients have answered before
+        if len(centres) < clusters:
+            # So far there are fewer sketches than clusters, so each centre is a client's sketch.
+            earlier = np.setdiff1d(np.flatnonzero(cluster >= 0), rows)
+            points = np.concatenate([centres[cluster[earlier]], points])
+            rows = np.concatenate([earlier, rows])
             centres = k_means(points, clusters)
-            cluster[:] = -1
         found = nearest(points, centres)
         cluster[rows] = found
         length[rows] = np.linalg.norm(points, axis=1)
