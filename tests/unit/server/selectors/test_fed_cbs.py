@@ -2,13 +2,15 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from support.populations import context, labelled, population, rounds, select
+from support.plain_loops import position_at
+from support.populations import context, labelled, outcome, population, rounds, select
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings.plugins import create
@@ -115,6 +117,70 @@ def test_fed_cbs_draws_cohorts_with_the_probabilities_of_the_paper(
     for cohort, chance in expected.items():
         deviation = math.sqrt(draws * chance * (1 - chance))
         assert abs(drawn[cohort] - draws * chance) < 4.5 * deviation + 1, cohort
+
+
+def plain_cohort(
+    table: Sequence[Sequence[float]],
+    rows: Sequence[int],
+    size: int,
+    weights: tuple[float, float],
+    selections: Sequence[int],
+    number: int,
+    twin: np.random.Generator,
+) -> list[int]:
+    """Draw one client after another, by QCID from its definition. rows: available clients with
+    labels. weights: `exploration` and `power`. selections: how often each client was selected."""
+    exploration, power = weights
+    cohort: list[int] = []
+    while len(cohort) < min(size, len(rows)):
+        left = [row for row in rows if row not in cohort]
+        chances = []
+        for row in left:
+            imbalance = max(qcid(table, [*cohort, row]), 1e-6)
+            chances.append(imbalance ** (-power * (len(cohort) + 1)))
+            if not cohort:
+                tries = 1 + selections[row]
+                chances[-1] += exploration * math.sqrt(3 * math.log(number) / (2 * tries))
+        cohort.append(left[position_at(chances, twin.random())])
+    return cohort
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("weights", [(10.0, 1.0), (0.0, 0.3), (2.0, 2.5)])
+def test_rounds_agree_with_a_second_implementation(weights: tuple[float, float], seed: int) -> None:
+    """Some clients are unavailable, some updates fail, clients 8 and 9 have no labels, and clients
+    10 and 11 join in round 5."""
+    generator = np.random.default_rng(seed)
+    table = generator.integers(0, 30, (12, 3)).astype(np.float64)
+    table[0], table[3, 0] = [7, 7, 7], -4
+    table[8], table[9] = [-1, 0, -2], np.nan
+    counts = table.clip(min=0).tolist()
+    exploration, power = weights
+    selector = FedCBS(exploration=exploration, power=power)
+    state, selections = selector.init(labelled(table[:10].tolist())), [0] * 12
+    for number in range(1, 21):
+        clients = 12 if number >= 5 else 10
+        here = np.flatnonzero(generator.random(clients) < 0.6)
+        federation = labelled(table[:clients].tolist())
+        given_context = context(federation, 5, number=number, seed=seed, available=here)
+        selection, twin = select(selector, state, given_context), given_context.generator("fed-cbs")
+        rows = [row for row in here.tolist() if row not in (8, 9)]
+        expected = plain_cohort(counts, rows, 5, weights, selections, number, twin)
+        reached = [qcid(counts, expected[: place + 1]) for place in range(len(expected))]
+        reported = [float(reason.split()[-1]) for reason in selection.reasons[: len(reached)]]
+        assert reported == pytest.approx(reached, abs=0.00006)
+        rest = [row for row in here.tolist() if row not in expected]
+        missing = min(5, len(here)) - len(expected)
+        if missing:
+            expected += twin.choice(np.array(rest), missing, replace=False).tolist()
+        assert selection.rows.tolist() == expected
+        included = selection.rows[generator.random(len(expected)) < 0.7]
+        state = selector.observe(state, replace(outcome(number, selection), included=included))
+        for row in expected:
+            selections[row] += 1
+        stored = state.arrays["selections"].tolist()
+        assert stored == selections[: len(stored)]
+    assert sum(selections[8:10]) > 0
 
 
 def test_fed_cbs_cohorts_have_more_even_labels_than_random_ones() -> None:

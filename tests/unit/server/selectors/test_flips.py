@@ -93,6 +93,61 @@ def test_clusters_take_turns_as_in_a_simple_reference_loop() -> None:
             )
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("spares", [0, 2])
+@pytest.mark.parametrize("clusters", [None, 3])
+def test_rounds_agree_with_a_second_implementation(
+    clusters: int | None, spares: int, seed: int
+) -> None:
+    """Some clients are unavailable, some updates fail, clients 11 and 12 have no labels, and
+    clients 13 and 14 join in round 5. Numbers of clusters are arbitrary, and read from the code."""
+    generator, selector = np.random.default_rng(seed), Flips(clusters=clusters)
+    labels: list[list[float]] = [[9, 1, 0], [0, 18, 2], [3, 0, 27]]
+    counts = [labels[kind] for kind in KINDS]
+    counts += [[0, -1, 0], [np.nan] * 3, [18, 2, 0], [1, 0, 9]]
+    kind = dict(enumerate(KINDS)) | {13: 0, 14: 2}
+    state, failed = selector.init(labelled(counts[:13])), list[int]()
+    selections, for_failed = [0] * 15, 0
+    for number in range(1, 21):
+        federation = labelled(counts[: 15 if number >= 5 else 13])
+        here = np.flatnonzero(generator.random(len(federation)) < 0.6)
+        given = context(federation, 6, number=number, seed=seed, available=here)
+        selection = select(selector, state, replace(given, spares=spares))
+
+        names = clusters_of(federation, clusters).tolist()
+        name = {row: names[row] for row in kind if row < len(federation)}
+        assert len(set(name.values())) == len({(kind[row], name[row]) for row in name}) == 3
+        twin = given.generator("flips")
+        order = [row for row in twin.permutation(here).tolist() if row in name]
+        ties = twin.random(3).tolist() if order else []
+        queues = {
+            c: sorted((row for row in order if name[row] == c), key=lambda row: selections[row])
+            for c in range(3)
+        }
+        past = {c: sum(selections[row] for row in name if name[row] == c) for c in range(3)}
+        troubled, places = {name[row] for row in failed if row in name}, dict.fromkeys(range(3), 0)
+        expected, size = list[int](), min(6, len(here))
+        for place in range(min(size, len(order))):
+            able = [c for c in range(3) if queues[c]]
+            if place >= size - spares and troubled & set(able):
+                able = [c for c in able if c in troubled]
+                for_failed += 1
+            best = min(able, key=lambda c: (places[c], past[c], ties[c]))
+            expected.append(queues[best].pop(0))
+            places[best] += 1
+        rest = [row for row in here.tolist() if row not in expected]
+        if len(expected) < size:
+            expected += twin.choice(np.array(rest), size - len(expected), replace=False).tolist()
+        assert selection.rows.tolist() == expected
+
+        came = generator.random(size) < 0.8
+        ended = replace(outcome(number, selection), included=selection.rows[came])
+        state, failed = selector.observe(state, ended), selection.rows[~came].tolist()
+        for row in expected:
+            selections[row] += 1
+    assert (for_failed > 5) == (spares > 0)
+
+
 def test_all_clients_of_a_cluster_take_turns() -> None:
     times: Counter[int] = Counter()
     for selection in rounds(Flips(), FEDERATION, 3, 12):

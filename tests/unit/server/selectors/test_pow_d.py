@@ -1,8 +1,12 @@
+import math
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike
+from support.plain_loops import limited
 from support.populations import Respond, context, played, population, select
 
 from potluck.common.errors import ConfigurationError
@@ -136,3 +140,74 @@ def test_pow_d_draws_among_equal_losses_at_random() -> None:
 def test_pow_d_option_out_of_range_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
         create(Selector, "pow-d", options)
+
+
+def plain_candidates(
+    sizes: Mapping[int, float], number: int, twin: np.random.Generator
+) -> list[int]:
+    """Draw candidates without replacement, with chances in proportion to their sizes: those whose
+    exponential waiting times, with the sizes as rates, end first."""
+    if number >= len(sizes):
+        return sorted(sizes)
+    first = twin.exponential(size=(2, len(sizes))).tolist()[0]
+    waits = {row: first[place] / size for place, (row, size) in enumerate(sizes.items())}
+    return sorted(sorted(waits, key=lambda row: waits[row])[:number])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"order": "asc", "candidates": 6},
+        {"draw": "uniform", "candidates": 5},
+        {"candidates": 2},
+        {"candidates": 100},
+    ],
+)
+def test_rounds_agree_with_a_second_implementation(options: dict[str, Any], seed: int) -> None:
+    """Losses change from round to round. Some clients are unavailable, some answers are missing,
+    invalid, equal or far above the others, and numbers of samples become known in the run."""
+    generator, selector = np.random.default_rng(seed), create(Selector, "pow-d", options)
+    state, sign = selector.init(population(14)), 1 if options.get("order") == "asc" else -1
+    samples, known = generator.integers(1, 200, 14).tolist(), dict[int, int]()
+    questions, told = list[list[int]](), dict[int, float]()
+
+    def answer(ask: Ask) -> Answers:
+        questions.append(ask.rows.tolist())
+        rows = ask.rows[generator.random(len(ask.rows)) < 0.8]
+        usual = [np.nan, -1, 0, 1, 1, 2.5, 3, generator.random(), generator.random(), 1e4]
+        losses = generator.choice(usual, len(rows))
+        told.update(zip(rows.tolist(), losses.tolist(), strict=True))
+        return Answers(rows=rows, values={"loss": losses})
+
+    for number in range(1, 31):
+        here = np.flatnonzero(generator.random(14) < 0.8)
+        federation = with_samples([known.get(row, 0) for row in range(14)])
+        given = context(federation, 4, number=number, seed=seed, available=here)
+        questions.clear()
+        told.clear()
+        selection = played(selector, state, given, answer)[0]
+
+        twin, seen = given.generator("pow-d"), [known[row] for row in here.tolist() if row in known]
+        usual = sum(seen) / len(seen) if seen else 1.0
+        sizes = {row: known.get(row, usual) for row in here.tolist()}
+        if options.get("draw") == "uniform":
+            sizes = dict.fromkeys(sizes, 1.0)
+        candidates = plain_candidates(sizes, max(options.get("candidates", 8), 4), twin)
+        assert questions == [candidates]
+        losses = limited({row: told.get(row, math.nan) for row in candidates}, 100)
+        ties = dict(zip(candidates, twin.random(len(candidates)).tolist(), strict=True))
+        ranked = sorted(losses, key=lambda row: (sign * round(losses[row], 12), ties[row]))
+        expected, size = ranked[:4], min(4, len(here))
+        for group in (set(here.tolist()) - set(candidates), set(here.tolist())):
+            others = sorted(group - set(expected))
+            count = min(size - len(expected), len(others))
+            expected += twin.choice(np.array(others, np.int64), count, replace=False).tolist()
+        assert selection.rows.tolist() == expected
+        reported = [float(why.split()[1].strip(",")) for why in selection.reasons[: len(ranked)]]
+        assert reported == pytest.approx([losses[row] for row in ranked[:4]], rel=1e-3)
+
+        for row in selection.rows[generator.random(size) < 0.5].tolist():
+            known[row] = samples[row]
+    assert len(known) > 6

@@ -1,10 +1,14 @@
+import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
+from support.plain_loops import limited
 from support.populations import Respond, context, population, select
 
 from potluck.common.errors import ConfigurationError
@@ -195,3 +199,100 @@ def test_the_approximation_may_leave_places_free() -> None:
 def test_options_are_checked(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
         create(Selector, "ocs", options)
+
+
+def plain_chances(importance: Mapping[int, float], size: int) -> dict[int, float]:
+    """Return probabilities ∝ importance with sum `size`; clients above 1 are certain."""
+    found, free, places = dict[int, float](), dict(importance), size
+    while free:
+        total = sum(free.values())
+        shares = {
+            row: places * (value / total if total else 1 / len(free)) for row, value in free.items()
+        }
+        certain = [row for row in free if shares[row] >= 1]
+        if not certain:
+            return found | shares
+        found |= dict.fromkeys(certain, 1.0)
+        free = {row: value for row, value in free.items() if row not in certain}
+        places -= len(certain)
+    return found
+
+
+def plain_draw(chances: Mapping[int, float], twin: np.random.Generator) -> list[int]:
+    """Draw the certain clients, and those at one random place of each unit of the line on which
+    the others lie in random order, with segments as long as their chances."""
+    drawn = [row for row in chances if chances[row] > 1 - 1e-12]
+    rest = [row for row in chances if row not in drawn]
+    order = twin.permutation(np.array(rest, dtype=np.int64)).tolist()
+    place, end, found = float(twin.random()), 0.0, []
+    for row in order:
+        end += chances[row]
+        if end > place:
+            found.append(row)
+            place += 1
+    return drawn + sorted(found)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"candidates": 6},
+        {"candidates": 2, "weights": "samples"},
+        {"rule": "approximate", "candidates": 7, "steps": 1},
+        {"rule": "approximate"},
+    ],
+)
+def test_rounds_agree_with_a_second_implementation(options: dict[str, Any], seed: int) -> None:
+    """Norms change from round to round. Some clients are unavailable, some answers are missing,
+    invalid, equal or far above the others, and numbers of samples become known in the run."""
+    generator, selector = np.random.default_rng(seed), create(Selector, "ocs", options)
+    sizes, known = generator.integers(1, 200, 12), np.zeros(12, dtype=np.int64)
+    exact, questions, told = "rule" not in options, list[list[int]](), dict[int, float]()
+
+    def answer(ask: Ask) -> Answers:
+        questions.append(ask.rows.tolist())
+        rows = ask.rows[generator.random(len(ask.rows)) < 0.85]
+        usual = [np.nan, -1, 0, 1, 1, generator.random(), 2 + generator.random(), 3, 1e4]
+        norms = generator.choice(usual, len(rows))
+        told.update(zip(rows.tolist(), norms.tolist(), strict=True))
+        return Answers(rows=rows, values={"gradient-norm": norms})
+
+    for number in range(1, 31):
+        here = np.flatnonzero(generator.random(12) < 0.8)
+        given_context = context(
+            federation(known.tolist()), 4, number=number, seed=seed, available=here
+        )
+        questions.clear()
+        told.clear()
+        chosen = select(selector, State(), given_context, answer)
+
+        twin, rows = given_context.generator("ocs"), here.tolist()
+        wanted = max(options.get("candidates", 32), 4)
+        asked = rows if wanted >= len(rows) else sorted(twin.choice(here, wanted, replace=False))
+        assert questions == [asked]
+        norms = limited({row: told.get(row, math.nan) for row in asked}, 100)
+        usual = known[known > 0].mean() if known.any() else 1.0
+        n = {row: float(size) or usual for row, size in enumerate(known.tolist())}
+        importance = {row: n[row] * norm for row, norm in norms.items()}
+        count, size = min(4, len(rows)), min(4, len(norms))
+        chances = plain_chances(importance, size)
+        if not exact and any(importance.values()):
+            values = authors_chances([*importance.values()], size, options.get("steps", 4))
+            chances = dict(zip(importance, values, strict=True))
+        drawn = plain_draw({row: chances[row] for row in norms}, twin)
+        expected = sorted(drawn, key=lambda row: -norms[row])[:size]
+        if len(norms) < count:
+            rest = [row for row in rows if row not in expected]
+            expected += twin.choice(np.array(rest), count - len(expected), replace=False).tolist()
+        assert chosen.rows.tolist() == expected
+        assert len(expected) == count or not exact
+        if "weights" in options:
+            assert chosen.weights is None
+        else:
+            weights = [n[row] / (chances.get(row) or 1.0) for row in expected]
+            assert chosen.weights == pytest.approx(weights)
+        arrived = chosen.rows[generator.random(len(chosen.rows)) < 0.5]
+        known[arrived] = sizes[arrived]
+    assert known.any()

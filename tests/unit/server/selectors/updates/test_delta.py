@@ -1,4 +1,7 @@
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,3 +137,86 @@ def test_clients_that_are_all_drawn_are_weighted_by_their_samples() -> None:
     facts = replace(facts_of(vectors, rows=selection.rows), samples=selection.weights)
     after = selector.observe(state, replace(ended, facts=facts)).arrays["chances"]
     assert after == pytest.approx(np.array([10, 20, 30]) / 60 * 3)  # updates are alike
+
+
+def plain_draw(chances: Mapping[int, float], size: int, twin: np.random.Generator) -> list[int]:
+    """Draw without replacement: the clients whose exponential waiting times, with their chances as
+    rates, end first."""
+    first = twin.exponential(size=(2, len(chances))).tolist()[0]
+    waits = {row: first[place] / chance for place, (row, chance) in enumerate(chances.items())}
+    return sorted(waits, key=lambda row: waits[row])[:size]
+
+
+class PlainDelta:
+    """DELTA in plain loops. chances: P of each client that was known after the last round."""
+
+    def __init__(self, clients: int, diversity: float) -> None:
+        self.chances, self.diversity = [1.0] * clients, diversity
+
+    def all_chances(self, clients: int) -> list[float]:
+        """Return P of all clients. New clients have the mean of the others."""
+        mean = sum(self.chances) / len(self.chances)
+        return self.chances + [mean] * (clients - len(self.chances))
+
+    def learn(self, clients: int, steps: Mapping[int, Sequence[float]], n: Sequence[float]) -> None:
+        """Redistribute P among the clients of a round. steps: updates per step. n: samples."""
+        self.chances = self.all_chances(clients)
+        mean = [sum(column) / len(steps) for column in zip(*steps.values(), strict=True)]
+        importance = {
+            row: n[row]
+            * ((1 - self.diversity) * math.hypot(*g) + self.diversity * math.dist(g, mean))
+            for row, g in steps.items()
+        }
+        if not any(importance.values()):  # a single update, or all are 0
+            return
+        shared = sum(self.chances[row] for row in steps)
+        for row, each in importance.items():
+            self.chances[row] = max(shared * each / sum(importance.values()), 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"diversity": 0.0}, {"diversity": 1.0}, {"diversity": 0.3, "weights": "samples"}],
+)
+def test_rounds_agree_with_a_second_implementation(options: dict[str, Any], seed: int) -> None:
+    """Some clients are unavailable, some updates fail or are 0, and clients 8 and 9 join in round
+    5. Each number of samples is known after the client's first update."""
+    generator, selector = np.random.default_rng(seed), create(Selector, "delta", options)
+    plain, state = PlainDelta(8, options.get("diversity", 0.5)), selector.init(population(8))
+    sizes, known = generator.integers(1, 50, 10), np.zeros(10, dtype=np.int64)
+    for number in range(1, 21):
+        clients = 10 if number >= 5 else 8
+        here = np.flatnonzero(generator.random(clients) < 0.75)
+        roster = federation(known[:clients].tolist())
+        given = context(roster, 5, number=number, seed=seed, available=here)
+        selection = select(selector, state, given)
+        chances = plain.all_chances(clients)
+        some = {row: chances[row] for row in here.tolist()}
+        assert selection.rows.tolist() == plain_draw(some, 5, given.generator("delta"))
+        usual = float(known[known > 0].mean()) if known.any() else 1.0
+        n = [float(size) or usual for size in known.tolist()]
+        if "weights" in options:
+            assert selection.weights is None
+        else:
+            every = len(here) <= 5
+            expected = [n[row] / (1 if every else chances[row]) for row in selection.rows.tolist()]
+            assert selection.weights == pytest.approx(expected)
+
+        came = generator.random(len(selection.rows)) < 0.8
+        rows, steps = selection.rows[came], generator.integers(1, 6, 10)
+        updates = generator.standard_normal((10, 4)) * generator.choice([0, 1, 3], (10, 1))
+        facts = replace(facts_of(updates[rows], rows=rows, number=number), steps=steps[rows])
+        told = known.copy()
+        known[rows] = sizes[rows]
+        if selection.weights is not None:
+            facts = replace(facts, samples=selection.weights[came])
+        else:  # an update says on how many samples it rests
+            facts = replace(facts, samples=known[rows].astype(np.float64))
+            n = [float(size) for size in known.tolist()]
+        ended = outcome(number, selection, samples=told[:clients])
+        state = selector.observe(state, replace(ended, facts=facts, included=rows))
+        per_step = {row: (updates[row] / steps[row]).tolist() for row in rows.tolist()}
+        plain.learn(max(len(plain.chances), 1 + max(selection.rows)), per_step, n)
+        assert state.arrays["chances"] == pytest.approx(plain.chances)
+    assert min(plain.chances) < 0.5 < 1.5 < max(plain.chances)

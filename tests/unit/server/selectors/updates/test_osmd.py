@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -121,6 +121,73 @@ def test_probabilities_are_those_of_the_authors_program(clients: int, alpha: flo
         assert state.arrays["chances"] / clients == pytest.approx(np.array(theirs.probabilities))
     assert state.scalars["phase"] == 6
     assert state.scalars["left"] == 28
+
+
+def plain_inclusion(chances: Mapping[int, float], count: int) -> dict[int, float]:
+    """Return probabilities ∝ chance with sum `count`; clients above 1 are certain."""
+    found, free, places = dict[int, float](), dict(chances), count
+    while free:
+        shares = {row: places * chance / sum(free.values()) for row, chance in free.items()}
+        certain = [row for row in free if shares[row] > 1]
+        if not certain:
+            return found | shares
+        found |= dict.fromkeys(certain, 1.0)
+        free = {row: chance for row, chance in free.items() if row not in certain}
+        places -= len(certain)
+    return found
+
+
+def plain_draw(chances: Mapping[int, float], place: float) -> list[int]:
+    """Return the clients at `place`, `place` + 1, …, on a line of segments as long as chances."""
+    drawn, end = [], 0.0
+    for row, chance in chances.items():
+        end += chance
+        if end > place:
+            drawn.append(row)
+            place += 1
+    return drawn
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("alpha", "weights"), [(0.4, "inverse"), (0.1, "inverse"), (0.2, "samples")]
+)
+def test_rounds_agree_with_a_second_implementation(alpha: float, weights: str, seed: int) -> None:
+    """Some clients are unavailable, some updates fail, and updates of later clients are longer."""
+    generator, size = np.random.default_rng(seed), 7
+    federation = replace(population(size), samples=generator.integers(5, 50, size))
+    selector = create(Selector, "osmd", {"floor": alpha, "weights": weights})
+    theirs, state, longest = AuthorsSampler(size, alpha), selector.init(federation), 0.0
+    shares = (federation.samples / federation.samples.mean()).tolist()
+    for number in range(1, 41):
+        here = np.flatnonzero(generator.random(size) < 0.8)
+        given_context = context(federation, 3, number=number, seed=seed, available=here)
+        selection, twin = select(selector, state, given_context), given_context.generator("osmd")
+        order, count = twin.permutation(here).tolist(), min(3, len(here))
+        included = plain_inclusion({row: theirs.mixed[row] for row in order}, count)
+        included = {row: included[row] for row in order}
+        picks = plain_draw(included, float(twin.random()))
+        assert selection.rows.tolist() == picks
+        expected = [shares[row] / included[row] for row in picks]
+        assert selection.weights == (None if weights == "samples" else pytest.approx(expected))
+
+        arrived = selection.rows[generator.random(count) < 0.7]
+        norms = (1 + arrived) * generator.lognormal(sigma=0.5, size=len(arrived))
+        state = selector.observe(state, ended(arrived, norms, selection.rows, federation.samples))
+        if not len(arrived):
+            continue
+        lengths = dict(zip(arrived.tolist(), norms.tolist(), strict=True))
+        squares = {row: (shares[row] * length) ** 2 for row, length in lengths.items()}
+        longest = longest or max(squares.values())
+        values = {row: a / longest / size**2 for row, a in squares.items()}
+        everyone = plain_inclusion(dict(enumerate(theirs.mixed)), count)
+        theirs.learn(values, {row: everyone[row] / count for row in values}, count)
+        if theirs.done == theirs.rounds:
+            theirs.begin()
+            longest = max(squares.values())
+        assert state.arrays["trust"] == pytest.approx(theirs.trust)
+        assert state.arrays["chances"] / size == pytest.approx(np.array(theirs.probabilities))
+    assert theirs.phase >= 5
 
 
 def test_a_round_by_hand() -> None:
