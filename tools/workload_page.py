@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from potluck.common.errors import ConfigurationError
-from potluck.experiments.benchmark.tier import tier_named
+from potluck.experiments.benchmark.tier import TIERS, tier_named
 from potluck.experiments.grid.definition import merged
 from potluck.experiments.reports.workload_card import card_markdown, card_title, workload_card
 
@@ -32,6 +32,24 @@ WORKLOADS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
 )
 """Each workload's task and options; the other options have their defaults."""
 
+SELECTORS: Final = "What a selector would have to learn in the workloads of the benchmark:"
+LEARNED: Final = {
+    "label-skew": "which clients have the labels that others lack",
+    "label-noise": "which clients have wrong labels",
+    "few-samples": "which clients have the labels that others lack, from updates of few samples",
+    "slow-clients": "that slow clients have labels that quick ones lack",
+    "misleading-colours": "which clients contradict the usual pair of colour and label",
+    "hospitals": "which hospitals differ from the others",
+    "plays": "which roles speak like many others, and which do not",
+    "mnist-skew": "which clients have the labels that others lack",
+    "mnist-label-noise": "which clients have wrong labels",
+    "cifar10-skew": "which clients have the labels that others lack",
+    "writers": "which writers write like many others, and which do not",
+    "lost-clients": "that clients which often drop out have labels that others lack",
+    "noisy-profiles": "how far profiles with noise can be trusted",
+}
+"""What a selector would have to learn, by workload."""
+
 OPENING: Final = """# Workloads
 
 This page describes the workloads whose data were at hand, for people who choose some for an
@@ -42,40 +60,56 @@ The *distance* of a client's label mix is the total variation distance to the mi
 0 if they are equal, near 1 if the client holds other classes. GCI, GAI and GSC are the imbalance
 of classes and of attributes and the spurious correlation in all samples together; CCI, CAI and
 CSC are the means over clients. The accuracies are those of always answering the most frequent
-label of all samples, or of the client. The last row counts what a selector would have to learn
-about clients to know every label mix.
+label of all samples, or of the client. The last row counts the numbers from which a selector
+would know every label mix.
 
 """
 
 
-def of_tier() -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Return task and options of the standard tier's workloads, by the sentence that names them."""
-    tier = tier_named("standard")
-    tables = {name: merged(tier.run, each.run)["task"] for name, each in tier.workloads.items()}
-    found: dict[str, tuple[str, Mapping[str, Any]]] = {}
-    for table in {repr(table): table for table in tables.values()}.values():
-        names = [f"`{name}`" for name, other in tables.items() if other == table]
-        options = {key: value for key, value in table.items() if key != "name"}
-        found[f"In the benchmark's standard tier: {', '.join(names)}."] = table["name"], options
-    return found
+def of_tiers() -> dict[str, tuple[str, Mapping[str, Any], list[str]]]:
+    """Return each card of the tiers' workloads by title: task, options, lines on the workloads."""
+    tiers: dict[tuple[str, str], list[str]] = {}
+    tasks: dict[str, Mapping[str, Any]] = {}
+    for tier in map(tier_named, TIERS):
+        for name, each in tier.workloads.items():
+            task = merged(tier.run, each.run)["task"]
+            title = card_title(task["name"], _options(task))
+            tasks[title] = task
+            tiers.setdefault((title, name), []).append(f"`{tier.name}`")
+    return {
+        title: (
+            task["name"],
+            _options(task),
+            [
+                f"- `{name}` in {', '.join(of)}: {LEARNED[name]}."
+                for (other, name), of in tiers.items()
+                if other == title
+            ],
+        )
+        for title, task in tasks.items()
+    }
+
+
+def _options(task: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in task.items() if key != "name"}
 
 
 def page(data: Path, existing: str) -> str:
     """Return the page for the files of a data directory; without a file, a card stays as it is."""
     parts = ["## " + part for part in existing.split("\n## ")[1:]]
     kept = {part.partition("\n")[0]: part.rstrip("\n") + "\n" for part in parts}
-    sentences = {card_title(*workload): sentence for sentence, workload in of_tier().items()}
-    wanted = {card_title(*each): each for each in (*WORKLOADS, *of_tier().values())}
+    ranked = of_tiers()
+    wanted = {card_title(*each): (*each, list[str]()) for each in WORKLOADS} | ranked
     cards: list[str] = []
-    for title, (task, options) in wanted.items():
+    for title, (task, options, lines) in wanted.items():
         try:
             card = card_markdown(workload_card(task, options, data))
         except ConfigurationError as error:
             sys.stderr.write(f"kept as it is: {title}: {error.message}\n")
             card = kept.get(title, "")
         else:
-            if title in sentences:
-                card += f"\n{sentences[title]}\n"
+            if lines:
+                card += "\n" + "\n".join([SELECTORS, "", *lines]) + "\n"
         cards.append(card)
     return OPENING + "\n".join(filter(None, cards))
 

@@ -1,5 +1,7 @@
 """The cards of workloads, and the page that shows them."""
 
+import re
+
 import pytest
 from support.repository import ROOT
 from typer.testing import CliRunner
@@ -52,3 +54,10 @@ def test_the_command_prints_the_options_in_the_title() -> None:
     assert found.exit_code == 0, found.output
     assert found.output.startswith("## digits, `clients = 12`\n")
     assert "| clients | 12 |" in found.output
+
+
+@pytest.mark.parametrize("tier", ["smoke", "standard", "full"])
+def test_the_page_states_what_there_is_to_learn_in_each_workload_of_a_tier(tier: str) -> None:
+    """The data of `writers` are not at hand."""
+    for name in set(tier_named(tier).workloads) - {"writers"}:
+        assert re.search(rf"(?m)^- `{name}` in .*`{tier}`.*: \w", PAGE), name
