@@ -600,9 +600,22 @@ def test_leaderboard_has_a_row_per_arm(results: dict[str, ArmResult]) -> None:
         "0.901",
         "+0.300",
     )
-    assert (first["rounds"], first["lost"], first["ε"]) == ("1.00", "+0.000", "0")
+    assert (first["rounds"], first["lost"], first["ε of profiles"]) == ("1.00", "–", "–")
     assert first["learns about clients"] == learned(results["pow-d"]) == "answers: loss"
     assert dict(zip(rows[0], rows[3], strict=True))["learns about clients"] == "nothing"
+
+
+def test_harder_variant_and_profiles_with_noise_have_values(results: dict[str, ArmResult]) -> None:
+    arm = results["pow-d"]
+    cells = [
+        each.model_copy(update={"accuracy": each.accuracy - 0.1} if each.workload == "lost" else {})
+        for each in arm.cells
+    ]
+    noisy = arm.model_copy(update={"cells": cells, "epsilon": {"skew": None, "noise": 0.2}})
+    rows = leaderboard(SMALL, [results["uniform"], noisy]).splitlines()
+    heads, row = ([cell.strip() for cell in rows[place].split("|")] for place in (0, 2))
+    shown = dict(zip(heads, row, strict=True))
+    assert (shown["arm"], shown["lost"], shown["ε of profiles"]) == ("pow-d", "-0.100", "0.2")
 
 
 def test_every_table_highlights_the_marked_arm(results: dict[str, ArmResult]) -> None:

@@ -122,7 +122,13 @@ def _setting(choice: Choice) -> str:
 def _standings(tier: Tier, results: Sequence[ArmResult], ranks: Ranks | None) -> list[str]:
     harder = [name for name, each in tier.workloads.items() if each.harder]
     heads = ["arm", "mean rank", "accuracy", f"minus {tier.baseline}"]
-    heads += [*RESOURCES.values(), *harder, "ε", "seconds to select", "learns about clients"]
+    heads += [
+        *RESOURCES.values(),
+        *harder,
+        "ε of profiles",
+        "seconds to select",
+        "learns about clients",
+    ]
     whole = with_all(_contests(tier, results))[-1]
     found = differences(whole, tier.baseline, _METRIC, LAST)
     scores = {each: profile_scores(tier, results, each) for each in RESOURCES}
@@ -159,12 +165,18 @@ def _seconds(value: float | None) -> str:
 
 
 def _epsilon(result: ArmResult) -> str:
+    """Return the largest privacy loss by profiles; a dash if the selector needs no profiles."""
     known = [each for each in result.epsilon.values() if each is not None]
-    return f"{max(known):g}" if known else "exact"
+    if not known:
+        return "exact"
+    return f"{max(known):g}" if max(known) > 0 else _NONE
 
 
 def _loss(tier: Tier, result: ArmResult, workload: str) -> str:
+    """Return the change of accuracy in a harder variant; a dash if no seed changes."""
     easier = tier.workloads[workload].harder or workload
+    if result.values(workload) == result.values(easier):
+        return _NONE
     return f"{_accuracy(result, [workload]) - _accuracy(result, [easier]):+.3f}"
 
 
