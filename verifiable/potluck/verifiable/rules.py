@@ -14,9 +14,8 @@ def check_run(run_file: RunFile) -> None:
     selector = run_file.selector.name
     if selector not in RECOMPUTED:
         raise ConfigurationError(
-            f"selection.hosts_verify: hosts can't recompute selector '{selector}', because it uses "
-            "inputs that hosts must not see; choose one of "
-            f"{', '.join(RECOMPUTED)}, or remove hosts_verify and audit the run with "
+            f"selection.hosts_verify: hosts can't recompute selector '{selector}'; choose "
+            f"{' or '.join(RECOMPUTED)}, or remove hosts_verify and audit the run with "
             "`potluck audit-selection`",
             selector=selector,
         )
