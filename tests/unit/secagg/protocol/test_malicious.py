@@ -37,7 +37,7 @@ from potluck.secagg.protocol import (
     decode,
     encode,
 )
-from potluck.secagg.protocol.client.client_session import Accusing
+from potluck.secagg.protocol.client.client_session import Accusing, Advertised
 from potluck.secagg.protocol.coordinator.coordinator_session import Revealing
 from potluck.secagg.protocol.coordinator.unmasking import unmask
 from potluck.secagg.protocol.primitives import agreement_proof
@@ -337,6 +337,26 @@ def test_changed_swapped_or_missing_ciphertexts_are_refused() -> None:
     assert refusal(run, changed(envelope, encode(small))) is Rule.TOO_FEW
     without = replace(message, sharers=("b", "c", "d", "e", "f"))
     assert refusal(run, changed(envelope, encode(without))) is Rule.SET
+
+
+@pytest.mark.parametrize(
+    ("purpose", "why"),
+    [
+        pytest.param(Purpose.HISTOGRAM, "outside this client's cell", id="counts"),
+        pytest.param(Purpose.UPDATE, "outside the cohort to which", id="updates"),
+    ],
+)
+def test_a_sum_with_clients_that_do_not_belong_to_it_is_refused(purpose: Purpose, why: str) -> None:
+    run = run_at(Stage.SHARE, purpose=purpose)
+    state = run.sessions["a"].state
+    assert isinstance(state, Advertised)
+    expected = replace(state.agreed.expected, within=frozenset("abcde"))
+    state = replace(state, agreed=replace(state.agreed, expected=expected))
+    run.sessions["a"] = replace(run.sessions["a"], state=state)
+    step = run.tell("a", run.next("a"))
+    assert step.refusal is not None
+    assert step.refusal.rule is Rule.SET
+    assert why in step.refusal.detail
 
 
 def test_clients_with_different_sharer_sets_never_consent_to_one_sum() -> None:

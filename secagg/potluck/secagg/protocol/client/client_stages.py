@@ -62,6 +62,7 @@ from potluck.secagg.protocol.wire.messages import (
     Delivery,
     Envelope,
     MessageType,
+    Purpose,
     Reveal,
     RevealedShare,
     RosterMessage,
@@ -120,8 +121,10 @@ def share_secrets(state: Advertised, message: RosterMessage, situation: Situatio
     require(
         within is None or within.issuperset(roster.participants),
         Rule.SET,
-        "the roster has clients outside this client's cell; all hosts and the run file need the "
-        "same members file and sum_hosts",
+        "the sum has clients outside the cohort to which the coordinator has committed"
+        if agreed.expected.purpose is Purpose.UPDATE
+        else "the roster has clients outside this client's cell; all hosts and the run file need "
+        "the same members file and sum_hosts",
     )
     entries = _settle(agreed, roster, situation)
     holders = sorted([me, *roster.neighbours[me]])

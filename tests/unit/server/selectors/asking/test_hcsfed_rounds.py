@@ -128,8 +128,8 @@ def test_rounds_agree_with_a_second_implementation(seats: str, at_first: int, se
     generator, federation = np.random.default_rng(seed), population(10)
     selector = create(Selector, "hcsfed", {"clusters": 3, "seats": seats, "numbers": 2})
     plain, state = PlainHcsFed(3), selector.init(population(8))
-    places = np.array([[0, 0], [7, 0], [0, 7]])[generator.integers(3, size=10)]
-    table = generator.standard_normal((10, 2)) + places
+    middles = np.array([[0, 0], [7, 0], [0, 7]])[generator.integers(3, size=10)]
+    table = generator.standard_normal((10, 2)) + middles
     table[3] *= 10 ** (3 * (seed % 2))
     asked, sizes_seen = list[list[int]](), set[int]()
 
