@@ -98,8 +98,10 @@ def page(data: Path, existing: str) -> str:
     """Return the page for the files of a data directory; without a file, a card stays as it is."""
     parts = ["## " + part for part in existing.split("\n## ")[1:]]
     kept = {part.partition("\n")[0]: part.rstrip("\n") + "\n" for part in parts}
-    ranked = of_tiers()
-    wanted = {card_title(*each): (*each, list[str]()) for each in WORKLOADS} | ranked
+    wanted: dict[str, tuple[str, Mapping[str, Any], list[str]]] = {}
+    for task, options in WORKLOADS:
+        wanted[card_title(task, options)] = task, options, []
+    wanted |= of_tiers()
     cards: list[str] = []
     for title, (task, options, lines) in wanted.items():
         try:

@@ -92,6 +92,7 @@ class PlainBandit(Protocol):
 
     def score(self, number: int, row: int, x: Sequence[float]) -> tuple[float, float]:
         """Return the expected reward and the bonus of a client with this context."""
+        ...
 
 
 class PlainRestless:
