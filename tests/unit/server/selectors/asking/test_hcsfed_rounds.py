@@ -53,7 +53,7 @@ def best_partition(points: Sequence[Point], clusters: int) -> list[list[Point]]:
 
 class PlainHcsFed:
     """HCSFed in plain loops. cluster, sketches: of each client that sent a valid sketch. As long as
-    there are fewer clusters than `clusters`, they are made again of all sketches."""
+    there are fewer clusters than `clusters`, they are made again from all sketches."""
 
     def __init__(self, clusters: int) -> None:
         self.clusters = clusters
