@@ -1,4 +1,4 @@
-"""Fill the tables of docs/research/leaderboard.md from the results that come with Potluck.
+"""Fill the tables of docs/research/leaderboard.md from the results in this checkout.
 
     python tools/leaderboard_page.py
     python tools/leaderboard_page.py --measure oort --measure tifl
@@ -15,7 +15,6 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-import potluck.experiments.benchmark as benchmark
 from potluck.common.errors import ConfigurationError, PotluckError
 from potluck.experiments.benchmark.contestants import measured_again
 from potluck.experiments.benchmark.leaderboard import comparable, leaderboard
@@ -23,8 +22,10 @@ from potluck.experiments.benchmark.standing import published, write_result
 from potluck.experiments.benchmark.tier import TIERS, tier_named
 from reference_pages import marked
 
-PUBLISHED = Path(benchmark.__file__).parent / "published"
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "research" / "leaderboard.md"
+ROOT = Path(__file__).resolve().parents[1]
+# The checkout's results, whichever Potluck is installed: a row is added without installing again.
+PUBLISHED = ROOT / "experiments" / "potluck" / "experiments" / "benchmark" / "published"
+PAGE = ROOT / "docs" / "research" / "leaderboard.md"
 
 
 def filled(page: str) -> str:

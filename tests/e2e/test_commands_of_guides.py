@@ -56,6 +56,7 @@ ELSEWHERE = {
     "cd ~/src/potluck": "tests/e2e/test_bench.py",
     "python tools/leaderboard_page.py": "tests/e2e/test_bench.py",
     "potluck data prepare mnist": "tests/unit/experiments/data_sets/test_data_sets.py",
+    "potluck data prepare shakespeare": "tests/unit/experiments/data_sets/test_natural_clients.py",
     "potluck experiment": "tests/unit/experiments/test_experiments.py",
     "potluck traces": "tests/unit/experiments/traces/test_traces.py",
     "ray start": "tests/e2e/test_experiment_on_ray.py",
