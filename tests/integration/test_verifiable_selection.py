@@ -10,17 +10,21 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import pytest_asyncio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.sum_federation import EXACT, Members, SumFederation, host_of, sum_federation
 from typer.testing import CliRunner
 
 from potluck.client.cli import app as client_app
 from potluck.common.errors import ConfigurationError
+from potluck.common.net.membership import Members as MembershipOf
+from potluck.common.net.membership import MembershipDocument, public_text
 from potluck.server.config import CoordinatorConfig
 from potluck.server.eligibility.eligibility import ScarceError
 from potluck.server.selection import SelectionContext
@@ -267,6 +271,65 @@ async def test_audit_finds_a_first_state_that_is_not_the_initial_one(
     assert [each.differences for each in audited(federation, run_id)] == [(why,), (), ()]
 
 
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        pytest.param({"seed": 77}, "the seed is 77, but 0 by the run file", id="seed"),
+        pytest.param(
+            {"round": 9}, "the round of the inputs is 9, but 2 by the run file", id="round"
+        ),
+        pytest.param(
+            {"count": 2}, "the number of clients is 2, but 3 by the run file", id="clients"
+        ),
+        pytest.param(
+            {"epochs": 7}, "the number of epochs is 7, but 3 by the run file", id="epochs"
+        ),
+    ],
+)
+async def test_audit_finds_inputs_that_are_not_the_run_file_s(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], why: str
+) -> None:
+    """The coordinator could otherwise try seeds until it likes the cohort, and commit to the last
+    one."""
+    with monkeypatch.context() as patched:
+        lie(patched, (1, 2, 3), lambda _, context: replace(context, **changed))
+        run_id = await finished(federation, with_selector("uniform"))
+    found = audited(federation, run_id)
+    assert why in found[1].differences
+    assert not any(each.agrees for each in found)
+
+
+async def test_audit_counts_signatures_of_clients_with_newer_keys(
+    federation: SumFederation,
+) -> None:
+    """Members leave and get new keys after a run; their signatures then can't be checked."""
+    run_id = await finished(federation, VERIFIED)
+    audit = SelectionAudit(federation.coordinator.config, run_id)
+    known = audit._members
+    assert known is not None
+    now = datetime.now(UTC)
+    records = {**known.records}
+    del records["client-0"]
+    for client, since in (("client-1", timedelta(days=1)), ("client-2", timedelta(days=-1))):
+        dates = {"not_before": now + since, "not_after": now + timedelta(days=9)}
+        another = Ed25519PrivateKey.generate()
+        records[client] = records[client].model_copy(
+            update={"public_key": public_text(another), **dates}
+        )
+    renewed = {"not_before": now + timedelta(days=1), "not_after": now + timedelta(days=9)}
+    records["client-3"] = records["client-3"].model_copy(update=renewed)
+    audit._members = MembershipOf(
+        MembershipDocument(
+            federation=known.federation, epoch=9, members=tuple(records[c] for c in sorted(records))
+        )
+    )
+    wrong = ("the signature of client 'client-2' is not valid",) * 3
+    for each in audit.results():
+        assert each.unchecked == ("client-0", "client-1")
+        assert each.signatures == 3 * (CLIENTS - 3)
+        assert each.differences == wrong
+
+
 async def test_audit_accepts_the_initial_state_of_fewer_clients(federation: SumFederation) -> None:
     """Clients may join between the start of the run and round 1."""
     start = CommittedRun.begin
@@ -498,7 +561,7 @@ async def test_commands_of_host_and_coordinator_print_the_same_digests(
     ):
         own = "client-1" if "client-1" in cohort else "none"
         assert line.startswith(
-            f"run {run_id}, round {number}, attempt 1: 3 clients, on this host: {own}; "
+            f"run {run_id}, round {number}, attempt 1: 3 of 6 clients, on this host: {own}; "
             "recomputed by this host; outcome "
         )
     none = CliRunner().invoke(client_app, [*of_host, "--run", "no-such-run"])

@@ -74,7 +74,7 @@ def test_each_attempt_has_a_line_with_its_last_digest(tmp_path: Path) -> None:
     coordinator.select(2, send=False)
     coordinator.select(3)
     tips.append(coordinator.chain.tip)
-    cohort = "2 clients, on this host: client-0; recorded, not recomputed"
+    cohort = "2 of 3 clients, on this host: client-0; recorded, not recomputed"
     assert lines(tmp_path) == [
         f"run run-1, round {attempt}"
         for attempt in (

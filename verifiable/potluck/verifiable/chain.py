@@ -10,7 +10,6 @@ nothing either, so a coordinator may send it again after a restart.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -27,21 +26,9 @@ from potluck.verifiable.documents import (
 )
 from potluck.verifiable.draws import RECOMPUTED, drawn, needs_times
 
-FEWEST_SHARES: Final = 2 / 3
-"""Minimum fraction of the hosts' speakers that must reveal their shares of a joint seed."""
-
 MOST_DRAWS: Final = 10
 """Maximum number of successive attempts that reveal shares, but get no cohort. Each attempt draws a
 new cohort, so a coordinator could repeat attempts until it likes the cohort."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settled:
-    """A completed selection."""
-
-    round: int
-    attempt: int
-    cohort: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +38,7 @@ class Chain:
     tip: digest of the last document. whole: False if a document in the middle is missing. draws:
     number of attempts that reached the attendees, at the current round and at those before it that
     got no cohort. times: number of selections of each client in rounds before the current one;
-    complete only if the chain is whole. settled: all outcomes, by digest.
+    complete only if the chain is whole.
     """
 
     run: str
@@ -65,7 +52,6 @@ class Chain:
     outcome_sha256: str = ""
     draws: int = 0
     times: Mapping[str, int] = field(default_factory=dict)
-    settled: Mapping[str, Settled] = field(default_factory=dict)
 
     @classmethod
     def begin(cls, run: str) -> Chain:
@@ -97,8 +83,18 @@ class Chain:
             "the opening must have either a seed or a commitment to a share of a seed",
         )
         _require(
+            not new.joint or new.count > 0,
+            "the opening has no size of the cohort, but hosts need it to recompute the cohort",
+        )
+        _require(
             new.round <= new.rounds,
             f"round {new.round} was opened, but the run has {new.rounds} rounds",
+        )
+        whole = self.whole and new.previous == self.tip
+        _require(
+            whole or not (new.joint and needs_times(new.selector)),
+            "the coordinator did not send this host all selections of the run, so the host can't "
+            f"check the turns of {new.selector[:40]}; the host can take part in the next run",
         )
         draws, times = self.draws, self.times
         if last is not None:
@@ -110,7 +106,7 @@ class Chain:
             )
             _require(
                 (new.selector, new.joint, new.rounds) == (last.selector, last.joint, last.rounds)
-                and (0 in (new.count, last.count) or new.count == last.count),
+                and (new.count == last.count or (last.round == 1 and last.count == 0)),
                 "the selector, the number of clients, the number of rounds or the kind of seed "
                 "changed during the run; start a new run for other settings",
             )
@@ -129,12 +125,11 @@ class Chain:
         return Chain(
             run=self.run,
             tip=sha256,
-            whole=self.whole and new.previous == self.tip,
+            whole=whole,
             opening=new,
             opening_sha256=sha256,
             draws=draws,
             times=times,
-            settled=self.settled,
         )
 
     def attended(self, text: bytes) -> Chain:
@@ -203,21 +198,15 @@ class Chain:
                 "the seed and the inputs give another cohort than the coordinator's: "
                 f"{_differ(cohort, new.cohort)}",
             )
-        settled = Settled(round=opening.round, attempt=opening.attempt, cohort=new.cohort)
-        return replace(
-            self,
-            tip=sha256,
-            outcome=new,
-            outcome_sha256=sha256,
-            settled={**self.settled, sha256: settled},
-        )
+        return replace(self, tip=sha256, outcome=new, outcome_sha256=sha256)
 
     # What follows from them -------------------------------------------------------------------
 
     def seed(self, share: str, shares: Mapping[str, str]) -> int:
         """Return the seed of the current attempt. share, shares: as in `Outcome`.
 
-        Raises BrokenSelectionError if a share was not committed to, or too few were revealed.
+        Raises BrokenSelectionError if a share was not committed to, or a host has not revealed its
+        share: with all but some shares, the coordinator could choose which ones.
         """
         opening, attendees = self._opening(), self._attendees()
         if opening.seed is not None:
@@ -236,21 +225,19 @@ class Chain:
             shares.keys() <= set(speakers),
             "a share of the seed is from a client that is not a speaker",
         )
-        for each in attendees.speakers:
-            found = shares.get(each.client)
-            if found is not None:
-                _require(
-                    commitment_to(found, self.opening_sha256, each.client) == each.commitment,
-                    f"client '{each.client}' revealed a share of the seed that does not match its "
-                    "commitment",
-                )
-        least = fewest_shares(len(speakers))
         _require(
-            len(shares) >= least,
-            f"{len(shares)} of {len(speakers)} hosts revealed their shares of the seed, but at "
-            f"least {least} are required",
+            len(shares) == len(speakers),
+            f"{len(shares)} of {len(speakers)} hosts revealed their shares of the seed, but all "
+            "are required",
         )
-        return joint_seed(self.attendees_sha256, share, [shares.get(name) for name in speakers])
+        for each in attendees.speakers:
+            _require(
+                commitment_to(shares[each.client], self.opening_sha256, each.client)
+                == each.commitment,
+                f"client '{each.client}' revealed a share of the seed that does not match its "
+                "commitment",
+            )
+        return joint_seed(self.attendees_sha256, share, [shares[name] for name in speakers])
 
     def recomputed(self, seed: int) -> tuple[str, ...]:
         """Return the cohort that a seed gives in the current attempt. The run's selector must be in
@@ -270,26 +257,18 @@ class Chain:
         )
 
     def _check_times(self, opening: Opening, attendees: Attendees) -> None:
-        """Check the number of earlier selections of each client, if all documents of the run are
-        known."""
-        needed = needs_times(opening.selector)
-        _require(
-            needed == (attendees.times is not None),
-            "the list of available clients must "
-            "have numbers of earlier selections "
-            "for selector round-robin only",
-        )
-        if attendees.times is None:
+        """Check the number of earlier selections of each client. The chain of a selector that needs
+        these numbers is whole, see `opened`."""
+        if not needs_times(opening.selector):
+            _require(
+                attendees.times is None,
+                "the list of available clients must have numbers of earlier selections for "
+                "selector round-robin only",
+            )
             return
-        _require(
-            len(attendees.times) == len(attendees.available),
-            "the list of available clients "
-            "must have a number of earlier "
-            "selections for each client",
-        )
         counted = tuple(self.times.get(client, 0) for client in attendees.available)
         _require(
-            not self.whole or counted == attendees.times,
+            counted == attendees.times,
             "the numbers of earlier selections differ from those in this run's chain",
         )
 
@@ -302,11 +281,6 @@ class Chain:
         if self.attendees is None:
             raise BrokenSelectionError("the selection has no attendees yet")
         return self.attendees
-
-
-def fewest_shares(speakers: int) -> int:
-    """Return how many of `speakers` speakers (one client per host) must reveal their shares."""
-    return max(1, math.ceil(FEWEST_SHARES * speakers - 1e-9))
 
 
 def _require(holds: bool, broken: str) -> None:

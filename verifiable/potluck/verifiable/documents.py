@@ -143,10 +143,10 @@ class Attendees(Document):
 
 
 class Outcome(Document):
-    """The cohort, in the order chosen, and the shares of the seed that were revealed.
+    """The cohort, in the order chosen, and the shares of the seed.
 
-    share: the coordinator's share; empty if the seed is given. shares: shares by speaker, without
-    speakers that did not reveal theirs.
+    share: the coordinator's share; empty if the seed is given. shares: the hosts' shares, by
+    speaker; empty if the seed is given.
     """
 
     cohort: tuple[Name, ...] = Field(min_length=1)
@@ -183,12 +183,12 @@ def share_of(secret: bytes, opening: str, client: str) -> str:
     return hmac.digest(secret, message, "sha256").hex()
 
 
-def joint_seed(attendees: str, share: str, shares: Sequence[str | None]) -> int:
+def joint_seed(attendees: str, share: str, shares: Sequence[str]) -> int:
     """Return the seed that coordinator and hosts have made, in [0, 2^63).
 
     attendees: digest of the document with all commitments. share: the coordinator's share. shares:
-    one for each speaker, in the document's order; None for a speaker that did not reveal its share.
+    one for each speaker, in the document's order.
     """
-    parts = [b"" if each is None else bytes.fromhex(each) for each in shares]
+    parts = [bytes.fromhex(each) for each in shares]
     made = digest("joint seed", bytes.fromhex(attendees), bytes.fromhex(share), *parts)
     return int(made[:16], 16) >> 1

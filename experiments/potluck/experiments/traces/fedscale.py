@@ -76,9 +76,9 @@ def fedscale_trace(
     Client k has entry k of each file, modulo the number of entries. (FedScale counts clients from
     1, so its client k has the behaviour of entry k and the device with the key k.) capacity:
     entries of the second file; without them, every speed is 1. With them, a speed is the client's
-    samples per second; the run file then needs `seconds_per_sample = 1`. seconds: length of the trace, up to
-    which each entry repeats after its own `finish_time`; the longest `finish_time` by default.
-    Raises ConfigurationError if an entry is not as FedScale writes it.
+    samples per second; the run file then needs `seconds_per_sample = 1`. seconds: length of the
+    trace, up to which each entry repeats after its own `finish_time`; the longest `finish_time` by
+    default. Raises ConfigurationError if an entry is not as FedScale writes it.
     """
     entries = list(behaviour.items())
     devices = None if capacity is None else list(capacity.items())

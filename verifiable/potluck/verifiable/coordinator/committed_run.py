@@ -2,9 +2,9 @@
 
 Runs on the event loop. Each selection has three exchanges with one client of each host: the
 opening, the attendees and the outcome. Hosts that don't answer the opening take no part: their
-clients can't be selected in this attempt, and they have no share in the seed. Hosts that commit but
-don't reveal their share are excluded from the seed; if more than a third of them don't, the attempt
-is given up.
+clients can't be selected in this attempt, and they have no share in the seed. If a host commits but
+doesn't reveal its share, the attempt is given up, and the next attempts at the round leave this
+host out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from potluck.server.select.selection_record import SelectionRecord
 from potluck.server.selection import Selection, SelectionContext
 from potluck.server.state import State
 from potluck.server.store.records import AttemptKey
-from potluck.verifiable.chain import fewest_shares
 from potluck.verifiable.coordinator.selection_inputs import described, inputs_sha256, state_sha256
 from potluck.verifiable.coordinator.selection_log import LoggedAttempt, SelectionLog
 from potluck.verifiable.documents import (
@@ -166,7 +165,7 @@ class CommittedRun(SelectionRecord):
 
         def store() -> LoggedAttempt:
             log.keep_parts(inputs.parts)
-            return log.open(opening, share, inputs.description)
+            return log.open(opening, share, inputs.description, utc())
 
         return await in_thread(store)
 
@@ -180,7 +179,7 @@ class CommittedRun(SelectionRecord):
         """Send the opening; store which hosts have committed, and their clients."""
         run, opening = self._run, attempt.chain.opening
         assert opening is not None  # noqa: S101  # every attempt has one
-        there = run.roster.clients(context.available)
+        there = self._without_silent(log, run.roster.clients(context.available), key.round)
         hosts = self._hosts(there)
         first = {host: client for client, host in reversed(hosts.items())}
         document = rpc.SelectionDocument(opening=opening.encode())
@@ -195,6 +194,10 @@ class CommittedRun(SelectionRecord):
             run.say(each_once(troubles, "took no part in the selection"), warning=True)
         heard = {hosts[each.client] for each in speakers}
         available = [client for client in there if hosts.get(client) in heard]
+        members = run.services.trust.members
+        if members is not None:  # hosts refuse clients that are not members
+            of = {members.hosts[each.client] for each in speakers}
+            available = [client for client in available if members.hosts.get(client) in of]
         least = run.plan.run_file.clients_per_round
         if len(available) < min(least, len(there)) or not available:
             raise ScarceError(
@@ -212,6 +215,24 @@ class CommittedRun(SelectionRecord):
         )
         await in_thread(log.attend, attendees)
 
+    def _without_silent(
+        self, log: SelectionLog, there: Sequence[str], round_number: int
+    ) -> Sequence[str]:
+        """Return the clients whose hosts revealed their shares in all attempts at this round up to
+        now; all of them if too few are left."""
+        silent = {client for each in log.attempts_at(round_number) for client in each.silent}
+        hosts = self._hosts([*there, *silent])
+        away = {hosts[client] for client in silent if client in hosts}
+        left = [client for client in there if hosts.get(client) not in away]
+        run = self._run
+        if len(left) < min(run.plan.run_file.clients_per_round, len(there)):
+            return there
+        try:
+            check_hosts(run.selecting, run.plan, round_number, np.sort(run.roster.rows(left)))
+        except ScarceError:
+            return there
+        return left
+
     async def _shares(self, log: SelectionLog, attempt: LoggedAttempt, key: AttemptKey) -> None:
         """Send the attendees; store the shares that hosts reveal."""
         attendees = attempt.chain.attendees
@@ -223,11 +244,6 @@ class CommittedRun(SelectionRecord):
             share = answers[each.client].share if each.client in answers else ""
             if self._joint and _opens(each, opening, share):
                 shares[each.client] = share
-        if self._joint and len(shares) < fewest_shares(len(attendees.speakers)):
-            raise ScarceError(
-                f"round {key.round}: too few hosts revealed their shares of the seed: "
-                f"{len(shares)} of {len(attendees.speakers)}"
-            )
         await in_thread(log.reveal, shares)
         await self._note_signatures(log, attempt.chain.attendees_sha256, answers)
 

@@ -6,15 +6,16 @@ runs. Blocking.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from cryptography.exceptions import InvalidSignature
 
-from potluck.common.errors import ConfigurationError, IdentityError, PotluckError
+from potluck.common.errors import ConfigurationError, PotluckError
 from potluck.common.net.membership import Members
-from potluck.server.clock import utc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.eligibility.alarms import TagLimit
 from potluck.server.plan.cohort_limits import narrowed
@@ -57,9 +58,11 @@ class AuditedSelection:
 
     committed: True if this attempt's model was committed. cohort: number of clients; 0 if the
     attempt ended before its outcome. documents: SHA-256 digest (hexadecimal) of each of its
-    documents, by kind, as in `Chain.digests`. signatures: number of members' signatures on its
-    documents that were checked; 0 without a federation root. missed: number of hosts that committed
-    to a share of the seed and did not reveal it; 0 without an outcome.
+    documents, by kind, as in `Chain.digests`. signatures: number of members' valid signatures on
+    its documents; 0 without a federation root. unchecked: clients whose signatures can't be
+    checked, since they are not in the member list any more or have newer keys there. missed:
+    number of hosts that committed to a share of the seed, but did not reveal it, so that the
+    attempt was given up.
     """
 
     round: int
@@ -68,6 +71,7 @@ class AuditedSelection:
     cohort: int
     documents: Mapping[str, str] = field(default_factory=dict)
     signatures: int = 0
+    unchecked: tuple[str, ...] = ()
     missed: int = 0
     differences: tuple[str, ...] = ()
 
@@ -88,6 +92,15 @@ class _Recorded:
 
     def tag_limits(self) -> Sequence[TagLimit]:
         return self.attempt.limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Signatures:
+    """The clients of an attempt's signatures; each client once for each of its signatures."""
+
+    valid: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
 
 
 class SelectionAudit:
@@ -129,19 +142,23 @@ class SelectionAudit:
             )
             if committed:
                 proven.add(opening.round)
-            attendees = attempt.chain.attendees
-            missed = 0
-            if opening.joint and attendees is not None and outcome is not None:
-                missed = len(attendees.speakers) - len(outcome.shares)
+            signatures = self._signatures(attempt)
             yield AuditedSelection(
                 round=opening.round,
                 attempt=opening.attempt,
                 committed=committed,
                 cohort=0 if outcome is None else len(outcome.cohort),
                 documents=attempt.chain.digests,
-                signatures=0 if self._members is None else len(_signatures(attempt)),
-                missed=missed,
-                differences=tuple(self._differences(attempt, row if committed else None)),
+                signatures=len(signatures.valid),
+                unchecked=tuple(sorted(set(signatures.unchecked))),
+                missed=len(attempt.silent),
+                differences=(
+                    *(
+                        f"the signature of client '{each}' is not valid"
+                        for each in signatures.wrong
+                    ),
+                    *self._differences(attempt, row if committed else None),
+                ),
             )
         for number, row in self._rounds.items():
             if number not in proven:
@@ -156,7 +173,6 @@ class SelectionAudit:
     def _differences(self, attempt: LoggedAttempt, row: RoundRow | None) -> Iterator[str]:
         if not attempt.chain.whole:
             yield "the log lacks earlier documents of the run"
-        yield from self._wrong_signatures(attempt)
         outcome = attempt.chain.outcome
         if row is not None and outcome is not None:
             trained = [member.client_id for member in row.members]
@@ -184,8 +200,36 @@ class SelectionAudit:
             return
         if inputs_sha256(attempt.description) != opening.inputs_sha256:
             yield "the inputs of the selection are not the committed inputs"
-        elif attendees is not None and outcome is not None:
+            return
+        yield from self._wrong_settings(opening, json.loads(attempt.description))
+        if attendees is not None and outcome is not None:
             yield from self._replayed(attempt, opening, attendees, outcome)
+
+    def _wrong_settings(self, opening: Opening, inputs: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the settings of a selection that differ from the run file's. inputs: the parsed
+        description."""
+        plan, run_file = self._plan, self._plan.run_file
+        everybody = plan.selector.everybody(opening.round)
+        spares = run_file.round.over_selection
+        count = run_file.clients_per_round + spares
+        joint = run_file.selection.hosts_verify
+        settings = [
+            ("the seed", opening.seed, None if joint else run_file.seed),
+            ("the selector", opening.selector, run_file.selector.name),
+            ("the selector of the inputs", inputs["selector"], run_file.selector.name),
+            ("the options", inputs["options"], dict(run_file.selector.options)),
+            ("the number of rounds", opening.rounds, run_file.rounds),
+            ("the number of rounds of the inputs", inputs["rounds"], run_file.rounds),
+            ("the round of the inputs", inputs["round"], opening.round),
+            ("the number of clients", opening.count, 0 if everybody else count),
+            ("the number of spares", inputs["spares"], spares),
+            ("the number of epochs", inputs["epochs"], plan.training.epochs),
+        ]
+        if not everybody:
+            settings.append(("the number of clients of the inputs", inputs["count"], count))
+        for name, found, expected in settings:
+            if found != expected:
+                yield f"{name} is {found}, but {expected} by the run file"
 
     def _replayed(
         self, attempt: LoggedAttempt, opening: Opening, attendees: Attendees, outcome: Outcome
@@ -227,15 +271,26 @@ class SelectionAudit:
         ):
             yield "the selector's state is not its state after the previous round"
 
-    def _wrong_signatures(self, attempt: LoggedAttempt) -> Iterator[str]:
-        members = self._members
-        if members is None:
-            return
+    def _signatures(self, attempt: LoggedAttempt) -> _Signatures:
+        """Check the members' signatures; there are none without a federation root.
+
+        A record that began after the attempt may have another key than the client had then.
+        """
+        found = _Signatures()
+        if self._members is None:
+            return found
         for client, text, signature in _signatures(attempt):
+            record = self._members.records.get(client)
+            if record is None:
+                found.unchecked.append(client)
+                continue
             try:
-                members.verify(client, text, bytes.fromhex(signature), utc())
-            except (IdentityError, ValueError) as error:
-                yield f"the signature of client '{client}' is not valid: {error}"
+                record.key().verify(bytes.fromhex(signature), text)
+                found.valid.append(client)
+            except (InvalidSignature, ValueError):
+                newer = attempt.at is not None and record.not_before > attempt.at
+                (found.unchecked if newer and signature else found.wrong).append(client)
+        return found
 
 
 def _signatures(attempt: LoggedAttempt) -> list[tuple[str, bytes, str]]:

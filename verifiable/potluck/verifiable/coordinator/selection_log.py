@@ -11,6 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +33,8 @@ _PARTS: Final = "inputs"
 class LoggedAttempt:
     """One attempt at a round, as the log recorded it.
 
-    chain: chain after the attempt's last document. description: inputs of the selection. share: the
+    chain: chain after the attempt's last document. at: time of its opening; None in logs of older
+    versions. description: inputs of the selection. share: the
     coordinator's share of the seed; empty if the seed is given. shares: revealed shares; None until
     they have been collected. reasons: one for each client of the cohort. hosts, limits: see
     `Placement`; only if the cohort depends on them. receipts: members' signatures by digest of the
@@ -41,6 +43,7 @@ class LoggedAttempt:
     """
 
     chain: Chain
+    at: datetime | None = None
     description: str = ""
     share: str = ""
     shares: Mapping[str, str] | None = None
@@ -49,6 +52,15 @@ class LoggedAttempt:
     limits: Sequence[tuple[str, Sequence[str], int]] = ()
     receipts: dict[str, Mapping[str, str]] = field(default_factory=dict)
     state_after: str = ""
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """The speakers that committed to a share of the seed, but did not reveal it; none before
+        the shares have been collected."""
+        opening, attendees = self.chain.opening, self.chain.attendees
+        if opening is None or not opening.joint or attendees is None or self.shares is None:
+            return ()
+        return tuple(each.client for each in attendees.speakers if each.client not in self.shares)
 
 
 class SelectionLog:
@@ -81,11 +93,20 @@ class SelectionLog:
                 return each
         return None
 
+    def attempts_at(self, round_number: int) -> list[LoggedAttempt]:
+        """Return all attempts at a round, oldest first."""
+        return [
+            each
+            for each in self.attempts
+            if each.chain.opening is not None and each.chain.opening.round == round_number
+        ]
+
     # Steps ------------------------------------------------------------------------------------
 
-    def open(self, opening: Opening, share: str, description: str) -> LoggedAttempt:
+    def open(self, opening: Opening, share: str, description: str, at: datetime) -> LoggedAttempt:
         """Add an attempt; store its inputs with `keep_parts` first. Raises StorageError."""
-        self._add({"opening": _text(opening), "share": share, "inputs": description})
+        line = {"opening": _text(opening), "share": share, "inputs": description}
+        self._add({**line, "at": at.isoformat(timespec="seconds")})
         return self.attempts[-1]
 
     def attend(self, attendees: Attendees) -> None:
@@ -119,8 +140,11 @@ class SelectionLog:
     def _take(self, line: Line, chain: Chain) -> None:
         self.chain = chain
         if "opening" in line:
+            at = datetime.fromisoformat(line["at"]) if "at" in line else None
             self.attempts.append(
-                LoggedAttempt(chain=self.chain, description=line["inputs"], share=line["share"])
+                LoggedAttempt(
+                    chain=self.chain, at=at, description=line["inputs"], share=line["share"]
+                )
             )
             return
         last = self.attempts[-1]

@@ -120,28 +120,32 @@ class CommittedSelections:
                 f"client '{client}' names no selection",
             )
             return
-        settled = chain.settled.get(work.selection.outcome_sha256)
-        if settled is None:
+        opening, outcome = chain.opening, chain.outcome
+        if (
+            opening is None
+            or outcome is None
+            or work.selection.outcome_sha256 != chain.outcome_sha256
+        ):
             raise BrokenSelectionError(
                 f"refused selection: client '{client}' was instructed to train for a selection "
-                "that this host has not received",
+                "that is not the last one that this host has received",
                 client=client,
             )
         _require(
-            settled.round == instruction.round,
+            opening.round == instruction.round,
             "the training and its selection name different rounds",
         )
         _require(
-            client in settled.cohort,
+            client in outcome.cohort,
             f"client '{client}' was instructed to train, but is not in the committed cohort",
         )
         _require(
-            not work.selection.hosts_verify or (chain.opening is not None and chain.opening.joint),
+            not work.selection.hosts_verify or opening.joint,
             "the training claims that hosts can recompute the cohort, but hosts can't",
         )
         named = tuple(work.selection.cohort)
         _require(
-            named == settled.cohort or not (named or is_masked(work)),
+            named == outcome.cohort or not (named or is_masked(work)),
             "the training names another cohort than the committed cohort",
         )
 
@@ -179,8 +183,9 @@ class CommittedSelections:
             )
 
     def _check_speakers(self, chain: Chain, client: str) -> None:
-        """Check that the host's commitment is listed unchanged, that members signed theirs, and
-        that no host of the membership has two speakers."""
+        """Check that the host's commitment is listed unchanged. If the membership is known, also
+        that members signed theirs, that no host has two speakers, and that each available client is
+        a member whose host has a speaker."""
         assert chain.attendees is not None  # noqa: S101  # `attended` has set it
         speakers = {each.client: each for each in chain.attendees.speakers}
         mine = speakers.get(client)
@@ -198,6 +203,12 @@ class CommittedSelections:
             _check_signature(members, chain.opening_sha256, each)
         hosts = {members.hosts[each] for each in speakers}
         _require(len(hosts) == len(speakers), "the list of speakers has two clients of one host")
+        strangers = [c for c in chain.attendees.available if members.hosts.get(c) not in hosts]
+        _require(
+            not strangers,
+            f"client '{''.join(strangers[:1])}' is available, but is not a member on the host of a "
+            "speaker",
+        )
 
     def _check_share(self, known: _KnownRun, chain: Chain) -> None:
         """Check that the share that this host has revealed is part of the seed."""

@@ -89,10 +89,12 @@ def _values(chain: Chain, gap: bool, own: AbstractSet[str]) -> dict[str, Any]:
     opening, outcome = chain.opening, chain.outcome
     assert opening is not None  # noqa: S101  # the first line of a file is an opening
     cohort = [] if outcome is None else list(outcome.cohort)
+    available = [] if chain.attendees is None else chain.attendees.available
     return {
         "round": opening.round,
         "attempt": opening.attempt,
         "selector": opening.selector,
+        "available": len(available),
         "cohort": cohort,
         "own": [client for client in cohort if client in own],
         "recomputed": opening.joint and outcome is not None,
@@ -105,7 +107,8 @@ def _sentence(each: dict[str, Any]) -> str:
     cohort, own = each["cohort"], each["own"]
     clients, how = "no cohort", "no outcome was received"
     if cohort:
-        clients = f"{len(cohort)} clients, on this host: {', '.join(own) or 'none'}"
+        clients = f"{len(cohort)} of {each['available']} clients"
+        clients += f", on this host: {', '.join(own) or 'none'}"
         how = "recomputed by this host" if each["recomputed"] else "recorded, not recomputed"
     gap = "; earlier documents are missing" if each["gap"] else ""
     kind, sha256 = list(each["documents"].items())[-1]
