@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -68,6 +70,71 @@ def test_the_cohort_ends_at_the_deadline_only_if_asked() -> None:
     whole = select(filling, state, context(federation, 5))
     assert whole.rows.tolist() == [0, 1, 2, 3, 4]
     assert whole.reasons[-1] == "takes 50 s, beyond the deadline"
+
+
+def plain_cohort(
+    seconds: Mapping[int, float],
+    here: Sequence[int],
+    selector: FedCS,
+    count: int,
+    twin: np.random.Generator,
+) -> list[int]:
+    """Return a cohort. seconds: last duration of each client that has one."""
+    size = min(count, len(here))
+    drawn = twin.permutation(np.array(here)).tolist()
+    drawn = drawn[: max(math.ceil(selector.candidates * len(here)), 2 * size)]
+    chosen = [row for row in drawn if row not in seconds][:size]
+    known = [row for row in drawn if row in seconds]
+    uploads = [selector.upload_share * seconds[row] for row in known]
+    training = [seconds[row] - upload for row, upload in zip(known, uploads, strict=True)]
+    fitting = [known[k] for k in algorithm_3(training, uploads, selector.deadline_seconds)]
+    chosen += fitting[: size - len(chosen)]
+    if not selector.stop_early or not chosen:
+        rest = sorted((row for row in known if row not in chosen), key=lambda row: seconds[row])
+        chosen += rest[: size - len(chosen)]
+    return chosen
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("stop_early", [False, True])
+@pytest.mark.parametrize(("candidates", "deadline"), [(0.1, 60.0), (0.5, 60.0), (1.0, 4.0)])
+def test_rounds_agree_with_a_second_implementation(
+    candidates: float, deadline: float, stop_early: bool, seed: int
+) -> None:
+    """Some clients are unavailable; some fail, in rounds with and without a deadline; clients 25 to
+    29 join in round 5. No client can finish within 4 seconds."""
+    generator = np.random.default_rng(seed)
+    selector = FedCS(deadline_seconds=deadline, candidates=candidates, stop_early=stop_early)
+    state, seconds, sizes = selector.init(population(25)), dict[int, float](), set[int]()
+    for number in range(1, 16):
+        clients = 30 if number >= 5 else 25
+        here = np.flatnonzero(generator.random(clients) < 0.8)
+        given_context = context(population(clients), 5, number=number, seed=seed, available=here)
+        rows = select(selector, state, given_context).rows
+        twin = given_context.generator("fedcs")
+        assert rows.tolist() == plain_cohort(seconds, here.tolist(), selector, 5, twin)
+        sizes.add(len(rows))
+
+        told = generator.uniform(5, 90, len(rows))
+        failed = generator.random(len(rows)) < 0.3
+        limit = float(generator.choice([np.inf, 70.0]))
+        outcome = RoundOutcome(
+            round=number,
+            selected=rows,
+            included=rows[~failed],
+            seconds=np.where(failed, np.nan, told),
+            deadline_seconds=limit,
+        )
+        state = selector.observe(state, outcome)
+        for row, duration, late in zip(rows.tolist(), told.tolist(), failed, strict=True):
+            if not late:
+                seconds[row] = duration
+            elif np.isfinite(limit):
+                seconds[row] = limit
+            elif row not in seconds:
+                seconds[row] = deadline
+    if deadline == 60.0:
+        assert (min(sizes) < 5) == stop_early
 
 
 @pytest.mark.parametrize("deadline", [np.inf, 25.0])

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from sklearn.cluster import KMeans
 from support.populations import context, labelled, outcome, population, rounds, select
 
 from potluck.client.disclosure.laplace import noisy_counts
@@ -236,6 +237,25 @@ def test_the_index_of_clusters_is_that_of_the_definition() -> None:
         points, centres = generator.dirichlet([0.4] * 4, 30), generator.dirichlet([1] * 4, count)
         assert davies_bouldin(points, centres) == pytest.approx(plain_index(points, centres))
     assert davies_bouldin(points, centres[:1]) == np.inf
+
+
+@pytest.mark.parametrize("kinds_of_labels", [5, 7, 8])
+def test_the_number_of_clusters_has_the_smallest_index(kinds_of_labels: int) -> None:
+    """Compared with scikit-learn's k-means and the definition's index, for 2 to 10 clusters."""
+    generator = np.random.default_rng(kinds_of_labels)
+    kind = np.repeat(np.arange(kinds_of_labels), 8)
+    counts = 60 * np.eye(kinds_of_labels)[kind] + generator.integers(
+        0, 9, (len(kind), len(set(kind)))
+    )
+    points = counts / counts.sum(axis=1, keepdims=True)
+    indices = {}
+    for count in range(2, 11):
+        fitted = KMeans(count, n_init=20, random_state=0).fit(points)
+        indices[count] = plain_index(points, fitted.cluster_centers_)
+    assert min(indices, key=lambda count: indices[count]) == kinds_of_labels
+    found = clusters_of(labelled(counts.tolist()), None)
+    assert len(set(zip(found.tolist(), kind.tolist(), strict=True))) == kinds_of_labels
+    assert len(set(found.tolist())) == kinds_of_labels
 
 
 def many(clients: int) -> tuple[Population, Rows]:

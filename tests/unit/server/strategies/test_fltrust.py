@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,21 +50,19 @@ def layer() -> nn.Linear:
     return nn.Linear(2, 2, bias=False)
 
 
-def trained(
-    moves: Sequence[Doubles], strategy: FLTrust = OPTIONS, labels: torch.Tensor | None = LABELS
-) -> Doubles:
-    """Return the model's move, if each client moves the weights (2 × 2) by one of `moves`."""
-    network = layer()
-    before = network.weight.detach().double().numpy().copy()
+def move(
+    network: nn.Module,
+    updates: Sequence[Arrays],
+    strategy: FLTrust,
+    labels: torch.Tensor | None = LABELS,
+) -> None:
+    """Make a round's model of these updates, in the network."""
     strategy.train(
         ServerTraining(
             network=network,
             weights=lambda: {name: array.copy() for name, array in state_arrays(network).items()},
             load=lambda arrays: load_arrays(network, arrays),
-            updates=[
-                Update(f"k{place}", {"weight": (before + move).astype(np.float32)})
-                for place, move in enumerate(moves)
-            ],
+            updates=[Update(f"k{place}", arrays) for place, arrays in enumerate(updates)],
             inputs=INPUTS,
             seed=5,
             round=1,
@@ -71,13 +70,23 @@ def trained(
             labels=labels,
         )
     )
+
+
+def trained(
+    moves: Sequence[Doubles], strategy: FLTrust = OPTIONS, labels: torch.Tensor | None = LABELS
+) -> Doubles:
+    """Return the model's move, if each client moves the weights (2 × 2) by one of `moves`."""
+    network = layer()
+    before = network.weight.detach().double().numpy().copy()
+    updates: list[Arrays] = [{"weight": (before + each).astype(np.float32)} for each in moves]
+    move(network, updates, strategy, labels)
     after: Doubles = network.weight.detach().double().numpy() - before
     return after
 
 
-def root() -> Doubles:
+def root(momentum: float = 0.0) -> Doubles:
     """Return the coordinator's update, with its steps written out."""
-    network = layer()
+    network, velocity = layer(), torch.zeros(2, 2)
     before = network.weight.detach().double().numpy().copy()
     order = torch.Generator().manual_seed(5)
     for _ in range(2):
@@ -87,7 +96,8 @@ def root() -> Doubles:
             chances = torch.softmax(network(INPUTS[batch]), 1)
             wrong = chances - nn.functional.one_hot(LABELS[batch], 2)
             with torch.no_grad():
-                network.weight -= 0.1 * wrong.T @ INPUTS[batch] / 2
+                velocity = momentum * velocity + wrong.T @ INPUTS[batch] / 2
+                network.weight -= 0.1 * velocity
     found: Doubles = network.weight.detach().double().numpy() - before
     return found
 
@@ -128,6 +138,37 @@ def test_fltrust_agrees_with_the_papers_equations(seed: int, clients: int, step:
     assert np.linalg.norm(found) <= step * np.linalg.norm(own) * 1.001
     again = trained(list(reversed(moves)), strategy)
     np.testing.assert_allclose(again, found, atol=1e-6)
+
+
+def test_the_coordinators_training_has_momentum() -> None:
+    strategy = FLTrust(epochs=2, batch_size=2, learning_rate=0.1, momentum=0.9)
+    own = root(0.9)
+    assert not np.allclose(own, root(), rtol=0.1)
+    np.testing.assert_allclose(trained([own], strategy), own, rtol=1e-4, atol=1e-6)
+
+
+def test_running_statistics_are_averaged_by_trust() -> None:
+    """An update's direction and length leave them out."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2, bias=False))
+    begun = {name: array.copy() for name, array in state_arrays(network).items()}
+    own = FLTrust(epochs=2, batch_size=2, learning_rate=0.1)
+    twin = copy.deepcopy(network)
+    move(twin, [begun], own)  # an update of length 0 is not trusted, so the model stays
+    np.testing.assert_array_equal(state_arrays(twin)["1.weight"], begun["1.weight"])
+
+    step = np.ones((2, 2), np.float32)
+    updates = [
+        begun | {"1.weight": begun["1.weight"] + sign * step, "0.running_mean": np.full(2, mean)}
+        for sign, mean in ((1, np.float32(3.0)), (-1, np.float32(-7.0)), (1, np.float32(5.0)))
+    ]
+    move(network, updates, own)
+    found = state_arrays(network)
+    moved = found["1.weight"] - begun["1.weight"]
+    trusted = 4.0 if moved[0, 0] > 0 else -7.0
+    np.testing.assert_allclose(found["0.running_mean"], [trusted] * 2, rtol=1e-5)
+    np.testing.assert_allclose(moved, np.full((2, 2), moved[0, 0]), rtol=1e-4)
+    assert moved.any()
 
 
 def test_one_label_for_each_sample_is_needed() -> None:

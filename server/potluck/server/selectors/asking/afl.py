@@ -40,7 +40,7 @@ class Afl(Selector):
     A client's valuation is its loss times the root of its number of samples. alpha1: share of the
     available clients, those with the lowest valuations, that are drawn only uniformly. alpha2:
     factor of valuations v in the probability ∝ exp(alpha2 · v). alpha3: share of the cohort that is
-    drawn uniformly.
+    drawn uniformly; a fraction of a place is drawn uniformly with that probability.
 
     The cohort reports its loss under the round's model before it trains. A client without a
     valuation is given the largest valuation of the others. O(K).
@@ -66,7 +66,9 @@ class Afl(Selector):
         kept = order[: len(values) - _whole(self.alpha1 * len(values))]
         exponents = self.alpha2 * values[kept]
         weights = np.exp(exponents - exponents.max(initial=-np.inf))
-        drawn = kept[draw_weighted(weights, _whole((1 - self.alpha3) * cohort.size), generator)]
+        # rounding down would leave a cohort of one without any weighted place
+        places = int((1 - self.alpha3) * cohort.size + generator.random())
+        drawn = kept[draw_weighted(weights, places, generator)]
         reasons = [f"valuation {value:.4g}" for value in values[drawn].tolist()]
         cohort.extend(context.available[drawn].tolist(), reasons)
         cohort.draw(cohort.missing, "drawn uniformly")

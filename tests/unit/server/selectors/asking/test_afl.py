@@ -64,6 +64,11 @@ def test_shares_of_a_whole_number_of_clients_are_not_rounded_down_by_one() -> No
     assert found.tolist() == [0.0] * 29 + [1.0] * 71
 
 
+def test_a_cohort_of_one_is_mostly_drawn_by_valuations() -> None:
+    found = cohorts(Afl(alpha1=0.75, alpha3=0.2), [1.0, 2.0, 3.0, 4.0], 1, 2000)
+    assert found == pytest.approx([0.05, 0.05, 0.05, 0.85], abs=0.03)
+
+
 def test_the_cohort_is_asked_before_it_trains_and_new_clients_count_most() -> None:
     federation, selector = population(3), Afl(alpha1=0.67, alpha3=0.0)
     state, asked = selector.init(federation), []
@@ -114,13 +119,14 @@ def plain_cohort(
     places = twin.random(len(valuations)).tolist()
     order = sorted(zip([-value for value in valuations.values()], places, valuations, strict=True))
     kept = [row for _, _, row in order][: len(order) - math.floor(share * len(order) + 1e-9)]
+    weighted_places = math.floor((1 - uniform) * size + twin.random())
     first, second = twin.exponential(size=(2, len(kept))).tolist()
     waits = {}
     for place, row in enumerate(kept):  # the first of exponential waiting times, by rates
         rate = math.exp(factor * (valuations[row] - valuations[kept[0]]))
         waits[row] = (first[place] / rate if rate else math.inf, second[place])
     weighted = sorted(kept, key=lambda row: waits[row])
-    weighted = weighted[: math.floor((1 - uniform) * size + 1e-9)]
+    weighted = weighted[:weighted_places]
     others = [row for row in valuations if row not in weighted]
     return weighted, twin.choice(others, size - len(weighted), replace=False).tolist()
 

@@ -175,6 +175,7 @@ def play(selector: GreedyFed, worths: np.ndarray, rounds: int, count: int) -> li
     """Play rounds in which each update lowers the loss by its worth; return the cohorts."""
 
     def loss(wanted: MeasureMean) -> float:
+        assert wanted.weights is None, "the mean is weighted as the round's model is"
         return 10.0 - float(worths[wanted.rows].sum())
 
     federation, cohorts = population(len(worths)), []
