@@ -159,3 +159,36 @@ async def test_cohorts_and_durations_follow_a_trace_exactly(tmp_path: Path) -> N
     ]
     seconds = [row.seconds for row in history]
     assert seconds == [first, 1000.0 + deadline, last - third, first]
+
+
+async def test_clients_that_failed_are_selected_again_if_the_others_are_never_together(
+    tmp_path: Path,
+) -> None:
+    """Two clients leave at once. The other four would be enough, but no two of them are ever
+    available at the same time."""
+    deadline = 500.0
+    long = 10 * max(held(f"client-{k}") for k in range(CLIENTS))
+    spans = {f"client-{k}": [TraceSpan(100.0 * k, 100.0 * k + 50, 1.0)] for k in (2, 3, 4, 5)}
+    for client in ("client-0", "client-1"):
+        spans[client] = [TraceSpan(0, 1, 1.0), TraceSpan(1000.0, 1000.0 + long, 1.0)]
+    (tmp_path / "trace.csv").write_text(trace_text(spans))
+    async with profile_federation(
+        tmp_path,
+        selector="uniform",
+        clients=CLIENTS,
+        count=2,
+        rounds=1,
+        coordinator={"data_directory": str(tmp_path)},
+        assignments=[
+            "virtual_clock.enabled=true",
+            "virtual_clock.tail_per_sample=0",
+            f"virtual_clock.deadline_seconds={deadline}",
+            'virtual_clock.trace="trace.csv"',
+            "round.quorum=1.0",
+            "round.attempts=2",
+        ],
+    ) as federation:
+        run_id = await federation.start_run("expected_clients=6")
+        await federation.finished(run_id)
+        [row] = await federation.history(run_id)
+    assert row.seconds == pytest.approx(1000.0 + max(held("client-0"), held("client-1")))

@@ -9,7 +9,7 @@ selected its first cohort; later it has no limit.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
 from potluck.common.run_file.run_settings import LateJoiners
 from potluck.server.machine.cohort import RoundCohort
@@ -110,6 +110,8 @@ class ClientPool:
         self.spared: set[str] = set()
         """Clients that failed an attempt at this round. They are only selected if the other clients
         are too few."""
+        self.together: Callable[[Sequence[str], int], bool] = lambda _clients, _needed: True
+        """Function that returns True if so many of these clients can be available at one time."""
         self.waiting: Waiting | None = None
         """The current wait for more clients; None if there are enough."""
         self.wake: float | None = None
@@ -262,13 +264,14 @@ class ClientPool:
         """Return the connected clients that a selection may use.
 
         Clients that failed in this round, or that still train for an earlier round, are omitted if
-        the other clients suffice.
+        the other clients suffice, and can be available together.
         """
         attending = [client for client in selectable if self.presence.attends(client)]
         free = [client for client in attending if client not in self.still_training]
         fresh = [client for client in free if client not in self.spared]
         for some in (fresh, free):
-            if self.suffices(some, self.rules.needed):
+            needed = self.rules.needed
+            if self.suffices(some, needed) and self.together(some, needed):
                 return tuple(some)
         return tuple(attending)
 

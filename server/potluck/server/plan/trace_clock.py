@@ -17,20 +17,23 @@ class TraceClock:
     """The time of a run on a virtual clock with a trace.
 
     deadline: simulated seconds that a failed attempt takes. passed: simulated seconds of the
-    committed rounds. begun: time when the current attempt began.
+    committed rounds. begun: time when the current attempt began. failed: number of failed attempts
+    at the current round.
     """
 
     trace: AvailabilityTrace
     deadline: float
     passed: float = 0.0
     begun: float = 0.0
+    failed: int = 0
 
     def begin(self, clients: Sequence[str], needed: int, *, failed: int) -> Sequence[str]:
         """Begin an attempt at the first simulated time when enough of these clients are available;
         return the available ones.
 
-        needed: minimum number of clients. failed: number of failed attempts at this round. Raises
-        RunError if a client is not in the trace, or if too few are ever available.
+        needed: minimum number of clients. failed: number of failed attempts at this round; if one
+        more than before, the last attempt failed `deadline` seconds after it began. Raises RunError
+        if a client is not in the trace, or if too few are ever available.
         """
         unknown = [client for client in clients if client not in self.trace.spans]
         if unknown:
@@ -38,18 +41,29 @@ class TraceClock:
                 f"virtual_clock.trace has no row of client {unknown[0]} and of "
                 f"{len(unknown) - 1} other clients of the run; add rows for these clients"
             )
-        begun = self.trace.next_time(clients, self.passed + failed * self.deadline, needed)
+        if not failed:
+            earliest = self.passed
+        elif failed > self.failed:
+            earliest = self.begun + self.deadline
+        else:  # the same attempt again
+            earliest = self.begun
+        begun = self.trace.next_time(clients, earliest, needed)
         if begun is None:
             raise RunError(
                 f"virtual_clock.trace never has {needed} of the {len(clients)} clients available "
                 "at the same time; lower clients_per_round or round.quorum, or use another trace"
             )
-        self.begun = begun
+        self.begun, self.failed = begun, failed
         return [client for client in clients if self.trace.speed(client, begun) > 0.0]
+
+    def ever(self, clients: Sequence[str], needed: int) -> bool:
+        """Return True if `needed` of these clients are available at the same time at least once."""
+        return self.trace.next_time(clients, 0.0, needed) is not None
 
     def commit(self, seconds: float) -> None:
         """Record that a round was committed. seconds: simulated seconds since the last commit."""
         self.passed += seconds
+        self.failed = 0
 
     def seconds(self, training: float) -> float:
         """Return the simulated seconds of a round: the wait until it began plus `training`."""

@@ -75,12 +75,13 @@ async def resume(
     await profiling.admit(roster.ids)
     states = await _states(record, plan, services, model, profiling, last)
     eligibility = _eligibility(record, plan, work, services, profiling, events.put_nowait)
+    clock = await _trace_clock(run_id, plan, services)
     run = Run(
         record=record,
         plan=plan,
         services=services,
         events=events,
-        machine=RoundMachine(plan.rules, Resumption(roster=roster)),
+        machine=_machine(plan, clock, Resumption(roster=roster)),
         selecting=Selecting(
             run_id,
             plan,
@@ -102,12 +103,19 @@ async def resume(
             warn=record.warn,
         ),
         privacy=RunPrivacy(run_id, plan, in_store, record.warn),
-        trace_clock=await _trace_clock(run_id, plan, services),
+        trace_clock=clock,
     )
     eligibility.host_of = lambda client: run.machine.pool.presence.host_of(client)
     if roster:
         await _go_on(run, last)
     return run
+
+
+def _machine(plan: RunPlan, clock: TraceClock | None, resumption: Resumption) -> RoundMachine:
+    machine = RoundMachine(plan.rules, resumption)
+    if clock is not None:
+        machine.pool.together = clock.ever
+    return machine
 
 
 async def _trace_clock(run_id: str, plan: RunPlan, services: RunServices) -> TraceClock | None:
@@ -262,7 +270,12 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
     earlier: list[FailedAttempt] = await in_store(
         lambda store: store.failed_attempts(run_id, committed + 1)
     )
-    failed = sum(each.counts for each in earlier)
+    counted = [each for each in earlier if each.counts]
+    failed = len(counted)
+    if run.trace_clock is not None:  # repeat the clock's steps
+        for number, each in enumerate(counted):
+            clients = [run.roster.ids[row] for row in each.available]
+            run.trace_clock.begin(clients, len(clients), failed=number)
     if attempt is None:
         spent = await in_store(lambda store: store.last_attempt(run_id, committed + 1))
         await asyncio.to_thread(run.updates.spool.clear_except, run.updates.kept_clients())
@@ -278,7 +291,7 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
         resumption = await _resume_attempt(run, attempt, committed, failed)
     spared = set[str]().union(*(each.to_avoid for each in earlier))
     resumption = replace(resumption, failed=failed, spared=spared)
-    run.machine = RoundMachine(run.plan.rules, resumption)
+    run.machine = _machine(run.plan, run.trace_clock, resumption)
     run.services.observer.resumed(run.row, last, resumption.cohort)
     run.say(f"resumed after round {committed}")
 
@@ -297,7 +310,7 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int, failed:
     key = run.stored_attempt = attempt.key
     run.attempt = Attempt()
     available = tuple(run.roster.ids[row] for row in attempt.available)
-    if run.trace_clock is not None:  # repeat the clock's steps up to this attempt
+    if run.trace_clock is not None:
         run.trace_clock.begin(available, len(available), failed=failed)
     run.choose_cohort(
         {

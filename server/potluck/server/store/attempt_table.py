@@ -120,7 +120,7 @@ class Attempts(Part):
         """Return the attempts at a round in which too few updates arrived, in order."""
         attempts, members = schema.attempts, schema.members
         query = (
-            select(attempts.c.attempt, attempts.c.state)
+            select(attempts.c.attempt, attempts.c.state, attempts.c.available)
             .where(
                 attempts.c.run_id == run_id,
                 attempts.c.round == round_number,
@@ -130,17 +130,18 @@ class Attempts(Part):
         )
         of_round = and_(members.c.run_id == run_id, members.c.round == round_number)
         with self._database.transaction() as connection:
-            states = {
-                AttemptKey(run_id, round_number, attempt): AttemptState(state)
-                for attempt, state in connection.execute(query)
+            failed = {
+                AttemptKey(run_id, round_number, attempt): (AttemptState(state), rows)
+                for attempt, state, rows in connection.execute(query)
             }
-            found = read_members(connection, of_round) if states else {}
+            found = read_members(connection, of_round) if failed else {}
         return [
             FailedAttempt(
                 state=state,
                 members={member.client_id: member.state for member in found.get(key, ())},
+                available=tuple(decode_rows(rows)),
             )
-            for key, state in states.items()
+            for key, (state, rows) in failed.items()
         ]
 
     def add_question(self, key: AttemptKey, step: int, question: JsonObject) -> None:

@@ -281,10 +281,11 @@ class AttemptState(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class FailedAttempt:
     """An attempt in which too few updates arrived. state: FAILED or EXCUSED. members: state of each
-    member."""
+    member. available: rows of the clients that were available; empty if not read from a store."""
 
     state: AttemptState
     members: Mapping[str, MemberState]
+    available: tuple[int, ...] = ()
 
     @property
     def counts(self) -> bool:

@@ -33,8 +33,31 @@ def test_commits_and_failed_attempts_advance_the_trace_clock() -> None:
     time.commit(time.seconds(12.0))
     assert time.begin("abc", 1, failed=0) == ["b"]
     assert (time.passed, time.begun) == (12.0, 20.0)
+    assert time.begin("abc", 1, failed=1) == ["b"]
+    assert time.begun == 70.0
+    assert time.begin("abc", 1, failed=1) == ["b"]  # again, for instance after a restart
+    assert time.begun == 70.0
     assert time.begin("abc", 1, failed=2) == ["a", "c"]
-    assert time.begun == 112.0
+    assert time.begun == 120.0
+
+
+def test_attempt_after_a_wait_begins_a_deadline_later_than_the_failed_one() -> None:
+    """The first attempt waits until 1000; its retries don't start from 0."""
+    text = "client,start,end,speed\na,1000,1060,1\na,2000,3000,1\nb,1000,1060,1\nb,2000,3000,1\n"
+    time = TraceClock(trace=parse_trace(text, source="t.csv"), deadline=100.0)
+    time.begin("ab", 2, failed=0)
+    assert (time.begun, time.arrival("a", 80.0)) == (1000.0, math.inf)
+    time.begin("ab", 2, failed=1)
+    assert (time.begun, time.arrival("a", 80.0)) == (2000.0, 80.0)
+    assert time.seconds(80.0) == 2080.0
+
+
+def test_clients_that_are_never_available_together_are_known() -> None:
+    trace = parse_trace("client,start,end,speed\na,0,10,1\nb,20,30,1\nc,5,25,1\n", source="t.csv")
+    time = TraceClock(trace=trace, deadline=50.0)
+    assert time.ever("ac", 2)
+    assert time.ever("abc", 2)
+    assert not time.ever("ab", 2)
 
 
 def test_client_missing_from_the_trace_or_unreachable_client_count_is_refused() -> None:
