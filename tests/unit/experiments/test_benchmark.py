@@ -515,7 +515,15 @@ def test_written_result_is_read_again(results: dict[str, ArmResult], tmp_path: P
         ({"format": 1}, "is not a result of the benchmark in format 2: format: Input should be 2"),
         ({"extra": 1}, "extra: Extra inputs are not permitted"),
         ({"rules": "0" * 64}, "results of other rules than those of tier smoke; run the arm again"),
-        ({"cells": []}, "must have one cell for each workload and seed of tier smoke"),
+        ({"cells": []}, "must have one cell for each workload and seed of the tier; run"),
+        ({"tried": [{}, {"selector.candidates": 5}]}, "settings that are not the arm's own and"),
+        (
+            {"grid": {"candidates": [2]}},
+            "has tried settings that are not the arm's own and up to 1",
+        ),
+        ({"tuned": {"skew": {"selector.candidates": 9}}}, "has tuned settings that were not tried"),
+        ({"epsilon": {}}, "must have an epsilon, or null, for each workload"),
+        ({"server_seconds": -1.0}, "server_seconds: Input should be greater than or equal to 0"),
     ],
 )
 def test_other_result_files_are_refused(
@@ -550,6 +558,17 @@ def test_impossible_scores_are_refused(
         read_result(path, SMALL)
 
 
+def test_target_after_the_last_round_is_refused(
+    results: dict[str, ArmResult], tmp_path: Path
+) -> None:
+    path = write_result(results["pow-d"], tmp_path)
+    values = json.loads(path.read_text())
+    values["cells"][0]["to_target"]["rounds"] = 99
+    path.write_text(json.dumps(values))
+    with pytest.raises(ConfigurationError, match="after 99 rounds, but the run has 4; run the arm"):
+        read_result(path, SMALL)
+
+
 def test_result_files_with_another_name_or_too_many_settings_are_refused(
     results: dict[str, ArmResult], tmp_path: Path
 ) -> None:
@@ -558,7 +577,7 @@ def test_result_files_with_another_name_or_too_many_settings_are_refused(
     with pytest.raises(ConfigurationError, match=r"rename the file to pow-d\.json"):
         read_result(renamed, SMALL)
     many = results["pow-d"].model_copy(update={"tried": [{"a": n} for n in range(9)]})
-    with pytest.raises(ConfigurationError, match="has 9 tried settings, but tier smoke allows"):
+    with pytest.raises(ConfigurationError, match="settings that are not the arm's own and"):
         read_result(write_result(many, tmp_path), SMALL)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import accumulate
@@ -14,8 +14,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from potluck.common.errors import ConfigurationError, RunError, StorageError
+from potluck.common.run_file.runfile import parse_run_file
 from potluck.common.settings import plugins
-from potluck.experiments.benchmark.tier import Tier, TierName
+from potluck.experiments.benchmark.tier import Tier, TierName, follows_tuning
 from potluck.experiments.grid.definition import Reading
 from potluck.experiments.grid.results import SAMPLES, SECONDS, CellResult
 from potluck.experiments.reports.readings import (
@@ -36,6 +37,8 @@ FORMAT: Literal[2] = 2
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Cost = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Loss = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Outlay(BaseModel):
@@ -102,8 +105,8 @@ class ArmResult(BaseModel):
     training: dict[str, dict[str, Any]]
     targets: dict[str, float]
     learns: dict[str, list[str]]
-    epsilon: dict[str, float | None]
-    server_seconds: float | None
+    epsilon: dict[str, Loss | None]
+    server_seconds: Seconds | None
     cells: list[CellScore]
 
     def values(self, workload: str, metric: str = "accuracy") -> dict[str, float]:
@@ -177,9 +180,11 @@ def _client_seconds(cell: CellResult) -> Sequence[float] | None:
     """Return the simulated seconds of all selected clients by the end of each round.
 
     A client that drops out counts like the others, since it may have trained. None if clients have
-    no fixed speed.
+    no fixed speed, or if the selector sets their passes or their numbers of samples.
     """
-    if SECONDS not in cell.traits:
+    chosen = parse_run_file(cell.run_file, source="a cell").selector
+    selector = plugins.create(Selector, chosen.name, chosen.options)
+    if SECONDS not in cell.traits or selector.sets_epochs or selector.sets_quotas:
         return None
     each = np.multiply(cell.traits[SAMPLES], cell.traits[SECONDS])
     rows = [[int(c.rpartition("-")[2]) for c in one.selected] for one in cell.rounds]
@@ -253,20 +258,34 @@ def read_result(file: Traversable, tier: Tier) -> ArmResult:
         raise ConfigurationError(
             f"{file} has results of {result.arm}; rename the file to {result.arm}.json"
         )
-    if len(result.tried) > tier.tuning.settings:
+    if broken := next(_broken_rules(result, tier), None):
         raise ConfigurationError(
-            f"{file} has {len(result.tried)} tried settings, but tier {tier.name} allows "
-            f"{tier.tuning.settings}; run the arm again with potluck bench {result.arm} --tier "
-            f"{tier.name}"
+            f"{file} {broken}; run the arm again with potluck bench {result.arm} --tier {tier.name}"
         )
+    return result
+
+
+def _broken_rules(result: ArmResult, tier: Tier) -> Iterator[str]:
+    """Yield the rules of its tier that a result breaks, as predicates."""
+    if not follows_tuning(tier, result.arm, result.grid, result.tried):
+        yield (
+            f"has tried settings that are not the arm's own and up to {tier.tuning.settings - 1} "
+            "drawn from its grid"
+        )
+    chosen = result.training if result.arm == tier.baseline else result.tuned
+    if any(setting not in result.tried for setting in chosen.values()):
+        yield "has tuned settings that were not tried"
+    if result.epsilon.keys() != tier.workloads.keys():
+        yield "must have an epsilon, or null, for each workload"
     wanted = {(name, seed) for name in tier.workloads for seed in tier.seeds}
     cells = [(each.workload, each.seed) for each in result.cells]
     if len(cells) != len(wanted) or set(cells) != wanted:
-        raise ConfigurationError(
-            f"{file} must have one cell for each workload and seed of tier {tier.name}; run the "
-            f"arm again with potluck bench {result.arm} --tier {tier.name}"
-        )
-    return result
+        yield "must have one cell for each workload and seed of the tier"
+        return
+    for each in result.cells:
+        most = tier.rounds(each.workload)
+        if each.to_target is not None and each.to_target.rounds > most:
+            yield f"reaches a target after {each.to_target.rounds} rounds, but the run has {most}"
 
 
 def write_result(result: ArmResult, folder: Path) -> Path:

@@ -154,6 +154,11 @@ class Tier(Settings):
         text = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def rounds(self, workload: str) -> int:
+        """Return the number of rounds of a workload's runs."""
+        found: int = merged(self.run, self.workloads[workload].run).get("rounds", 0)
+        return found
+
     def arm(self, name: str) -> TierArm:
         """Return an arm; for other selectors, an arm with the default options and no grid."""
         return self.arms.get(name, TierArm())
@@ -249,9 +254,30 @@ def _drawn(
     grid: Mapping[str, Sequence[Any]], own: Choice, count: int, purpose: str
 ) -> list[dict[str, Any]]:
     """Return no change, then settings drawn from a grid without repeats; `own` is not drawn."""
-    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    others = [each for each in points if each and each != own]
+    others = [each for each in _points(grid) if each and each != own]
     return [{}, *random.Random(purpose).sample(others, min(count - 1, len(others)))]
+
+
+def follows_tuning(
+    tier: Tier, arm: str, grid: Mapping[str, Sequence[Any]], tried: Sequence[Choice]
+) -> bool:
+    """Return True if these are the settings that the tuning of an arm tries.
+
+    grid: values by option. The selector may be missing here, so that its own options are unknown.
+    They may be any point of the grid, or none.
+    """
+    if arm == tier.baseline:
+        return list(tried) == training_choices(tier)
+    keyed = {f"selector.{key}": values for key, values in grid.items()}
+    purpose = f"{tier.name}/{arm}"
+    return any(
+        list(tried) == _drawn(keyed, own, tier.tuning.settings, purpose)
+        for own in ({}, *_points(keyed))
+    )
+
+
+def _points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def with_grid(tier: Tier, name: str, file: Path) -> Tier:
@@ -310,6 +336,5 @@ def estimate(tier: Tier, arms: Sequence[str], *, baseline: bool) -> Estimate:
     seconds = 0.0
     for name, count in counts.items():
         workload = tier.workloads[name]
-        rounds = merged(tier.run, workload.run).get("rounds", 0)
-        seconds += count * (workload.start_seconds + rounds * workload.round_seconds)
+        seconds += count * (workload.start_seconds + tier.rounds(name) * workload.round_seconds)
     return Estimate(cells=sum(counts.values()), seconds=seconds)

@@ -129,7 +129,13 @@ class RayChoice:
 
 
 def run_work(work: GridWork, cluster: RayChoice, console: Console) -> GridOutcome:
-    """Run the missing cells, and show the progress on a console."""
+    """Run the missing cells, and show the progress on a console.
+
+    Raises ConfigurationError if finished cells of the folder read other data.
+    """
+    from potluck.experiments.grid.cell_data import data_digests
+
+    work.folder.check_data(data_digests(work.cells, work.data))
     if cluster.address is None:
         return _run_cells(work, lambda: _local(work), console)
     from potluck.experiments.cluster.ray_cluster import check_machines, connected

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from potluck.common.errors import StorageError
+from potluck.common.errors import ConfigurationError, StorageError
 from potluck.common.process.folder_lock import FolderLock
 from potluck.common.run_file.runfile import RunFile, stored_values
 from potluck.deploy.view.run_summary import CoverageSummary
@@ -147,6 +148,25 @@ class ResultsFolder:
             remedy="wait until the other command ends or stop it, or name another folder with "
             "--output",
         )
+
+    def check_data(self, digests: Mapping[str, str]) -> None:
+        """Note the digests of the data that the cells read; their digests leave the data out.
+
+        digests: SHA-256 by name. Raises ConfigurationError if finished cells read other data.
+        """
+        path = self.folder / "data.json"
+        try:
+            known = json.loads(path.read_bytes()) if path.exists() else {}
+        except (OSError, ValueError) as error:
+            raise StorageError(f"can't read {path} ({error}); remove the file", path=path) from None
+        other = [name for name, digest in digests.items() if known.get(name, digest) != digest]
+        if other and any(self.cells.iterdir()):
+            raise ConfigurationError(
+                f"{self.folder} has finished cells of other data than your {', '.join(other)}; "
+                "name another folder with --output, or restore the data",
+                folder=self.folder,
+            )
+        path.write_text(json.dumps({**known, **digests}, indent=1) + "\n", encoding="utf-8")
 
     def workplace(self, cell: Cell) -> Path:
         """Return the folder of a running cell's federation."""
