@@ -111,7 +111,7 @@ class ClientPool:
         """Clients that failed an attempt at this round. They are only selected if the other clients
         are too few."""
         self.together: Callable[[Sequence[str], int], bool] = lambda _clients, _needed: True
-        """Function that returns True if this number of these clients can be available at one time."""
+        """Function that returns True if that many of these clients can be available at once."""
         self.waiting: Waiting | None = None
         """The current wait for more clients; None if there are enough."""
         self.wake: float | None = None
