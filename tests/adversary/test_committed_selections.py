@@ -133,6 +133,10 @@ def unsigned(attendees: Fields) -> Fields:
     return attendees | {"speakers": [each | {"signature": ""} for each in attendees["speakers"]]}
 
 
+def without_count(opening: Fields) -> Fields:
+    return opening | {"count": 0}
+
+
 def with_a_stranger(attendees: Fields) -> Fields:
     return attendees | {"available": [*attendees["available"], "client-77"]}
 
@@ -161,6 +165,7 @@ async def test_honest_selections_are_accepted_by_all_hosts(scene: Scene, selecto
 @pytest.mark.parametrize(
     ("kind", "edit", "why"),
     [
+        pytest.param("opening", without_count, "has no size of the cohort", id="no size"),
         pytest.param("outcome", swapped, "give another cohort", id="one client swapped"),
         pytest.param(
             "outcome", another_share, "does not match its commitment", id="own share replaced"
@@ -393,7 +398,7 @@ class Forger:
         assert all(each.HasField("receipt") for each in answers), answers
         self.chain = self.chain.ended(outcome)
 
-    async def _send(self, round_number: int, attempt: int, **document: bytes) -> list[rpc.Answer]:
+    async def _send(self, round_number: int, attempt: int, **document: Any) -> list[rpc.Answer]:
         answers: dict[str, rpc.Answer] = {}
         [kind] = document
         ids = {

@@ -27,7 +27,8 @@ from potluck.common.net.membership import Members as MembershipOf
 from potluck.common.net.membership import MembershipDocument, public_text
 from potluck.server.config import CoordinatorConfig
 from potluck.server.eligibility.eligibility import ScarceError
-from potluck.server.selection import SelectionContext
+from potluck.server.run import commit
+from potluck.server.selection import RoundOutcome, SelectionContext
 from potluck.server.selectors.round_robin import RoundRobin
 from potluck.server.state import State
 from potluck.server.store import RunState
@@ -35,7 +36,7 @@ from potluck.server.store.records import AttemptKey
 from potluck.verifiable.audit_command import app
 from potluck.verifiable.coordinator.committed_run import CommittedRun
 from potluck.verifiable.coordinator.selection_audit import AuditedSelection, SelectionAudit
-from potluck.verifiable.coordinator.selection_inputs import inputs_sha256, part_sha256, state_sha256
+from potluck.verifiable.coordinator.selection_inputs import inputs_sha256, part_sha256
 from potluck.verifiable.coordinator.selection_log import SelectionLog
 from potluck.verifiable.documents import Attendees, Document, Opening, Outcome
 from potluck.verifiable.host.selection_report import SelectionReport
@@ -299,35 +300,63 @@ async def test_audit_finds_inputs_that_are_not_the_run_file_s(
     assert not any(each.agrees for each in found)
 
 
-async def test_audit_counts_signatures_of_clients_with_newer_keys(
+async def test_audit_names_clients_that_left_or_have_another_key(
     federation: SumFederation,
 ) -> None:
-    """Members leave and get new keys after a run; their signatures then can't be checked."""
+    """A record that has ended or begun since is no fault: the key counts."""
     run_id = await finished(federation, VERIFIED)
     audit = SelectionAudit(federation.coordinator.config, run_id)
-    known = audit._members
+    known, now = audit._members, datetime.now(UTC)
     assert known is not None
-    now = datetime.now(UTC)
     records = {**known.records}
     del records["client-0"]
-    for client, since in (("client-1", timedelta(days=1)), ("client-2", timedelta(days=-1))):
-        dates = {"not_before": now + since, "not_after": now + timedelta(days=9)}
-        another = Ed25519PrivateKey.generate()
-        records[client] = records[client].model_copy(
-            update={"public_key": public_text(another), **dates}
-        )
-    renewed = {"not_before": now + timedelta(days=1), "not_after": now + timedelta(days=9)}
-    records["client-3"] = records["client-3"].model_copy(update=renewed)
-    audit._members = MembershipOf(
-        MembershipDocument(
-            federation=known.federation, epoch=9, members=tuple(records[c] for c in sorted(records))
-        )
+    records["client-1"] = records["client-1"].model_copy(
+        update={"public_key": public_text(Ed25519PrivateKey.generate())}
     )
-    wrong = ("the signature of client 'client-2' is not valid",) * 3
+    later = {"not_before": now + timedelta(days=1), "not_after": now + timedelta(days=9)}
+    records["client-2"] = records["client-2"].model_copy(update=later)
+    members = tuple(records[client] for client in sorted(records))
+    audit._members = MembershipOf(
+        MembershipDocument(federation=known.federation, epoch=9, members=members)
+    )
     for each in audit.results():
-        assert each.unchecked == ("client-0", "client-1")
-        assert each.signatures == 3 * (CLIENTS - 3)
-        assert each.differences == wrong
+        assert each.signatures == 3 * (CLIENTS - 2)
+        assert len(each.differences) == 2 * 3
+        assert sum("'client-0' can't be checked" in why for why in each.differences) == 3
+        assert sum("'client-1' is not valid" in why for why in each.differences) == 3
+
+
+@pytest.mark.parametrize("forgets", [False, True], ids=["running", "restarted"])
+async def test_a_host_that_was_left_out_of_a_round_counts_its_turns(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch, *, forgets: bool
+) -> None:
+    """Client-0 is not available in round 2. Its host gets the round's documents before round 3.
+    forgets: the coordinator restarts, and no longer knows what hosts have."""
+
+    def leave_out(record: CommittedRun, context: SelectionContext) -> SelectionContext:
+        if forgets:
+            record._held.clear()
+        fewer = context.available[1:] if context.round == 2 else context.available
+        return replace(context, available=fewer)
+
+    with monkeypatch.context() as patched:
+        lie(patched, (2, 3), leave_out)
+        run_id = await finished(federation, f'{VERIFIED}selector = {{name = "round-robin"}}\n')
+    log = SelectionLog(federation.coordinator.config.state_directory, run_id)
+    attendees = [each.chain.attendees for each in log.attempts]
+    assert [len(each.available) for each in attendees if each] == [CLIENTS, CLIENTS - 1, CLIENTS]
+    found = audited(federation, run_id)
+    assert [each.differences for each in found] == [()] * 3
+    for client in federation.members.names:
+        report = host_report(federation, run_id, client)
+        assert [each["documents"] for each in report] == [each.documents for each in found]
+        assert not any(each["gap"] for each in report)
+
+
+async def test_late_updates_are_refused(federation: SumFederation) -> None:
+    late = "round = {late_updates = {rounds = 1}}\n"
+    with pytest.raises(ConfigurationError, match="hosts train by the last selection only"):
+        await federation.coordinator.start_run(VERIFIABLE + late)
 
 
 async def test_audit_accepts_the_initial_state_of_fewer_clients(federation: SumFederation) -> None:
@@ -351,23 +380,68 @@ async def test_audit_accepts_the_initial_state_of_fewer_clients(federation: SumF
 async def test_audit_finds_a_removed_state(federation: SumFederation) -> None:
     run_id = await finished(federation, with_selector("round-robin"))
     log = selections_of(federation) / f"{run_id}.jsonl"
-    lines = [line for line in log.read_text().splitlines(keepends=True) if '{"state"' not in line]
+    lines = [
+        line
+        for line in log.read_text().splitlines(keepends=True)
+        if "state" not in json.loads(line)
+    ]
     log.write_text("".join(lines))
-    why = "the records lack the selector's state after the previous round"
-    assert [each.differences for each in audited(federation, run_id)] == [(), (why,), (why,)]
+    state = "the records lack the selector's state after the previous round"
+    facts = "the records lack the facts from which the selector learned"
+    found = [each.differences for each in audited(federation, run_id)]
+    assert found == [(facts,), (state, facts), (state, facts)]
 
 
-async def test_audit_takes_the_step_between_states_as_recorded(
+async def test_audit_finds_a_state_that_does_not_follow_from_its_round(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A limit: the coordinator has logged a state that does not follow from the round."""
     honest = RoundRobin.observe
     with monkeypatch.context() as patched:
         patched.setattr(
             RoundRobin, "observe", lambda self, state, found: bumped(honest(self, state, found))
         )
         run_id = await finished(federation, with_selector("round-robin"))
+    why = "the selector's state after the round does not follow from the round"
+    assert [each.differences for each in audited(federation, run_id)] == [(why,)] * 3
+
+
+def lie_of_outcomes(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[RoundOutcome], RoundOutcome]
+) -> None:
+    """Make the coordinator's selector learn from changed facts, which the coordinator records."""
+    honest = commit._outcome
+    monkeypatch.setattr(commit, "_outcome", lambda run, action: change(honest(run, action)))
+
+
+async def test_audit_finds_a_round_that_the_selector_learned_without_an_update(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        lie_of_outcomes(patched, lambda found: replace(found, included=found.included[1:]))
+        run_id = await finished(federation, with_selector("flips"))
+    why = "the selector learned from other updates than those of the round's model"
+    assert [each.differences for each in audited(federation, run_id)] == [(why,)] * 3
+
+
+async def test_audit_takes_durations_and_reports_as_recorded(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit: the selector has learned from durations that were not measured."""
+    with monkeypatch.context() as patched:
+        lie_of_outcomes(patched, lambda found: replace(found, seconds=found.seconds + 99))
+        run_id = await finished(federation, with_selector("oort"))
     assert [each.differences for each in audited(federation, run_id)] == [()] * 3
+
+
+async def test_audit_finds_removed_facts_about_a_round(federation: SumFederation) -> None:
+    run_id = await finished(federation, with_selector("round-robin"))
+    log = selections_of(federation) / f"{run_id}.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text(
+        "".join(json.dumps({k: v for k, v in e.items() if k != "learned"}) + "\n" for e in lines)
+    )
+    why = "the records lack the facts from which the selector learned"
+    assert [each.differences for each in audited(federation, run_id)] == [(why,)] * 3
 
 
 async def test_audit_takes_profiles_as_recorded(
@@ -395,11 +469,9 @@ def packed(values: Any) -> bytes:
     return file.getvalue()
 
 
-def rewrite(federation: SumFederation, run_id: str, table: str, column: str, values: Any) -> None:
-    """Replace an array in the inputs of round 2, and all digests that follow from it.
-
-    table: "arrays" of the selector's state, or "columns" of the clients' profiles.
-    """
+def rewrite(federation: SumFederation, run_id: str, column: str, values: Any) -> None:
+    """Replace a column of the clients' profiles in the inputs of round 2, and all digests that
+    follow from it."""
     log = SelectionLog(federation.coordinator.config.state_directory, run_id)
     content = packed(values)
     log.keep_parts({part_sha256(content): content})
@@ -419,40 +491,23 @@ def rewrite(federation: SumFederation, run_id: str, table: str, column: str, val
             changes = {"previous": new.get(document.previous, document.previous)}
             if kind == "opening" and document.model_dump()["round"] == 2:
                 description = json.loads(line["inputs"])
-                description[table][column] = part_sha256(content)
+                description["columns"][column] = part_sha256(content)
                 line["inputs"] = json.dumps(description, sort_keys=True, separators=(",", ":"))
                 changes["inputs_sha256"] = inputs_sha256(line["inputs"])
-                [of_round_1] = [each for each in lines[: lines.index(line)] if "state" in each]
-                of_round_1["state"] = state_sha256(
-                    State(
-                        scalars=description["scalars"],
-                        arrays={
-                            name: np.load(io.BytesIO(log.part(sha256)))
-                            for name, sha256 in description["arrays"].items()
-                        },
-                    )
-                )
             after = document.model_copy(update=changes).encode()
             line[kind] = after.decode()
             new[document.digest_of(before)] = document.digest_of(after)
     log.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-@pytest.mark.parametrize(
-    ("selector", "table", "column", "values"),
-    [
-        pytest.param("flips", "arrays", "failed", np.array([99]), id="array of the state"),
-        pytest.param("uniform", "columns", "samples", np.arange(CLIENTS), id="profile column"),
-    ],
-)
 async def test_audit_of_records_rewritten_as_a_whole_needs_the_hosts_documents(
-    federation: SumFederation, selector: str, table: str, column: str, values: Any
+    federation: SumFederation,
 ) -> None:
     """The changed inputs give the same cohorts, and all digests match. Members' signatures on the
     old documents don't. Without a federation root, only hosts' documents show the change."""
-    run_id = await finished(federation, with_selector(selector))
+    run_id = await finished(federation, with_selector("uniform"))
     honest = audited(federation, run_id)
-    rewrite(federation, run_id, table, column, values)
+    rewrite(federation, run_id, "samples", np.arange(CLIENTS))
     [first, *others] = audited(federation, run_id)
     assert first.agrees
     assert all(

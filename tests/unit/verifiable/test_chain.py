@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -344,27 +343,6 @@ def test_a_host_that_was_not_sent_all_documents_checks_no_turns(known: int) -> N
 def test_hosts_need_the_size_of_the_cohort() -> None:
     chain = Chain.begin(RUN)
     assert "no size of the cohort" in refused(chain.opened, opening(chain, count=0))
-
-
-def test_all_clients_may_train_in_round_1_only() -> None:
-    """Without a joint seed, a selector may begin with all clients, as FLASH can."""
-    given: dict[str, Any] = {"selector": "flash", "seed": 5, "commitment": ""}
-    hosts, chain = parties(3), Chain.begin(RUN)
-    chain = chain.opened(opening(chain, count=0, **given))
-    chain = chain.attended(unsealed(chain, hosts))
-    chain = chain.ended(Outcome(previous=chain.attendees_sha256, cohort=("client-0",)).encode())
-    chain = chain.opened(opening(chain, 2, count=2, **given))
-    again = opening(chain, 2, 2, count=0, **given)
-    assert "changed during the run" in refused(chain.opened, again)
-
-
-def unsealed(chain: Chain, hosts: Sequence[Party]) -> bytes:
-    """Return the attendees of a selection with a given seed."""
-    return Attendees(
-        previous=chain.opening_sha256,
-        available=tuple(each.client for each in hosts),
-        speakers=tuple(Speaker(client=each.client) for each in hosts),
-    ).encode()
 
 
 # Draws ------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.memberships import signed, write_root
@@ -15,11 +16,13 @@ from potluck.common.errors import DisclosureRefusedError
 from potluck.common.net.key_files import KEY_MODE, private_pem, write_file
 from potluck.common.net.membership_in_force import MembershipInForce
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.verifiable.chain import Chain
 from potluck.verifiable.documents import (
     COORDINATOR,
     Attendees,
     BrokenSelectionError,
     Opening,
+    Outcome,
     Speaker,
     commitment_to,
     genesis,
@@ -30,7 +33,7 @@ from potluck.verifiable.host.committed_selections import CommittedSelections
 RUN, CLIENT, SHARE = "../run", "client-0", "11" * 32
 
 
-def instruction(client: str = CLIENT, **document: bytes) -> rpc.Instruction:
+def instruction(client: str = CLIENT, **document: Any) -> rpc.Instruction:
     selection = rpc.SelectionDocument(**document)
     return rpc.Instruction(client_id=client, run_id=RUN, round=1, selection=selection)
 
@@ -87,6 +90,57 @@ def test_a_host_makes_one_commitment_only_to_each_seed(tmp_path: Path, *, restar
         with pytest.raises(BrokenSelectionError, match="'client-0' already speaks for this host"):
             host.take(instruction("client-1", **document))
     assert host.take(instruction(attendees=attendees(commitment, "client-1"))).share
+
+
+def missed_attempt() -> tuple[bytes, bytes, bytes]:
+    """Return the documents of an attempt in which another host took part."""
+    chain, share = Chain.begin(RUN).opened(opened()), "44" * 32
+    other = Speaker(
+        client="client-9", commitment=commitment_to(share, chain.opening_sha256, "client-9")
+    )
+    listed = Attendees(
+        previous=chain.opening_sha256, available=("client-9", CLIENT), speakers=(other,)
+    )
+    chain = chain.attended(listed.encode())
+    shares = {"client-9": share}
+    outcome = Outcome(
+        previous=chain.attendees_sha256,
+        cohort=chain.recomputed(chain.seed(SHARE, shares)),
+        share=SHARE,
+        shares=shares,
+    )
+    return opened(), listed.encode(), outcome.encode()
+
+
+def test_missed_documents_are_stored_but_reveal_nothing_and_allow_no_training(
+    tmp_path: Path,
+) -> None:
+    """The seed of a missed attempt has no share of this host, so nobody vouches for the cohort."""
+    opening, listed, outcome = missed_attempt()
+    host = CommittedSelections(tmp_path, None, None)
+    with pytest.raises(BrokenSelectionError, match="the selection has no opening yet"):
+        host.take(instruction(attendees=listed, missed=True))
+    for _ in range(2):  # again after a restart of the coordinator
+        for taken in (
+            instruction(opening=opening, missed=True),
+            instruction(attendees=listed, missed=True),
+            instruction(outcome=outcome, missed=True),
+        ):
+            assert host.take(taken) == rpc.SelectionReceipt()
+        host = CommittedSelections(tmp_path, None, None)
+    training = rpc.Instruction(client_id=CLIENT, run_id=RUN, round=1, train=rpc.Train())
+    training.train.selection.outcome_sha256 = Outcome.digest_of(outcome)
+    with pytest.raises(BrokenSelectionError, match="is not the last one that this host has rec"):
+        host.check(training)
+    [file] = (tmp_path / "selections").glob("*.jsonl")
+    assert len(file.read_text().splitlines()) == 3
+
+
+def test_a_missed_document_of_another_chain_is_refused(tmp_path: Path) -> None:
+    host = CommittedSelections(tmp_path, None, None)
+    later = Opening.parse(opened()).model_copy(update={"previous": "55" * 32})
+    with pytest.raises(BrokenSelectionError, match="must continue this host's chain"):
+        host.take(instruction(opening=later.encode(), missed=True))
 
 
 def test_two_speakers_of_one_host_are_refused_if_the_membership_is_known(tmp_path: Path) -> None:

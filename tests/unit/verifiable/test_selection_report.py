@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ class Coordinator:
         outcome = Outcome(previous=self.chain.tip, cohort=("client-2", "client-0")).encode()
         self._send(self.chain.ended(outcome), send=send, outcome=outcome)
 
-    def _send(self, chain: Chain, *, send: bool, **document: bytes) -> None:
+    def _send(self, chain: Chain, *, send: bool, **document: Any) -> None:
         self.chain = chain
         assert chain.opening is not None
         instruction = rpc.Instruction(

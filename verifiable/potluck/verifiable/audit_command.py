@@ -87,11 +87,6 @@ def _line(each: AuditedSelection) -> str:
     what = f"round {each.round}, attempt {each.attempt}{state}: {cohort}"
     missed = f", {each.missed} hosts did not reveal their shares" if each.missed else ""
     signed = f", {each.signatures} signatures" if each.signatures else ""
-    if each.unchecked:
-        signed += (
-            f", not checked are those of {', '.join(each.unchecked)}, which have left the "
-            "member list or have newer keys there"
-        )
     last = "".join(f"; {kind} {sha256}" for kind, sha256 in [*each.documents.items()][-1:])
     if each.agrees:
         return f"{what}{signed}{missed}: agrees with the record{last}"

@@ -106,7 +106,7 @@ class Chain:
             )
             _require(
                 (new.selector, new.joint, new.rounds) == (last.selector, last.joint, last.rounds)
-                and (new.count == last.count or (last.round == 1 and last.count == 0)),
+                and (not new.joint or new.count == last.count),
                 "the selector, the number of clients, the number of rounds or the kind of seed "
                 "changed during the run; start a new run for other settings",
             )

@@ -8,7 +8,12 @@ from potluck.verifiable.draws import RECOMPUTED
 
 
 def check_run(run_file: RunFile) -> None:
-    """Raise ConfigurationError if hosts must verify selections that they can't recompute."""
+    """Raise ConfigurationError if a run's settings don't allow the commitments that it asks for."""
+    if run_file.selection.verifiable and run_file.round.late_updates.rounds:
+        raise ConfigurationError(
+            "selection.verifiable: hosts train by the last selection only, but round.late_updates "
+            "continues trainings of earlier ones; remove one of both settings"
+        )
     if not run_file.selection.hosts_verify:
         return
     selector = run_file.selector.name

@@ -1084,22 +1084,28 @@ class SelectionDocument(_message.Message):
     OPENING_FIELD_NUMBER: _builtins.int
     ATTENDEES_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
+    MISSED_FIELD_NUMBER: _builtins.int
     opening: _builtins.bytes
     """The inputs of the selection."""
     attendees: _builtins.bytes
     """The clients to choose from, and the hosts' commitments to their shares of the seed."""
     outcome: _builtins.bytes
     """The cohort, and the shares that were revealed."""
+    missed: _builtins.bool
+    """True if the host missed the document of an earlier selection: it checks and stores the document,
+    reveals nothing, and trains no client by it.
+    """
     def __init__(
         self,
         *,
         opening: _builtins.bytes = ...,
         attendees: _builtins.bytes = ...,
         outcome: _builtins.bytes = ...,
+        missed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attendees", b"attendees", "document", b"document", "opening", b"opening", "outcome", b"outcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attendees", b"attendees", "document", b"document", "opening", b"opening", "outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attendees", b"attendees", "document", b"document", "missed", b"missed", "opening", b"opening", "outcome", b"outcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_document: _TypeAlias = _typing.Literal["opening", "attendees", "outcome"]  # noqa: Y015
     _WhichOneofArgType_document: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015

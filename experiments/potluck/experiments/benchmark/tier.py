@@ -269,10 +269,11 @@ def follows_tuning(
     if arm == tier.baseline:
         return list(tried) == training_choices(tier)
     keyed = {f"selector.{key}": values for key, values in grid.items()}
-    purpose = f"{tier.name}/{arm}"
-    return any(
-        list(tried) == _drawn(keyed, own, tier.tuning.settings, purpose)
-        for own in ({}, *_points(keyed))
+    purpose, most = f"{tier.name}/{arm}", tier.tuning.settings
+    points = [each for each in _points(keyed) if each]
+    possible = [{}, *(each for each in points if each not in tried)]
+    return len(tried) <= most and any(
+        list(tried) == _drawn(keyed, own, most, purpose) for own in possible
     )
 
 

@@ -269,8 +269,10 @@ class ClientPool:
         attending = [client for client in selectable if self.presence.attends(client)]
         free = [client for client in attending if client not in self.still_training]
         fresh = [client for client in free if client not in self.spared]
+        needed = self.rules.needed
         for some in (fresh, free):
-            needed = self.rules.needed
+            if len(some) == len(attending):
+                break
             if self.suffices(some, needed) and self.together(some, needed):
                 return tuple(some)
         return tuple(attending)

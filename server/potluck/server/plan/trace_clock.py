@@ -17,13 +17,15 @@ class TraceClock:
     """The time of a run on a virtual clock with a trace.
 
     deadline: simulated seconds that a failed attempt takes. passed: simulated seconds of the
-    committed rounds. begun: time when the current attempt began. failed: number of failed attempts
+    committed rounds. earliest: time from which the current attempt may begin. begun: time when it
+    began. failed: number of failed attempts
     at the current round.
     """
 
     trace: AvailabilityTrace
     deadline: float
     passed: float = 0.0
+    earliest: float = 0.0
     begun: float = 0.0
     failed: int = 0
 
@@ -41,19 +43,15 @@ class TraceClock:
                 f"virtual_clock.trace has no row of client {unknown[0]} and of "
                 f"{len(unknown) - 1} other clients of the run; add rows for these clients"
             )
-        if not failed:
-            earliest = self.passed
-        elif failed > self.failed:
-            earliest = self.begun + self.deadline
-        else:  # the same attempt again
-            earliest = self.begun
-        begun = self.trace.next_time(clients, earliest, needed)
+        if failed > self.failed:
+            self.earliest, self.failed = self.begun + self.deadline, failed
+        begun = self.trace.next_time(clients, self.earliest, needed)
         if begun is None:
             raise RunError(
                 f"virtual_clock.trace never has {needed} of the {len(clients)} clients available "
                 "at the same time; lower clients_per_round or round.quorum, or use another trace"
             )
-        self.begun, self.failed = begun, failed
+        self.begun = begun
         return [client for client in clients if self.trace.speed(client, begun) > 0.0]
 
     def ever(self, clients: Sequence[str], needed: int) -> bool:
@@ -63,7 +61,7 @@ class TraceClock:
     def commit(self, seconds: float) -> None:
         """Record that a round was committed. seconds: simulated seconds since the last commit."""
         self.passed += seconds
-        self.failed = 0
+        self.earliest, self.failed = self.passed, 0
 
     def seconds(self, training: float) -> float:
         """Return the simulated seconds of a round: the wait until it began plus `training`."""

@@ -158,7 +158,7 @@ async def commit(
     selector_state = run.plan.selector.observe(run.models.states.selector, outcome)
     states = States(selector=selector_state, strategy=result.strategy_state)
     state_blake3 = await in_thread(write_states, run.services.files, states)
-    await record.committing(selector_state, run.key)
+    await record.committing(selector_state, run.key, outcome)
     trained, of_trainings = _of_trainings(
         run.plan, result, [run.updates.received[client].row for client in included]
     )

@@ -11,7 +11,7 @@ from typing import Final
 from potluck.common.settings import plugins
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.live.run import Run
-from potluck.server.selection import Selection, SelectionContext
+from potluck.server.selection import RoundOutcome, Selection, SelectionContext
 from potluck.server.state import State
 from potluck.server.store.records import AttemptKey
 
@@ -44,8 +44,10 @@ class SelectionRecord:
     async def prove(self, work: coordinator_pb2.Train, key: AttemptKey) -> None:
         """Add to a training instruction the data by which hosts verify the attempt's selection."""
 
-    async def committing(self, state: State, key: AttemptKey) -> None:
+    async def committing(self, state: State, key: AttemptKey, outcome: RoundOutcome) -> None:
         """Record the selector's state after an attempt, before the attempt is committed.
+
+        outcome: facts about the round, from which the selector has learned this state.
 
         If the coordinator is killed before the commit, the same attempt may come again with
         another state. Raises RunError if the attempt has no record, StorageError.

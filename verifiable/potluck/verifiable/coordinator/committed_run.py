@@ -9,6 +9,7 @@ host out.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,10 +27,16 @@ from potluck.server.machine.troubles import each_once
 from potluck.server.select.cohort_hosts import check_hosts
 from potluck.server.select.interview import ReplayError
 from potluck.server.select.selection_record import SelectionRecord
-from potluck.server.selection import Selection, SelectionContext
+from potluck.server.selection import RoundOutcome, Selection, SelectionContext
 from potluck.server.state import State
 from potluck.server.store.records import AttemptKey
-from potluck.verifiable.coordinator.selection_inputs import described, inputs_sha256, state_sha256
+from potluck.verifiable.chain import MOST_DRAWS
+from potluck.verifiable.coordinator.selection_inputs import (
+    described,
+    described_outcome,
+    inputs_sha256,
+    state_sha256,
+)
 from potluck.verifiable.coordinator.selection_log import LoggedAttempt, SelectionLog
 from potluck.verifiable.documents import (
     COORDINATOR,
@@ -53,6 +60,8 @@ class CommittedRun(SelectionRecord):
         self._run = run
         self._joint = run.plan.run_file.selection.hosts_verify
         self._opened: SelectionLog | None = None
+        self._held: dict[str, str] = {}
+        """Digest of the last document that each host has acknowledged, by host."""
 
     # The selection ----------------------------------------------------------------------------
 
@@ -100,7 +109,7 @@ class CommittedRun(SelectionRecord):
             )
         document = rpc.SelectionDocument(outcome=outcome.encode())
         sha256 = attempt.chain.outcome_sha256
-        answers = await self._send(key, 3, self._speakers(attempt), document)
+        answers = await self._send(key, "3", self._speakers(attempt), document, sha256)
         await self._note_signatures(log, sha256, answers)
 
     async def prove(self, work: rpc.Train, key: AttemptKey) -> None:
@@ -112,12 +121,20 @@ class CommittedRun(SelectionRecord):
         if self._run.plan.run_file.secure_aggregation:
             work.selection.cohort.extend(chain.outcome.cohort)
 
-    async def committing(self, state: State, key: AttemptKey) -> None:
-        """Log the digest of the selector's state, with which the next selection must begin."""
+    async def committing(self, state: State, key: AttemptKey, outcome: RoundOutcome) -> None:
+        """Log the facts about the round, and the digest of the selector's state that follows from
+        them. The next selection must begin with this state."""
         log = await self._log()
         attempt, sha256 = self._ended(log, key), await in_thread(state_sha256, state)
-        if attempt.state_after != sha256:
-            await in_thread(log.learn, sha256)
+        facts = await in_thread(described_outcome, outcome)
+        if (attempt.state_after, attempt.learned) == (sha256, facts.description):
+            return
+
+        def store() -> None:
+            log.keep_parts(facts.parts)
+            log.learn(sha256, facts.description)
+
+        await in_thread(store)
 
     def _ended(self, log: SelectionLog, key: AttemptKey) -> LoggedAttempt:
         """Return an attempt from the log. Raises RunError unless it has an outcome."""
@@ -165,7 +182,7 @@ class CommittedRun(SelectionRecord):
 
         def store() -> LoggedAttempt:
             log.keep_parts(inputs.parts)
-            return log.open(opening, share, inputs.description, utc())
+            return log.open(opening, share, inputs.description)
 
         return await in_thread(store)
 
@@ -182,8 +199,11 @@ class CommittedRun(SelectionRecord):
         there = self._without_silent(log, run.roster.clients(context.available), key.round)
         hosts = self._hosts(there)
         first = {host: client for client, host in reversed(hosts.items())}
+        if self._joint and needs_times(opening.selector):
+            await self._send_missed(log, first, key)
         document = rpc.SelectionDocument(opening=opening.encode())
-        answers = await self._send(key, 1, list(first.values()), document)
+        clients = list(first.values())
+        answers = await self._send(key, "1", clients, document, attempt.chain.opening_sha256)
         speakers, troubles = list[Speaker](), dict[str, str]()
         for client, found in answers.items():
             try:
@@ -200,10 +220,13 @@ class CommittedRun(SelectionRecord):
             available = [client for client in available if members.hosts.get(client) in of]
         least = run.plan.run_file.clients_per_round
         if len(available) < min(least, len(there)) or not available:
-            raise ScarceError(
+            scarce = (
                 f"round {key.round}: hosts of {len(available)} clients answered the opening of "
                 f"the selection, but {least} clients are needed"
             )
+            if sum(not each.chain.attendees for each in log.attempts_at(key.round)) >= MOST_DRAWS:
+                raise RunError(f"{scarce}; this is attempt {MOST_DRAWS} of {MOST_DRAWS}")
+            raise ScarceError(scarce)
         times = None
         if self._joint and needs_times(opening.selector):
             times = tuple(attempt.chain.times.get(client, 0) for client in available)
@@ -220,25 +243,44 @@ class CommittedRun(SelectionRecord):
     ) -> Sequence[str]:
         """Return the clients whose hosts revealed their shares in all attempts at this round up to
         now; all of them if too few are left."""
-        silent = {client for each in log.attempts_at(round_number) for client in each.silent}
-        hosts = self._hosts([*there, *silent])
-        away = {hosts[client] for client in silent if client in hosts}
-        left = [client for client in there if hosts.get(client) not in away]
-        run = self._run
-        if len(left) < min(run.plan.run_file.clients_per_round, len(there)):
-            return there
-        try:
-            check_hosts(run.selecting, run.plan, round_number, np.sort(run.roster.rows(left)))
-        except ScarceError:
-            return there
-        return left
+        run, silent = self._run, [each.silent for each in log.attempts_at(round_number)]
+        least = min(run.plan.run_file.clients_per_round, len(there))
+        for some in (silent, silent[-2:]):  # the last attempt is the current one
+            named = [client for each in some for client in each]
+            hosts = self._hosts([*there, *named])
+            away = {hosts[client] for client in named if client in hosts}
+            left = [client for client in there if hosts.get(client) not in away]
+            with contextlib.suppress(ScarceError):
+                check_hosts(run.selecting, run.plan, round_number, np.sort(run.roster.rows(left)))
+                if len(left) >= least:
+                    return left
+        return there
+
+    async def _send_missed(
+        self, log: SelectionLog, hosts: Mapping[str, str], key: AttemptKey
+    ) -> None:
+        """Send hosts the documents that they have missed, so that they can count turns. hosts: a
+        client of each host, by host."""
+        *history, _ = log.documents()  # without the current opening
+        places = {sha256: place for place, (sha256, _, _) in enumerate(history)}
+        first = {
+            client: places.get(self._held.get(host, ""), -1) + 1 for host, client in hosts.items()
+        }
+        for place, (sha256, kind, text) in enumerate(history):
+            behind = [client for client, start in first.items() if start <= place]
+            document = rpc.SelectionDocument(missed=True, **{kind: text})
+            answers = await self._send(key, f"missed-{place}", behind, document, sha256)
+            for client in behind:
+                if client not in answers:
+                    del first[client]
 
     async def _shares(self, log: SelectionLog, attempt: LoggedAttempt, key: AttemptKey) -> None:
         """Send the attendees; store the shares that hosts reveal."""
         attendees = attempt.chain.attendees
         assert attendees is not None  # noqa: S101  # the caller has checked it
         document = rpc.SelectionDocument(attendees=attendees.encode())
-        answers = await self._send(key, 2, self._speakers(attempt), document)
+        sha256 = attempt.chain.attendees_sha256
+        answers = await self._send(key, "2", self._speakers(attempt), document, sha256)
         shares, opening = {}, attempt.chain.opening_sha256
         for each in attendees.speakers:
             share = answers[each.client].share if each.client in answers else ""
@@ -300,12 +342,13 @@ class CommittedRun(SelectionRecord):
     async def _send(
         self,
         key: AttemptKey,
-        step: int,
+        step: str,
         clients: Sequence[str],
         document: rpc.SelectionDocument,
+        sha256: str,
     ) -> dict[str, rpc.SelectionReceipt]:
         """Send a document to clients; return their receipts. Warn about clients that refuse."""
-        run = self._run
+        run, hosts = self._run, self._hosts(clients)
         answers = await gather(
             run.services.attendance,
             [
@@ -331,11 +374,13 @@ class CommittedRun(SelectionRecord):
                 refusals, f"refused the {document.WhichOneof('document')} of a selection"
             )
             run.say(f"round {key.round}: {said}", warning=True)
-        return {
+        receipts = {
             client: answers[client].receipt
             for client in clients
             if client in answers and client not in refusals
         }
+        self._held.update({hosts[client]: sha256 for client in receipts if client in hosts})
+        return receipts
 
     async def _note_signatures(
         self, log: SelectionLog, sha256: str, answers: Mapping[str, rpc.SelectionReceipt]

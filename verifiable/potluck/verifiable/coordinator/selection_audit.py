@@ -33,7 +33,7 @@ from potluck.server.selection import (
 )
 from potluck.server.state import State
 from potluck.server.store.attempt_table import Attempts
-from potluck.server.store.records import AttemptKey, Exchange, RoundRow, RunRow
+from potluck.server.store.records import AttemptKey, Exchange, MemberState, RoundRow, RunRow
 from potluck.server.store.round_table import Rounds
 from potluck.server.store.run_table import Runs
 from potluck.server.store.sql.reading import open_for_reading
@@ -41,6 +41,7 @@ from potluck.verifiable.coordinator.selection_inputs import (
     PER_CLIENT,
     inputs_sha256,
     restored,
+    restored_outcome,
     state_sha256,
 )
 from potluck.verifiable.coordinator.selection_log import LoggedAttempt, SelectionLog
@@ -59,10 +60,8 @@ class AuditedSelection:
     committed: True if this attempt's model was committed. cohort: number of clients; 0 if the
     attempt ended before its outcome. documents: SHA-256 digest (hexadecimal) of each of its
     documents, by kind, as in `Chain.digests`. signatures: number of members' valid signatures on
-    its documents; 0 without a federation root. unchecked: clients whose signatures can't be
-    checked, since they are not in the member list any more or have newer keys there. missed:
-    number of hosts that committed to a share of the seed, but did not reveal it, so that the
-    attempt was given up.
+    its documents; 0 without a federation root. missed: number of hosts that committed to a share of
+    the seed, but did not reveal it, so that the attempt was given up.
     """
 
     round: int
@@ -71,7 +70,6 @@ class AuditedSelection:
     cohort: int
     documents: Mapping[str, str] = field(default_factory=dict)
     signatures: int = 0
-    unchecked: tuple[str, ...] = ()
     missed: int = 0
     differences: tuple[str, ...] = ()
 
@@ -96,11 +94,10 @@ class _Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class _Signatures:
-    """The clients of an attempt's signatures; each client once for each of its signatures."""
+    """Signatures on an attempt's documents: the clients of the valid ones, faults of the others."""
 
     valid: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
 
 
 class SelectionAudit:
@@ -150,13 +147,9 @@ class SelectionAudit:
                 cohort=0 if outcome is None else len(outcome.cohort),
                 documents=attempt.chain.digests,
                 signatures=len(signatures.valid),
-                unchecked=tuple(sorted(set(signatures.unchecked))),
                 missed=len(attempt.silent),
                 differences=(
-                    *(
-                        f"the signature of client '{each}' is not valid"
-                        for each in signatures.wrong
-                    ),
+                    *signatures.faults,
                     *self._differences(attempt, row if committed else None),
                 ),
             )
@@ -185,15 +178,15 @@ class SelectionAudit:
             if reasons != list(attempt.reasons):
                 yield "the reasons stored with the round are not the reasons of the selection"
         try:
-            yield from self._wrong_inputs(attempt)
+            yield from self._wrong_inputs(attempt, row)
         except PotluckError as error:
             yield error.message
         except Exception as error:  # a plug-in may raise anything
             yield f"the selection can't be repeated: {type(error).__name__}: {error}"
 
-    def _wrong_inputs(self, attempt: LoggedAttempt) -> Iterator[str]:
+    def _wrong_inputs(self, attempt: LoggedAttempt, row: RoundRow | None) -> Iterator[str]:
         """Yield differences between the committed inputs, the logged inputs and the record, then
-        those of the selection that follows from the inputs."""
+        those of the selection that follows from the inputs. row: None unless committed."""
         opening, attendees = attempt.chain.opening, attempt.chain.attendees
         outcome = attempt.chain.outcome
         if opening is None:
@@ -203,7 +196,7 @@ class SelectionAudit:
             return
         yield from self._wrong_settings(opening, json.loads(attempt.description))
         if attendees is not None and outcome is not None:
-            yield from self._replayed(attempt, opening, attendees, outcome)
+            yield from self._replayed(attempt, opening, attendees, outcome, row)
 
     def _wrong_settings(self, opening: Opening, inputs: Mapping[str, Any]) -> Iterator[str]:
         """Yield the settings of a selection that differ from the run file's. inputs: the parsed
@@ -232,7 +225,12 @@ class SelectionAudit:
                 yield f"{name} is {found}, but {expected} by the run file"
 
     def _replayed(
-        self, attempt: LoggedAttempt, opening: Opening, attendees: Attendees, outcome: Outcome
+        self,
+        attempt: LoggedAttempt,
+        opening: Opening,
+        attendees: Attendees,
+        outcome: Outcome,
+        row: RoundRow | None,
     ) -> Iterator[str]:
         seed = attempt.chain.seed(outcome.share, outcome.shares)
         context, state = restored(
@@ -250,6 +248,25 @@ class SelectionAudit:
             )
         elif list(found.reasons) != list(attempt.reasons):
             yield "the selector gives other reasons than those in the log"
+        if row is not None:
+            yield from self._wrong_step(attempt, state, row, ids)
+
+    def _wrong_step(
+        self, attempt: LoggedAttempt, state: State, row: RoundRow, ids: Sequence[str]
+    ) -> Iterator[str]:
+        """Yield differences between a round's facts in the log and in the database, and between the
+        state that the selector learns from them and the logged one. state: before the round."""
+        if not attempt.learned:
+            yield "the records lack the facts from which the selector learned"
+            return
+        outcome = restored_outcome(attempt.learned, self._log.part)
+        included = {ids[place] for place in outcome.included.tolist()}
+        recorded = {each.client_id for each in row.members if each.state is MemberState.INCLUDED}
+        if outcome.round != row.key.round or included != recorded:
+            yield "the selector learned from other updates than those of the round's model"
+        learned = state_sha256(self._plan.selector.observe(state, outcome))
+        if learned != attempt.state_after:
+            yield "the selector's state after the round does not follow from the round"
 
     def _wrong_state(
         self, round_number: int, state: State, population: Population
@@ -272,24 +289,26 @@ class SelectionAudit:
             yield "the selector's state is not its state after the previous round"
 
     def _signatures(self, attempt: LoggedAttempt) -> _Signatures:
-        """Check the members' signatures; there are none without a federation root.
-
-        A record that began after the attempt may have another key than the client had then.
-        """
+        """Check the members' signatures; there are none without a federation root."""
         found = _Signatures()
         if self._members is None:
             return found
         for client, text, signature in _signatures(attempt):
             record = self._members.records.get(client)
             if record is None:
-                found.unchecked.append(client)
+                found.faults.append(
+                    f"the signature of client '{client}' can't be checked, since the client is not "
+                    "in the member list now"
+                )
                 continue
             try:
                 record.key().verify(bytes.fromhex(signature), text)
                 found.valid.append(client)
             except (InvalidSignature, ValueError):
-                newer = attempt.at is not None and record.not_before > attempt.at
-                (found.unchecked if newer and signature else found.wrong).append(client)
+                found.faults.append(
+                    f"the signature of client '{client}' is not valid for its key in the member "
+                    "list"
+                )
         return found
 
 

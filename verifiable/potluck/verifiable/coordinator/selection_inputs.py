@@ -16,7 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.run_file.runfile import RunFile
-from potluck.server.selection import Population, Rows, SelectionContext
+from potluck.server.selection import (
+    Answers,
+    Judgement,
+    Population,
+    RoundOutcome,
+    Rows,
+    SelectionContext,
+    UpdateFacts,
+)
 from potluck.server.state import State
 from potluck.verifiable.documents import digest
 
@@ -28,6 +36,17 @@ PER_CLIENT: Final = ("samples", "label_counts", "triplets", "interaction_matrice
 """Fields of `Population` with one row per client."""
 
 _COLUMNS: Final = (*PER_CLIENT, "label_totals")
+
+_OF_ROUND: Final = (
+    *("selected", "included", "seconds", "samples"),
+    *("spared", "prolonged", "late", "late_seconds"),
+)
+"""Fields of `RoundOutcome` that are arrays."""
+
+_OF_UPDATES: Final = (
+    *("rows", "samples", "steps", "gram", "sketches", "output_moves", "norms", "shares"),
+)
+"""Fields of `UpdateFacts` that are arrays."""
 
 Read = Callable[[str], bytes]
 """Function that returns the bytes of a stored part (an array or a list), given its digest. Raises
@@ -52,8 +71,8 @@ def state_sha256(state: State) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Inputs of a selection, except seed and available clients. parts: arrays and lists, as bytes,
-    by their digest."""
+    """Inputs of a selection, except seed and available clients, or the facts about a round. parts:
+    arrays and lists, as bytes, by their digest."""
 
     description: str
     parts: Mapping[str, bytes]
@@ -126,6 +145,70 @@ def restored(
     )
     arrays = {name: _unpacked(read(sha256)) for name, sha256 in found["arrays"].items()}
     return context, State(scalars=found["scalars"], arrays=arrays)
+
+
+def described_outcome(outcome: RoundOutcome) -> Inputs:
+    """Return the facts about a round from which a selector learns."""
+    parts: dict[str, bytes] = {}
+
+    def array(values: NDArray[Any]) -> str:
+        content = _packed(values)
+        sha256 = part_sha256(content)
+        parts[sha256] = content
+        return sha256
+
+    def columns(of: object, names: Sequence[str]) -> dict[str, str]:
+        return {name: array(getattr(of, name)) for name in names}
+
+    def named(values: Mapping[str, NDArray[Any]]) -> dict[str, str]:
+        return {name: array(column) for name, column in values.items()}
+
+    facts, judgement = outcome.facts, outcome.judgement
+    description = {
+        "round": outcome.round,
+        "deadline_seconds": outcome.deadline_seconds,
+        "arrays": columns(outcome, _OF_ROUND),
+        "reports": named(outcome.reports),
+        "answers": [
+            {"rows": array(each.rows), "values": named(each.values)} for each in outcome.answers
+        ],
+        "facts": None
+        if facts is None
+        else {"round": facts.round, "seed": facts.seed, "arrays": columns(facts, _OF_UPDATES)},
+        "set_aside": {str(row): reason for row, reason in judgement.set_aside.items()},
+        "judged": named(judgement.values),
+    }
+    return Inputs(description=_json(description), parts=parts)
+
+
+def restored_outcome(description: str, read: Read) -> RoundOutcome:
+    """Return the facts about a round.
+
+    Raises StorageError, and KeyError, TypeError or ValueError if the description is malformed.
+    """
+    found = json.loads(description)
+
+    def arrays(of: Mapping[str, str]) -> dict[str, Any]:
+        return {name: _unpacked(read(sha256)) for name, sha256 in of.items()}
+
+    facts = found["facts"]
+    return RoundOutcome(
+        round=found["round"],
+        deadline_seconds=found["deadline_seconds"],
+        reports=arrays(found["reports"]),
+        answers=tuple(
+            Answers(rows=_unpacked(read(each["rows"])), values=arrays(each["values"]))
+            for each in found["answers"]
+        ),
+        facts=None
+        if facts is None
+        else UpdateFacts(round=facts["round"], seed=facts["seed"], **arrays(facts["arrays"])),
+        judgement=Judgement(
+            set_aside={int(row): reason for row, reason in found["set_aside"].items()},
+            values=arrays(found["judged"]),
+        ),
+        **arrays(found["arrays"]),
+    )
 
 
 def _rows(rows: Sequence[int]) -> Rows:

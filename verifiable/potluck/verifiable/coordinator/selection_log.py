@@ -11,7 +11,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,17 +32,16 @@ _PARTS: Final = "inputs"
 class LoggedAttempt:
     """One attempt at a round, as the log recorded it.
 
-    chain: chain after the attempt's last document. at: time of its opening; None in logs of older
-    versions. description: inputs of the selection. share: the
+    chain: chain after the attempt's last document. description: inputs of the selection. share: the
     coordinator's share of the seed; empty if the seed is given. shares: revealed shares; None until
     they have been collected. reasons: one for each client of the cohort. hosts, limits: see
     `Placement`; only if the cohort depends on them. receipts: members' signatures by digest of the
-    document and by client. state_after: digest of the selector's state after the round; empty
-    unless the coordinator was about to commit this attempt.
+    document and by client. state_after: digest of the selector's state after the round. learned:
+    description of the facts about the round from which the selector learned this state. Both are
+    empty unless the coordinator was about to commit this attempt.
     """
 
     chain: Chain
-    at: datetime | None = None
     description: str = ""
     share: str = ""
     shares: Mapping[str, str] | None = None
@@ -52,6 +50,7 @@ class LoggedAttempt:
     limits: Sequence[tuple[str, Sequence[str], int]] = ()
     receipts: dict[str, Mapping[str, str]] = field(default_factory=dict)
     state_after: str = ""
+    learned: str = ""
 
     @property
     def silent(self) -> tuple[str, ...]:
@@ -101,12 +100,27 @@ class SelectionLog:
             if each.chain.opening is not None and each.chain.opening.round == round_number
         ]
 
+    def documents(self) -> list[tuple[str, str, bytes]]:
+        """Return digest, kind and text of each document of the run, oldest first."""
+        found = list[tuple[str, str, bytes]]()
+        for attempt in self.attempts:
+            chain = attempt.chain
+            texts = {
+                "opening": chain.opening,
+                "attendees": chain.attendees,
+                "outcome": chain.outcome,
+            }
+            for kind, sha256 in chain.digests.items():
+                document = texts[kind]
+                assert document is not None  # noqa: S101  # it has a digest
+                found.append((sha256, kind, document.encode()))
+        return found
+
     # Steps ------------------------------------------------------------------------------------
 
-    def open(self, opening: Opening, share: str, description: str, at: datetime) -> LoggedAttempt:
+    def open(self, opening: Opening, share: str, description: str) -> LoggedAttempt:
         """Add an attempt; store its inputs with `keep_parts` first. Raises StorageError."""
-        line = {"opening": _text(opening), "share": share, "inputs": description}
-        self._add({**line, "at": at.isoformat(timespec="seconds")})
+        self._add({"opening": _text(opening), "share": share, "inputs": description})
         return self.attempts[-1]
 
     def attend(self, attendees: Attendees) -> None:
@@ -128,9 +142,10 @@ class SelectionLog:
         if signatures:
             self._add({"signed": document_sha256, "signatures": dict(signatures)})
 
-    def learn(self, state_sha256: str) -> None:
-        """Add the digest of the selector's state after the last attempt. Raises StorageError."""
-        self._add({"state": state_sha256})
+    def learn(self, state_sha256: str, learned: str) -> None:
+        """Add the digest of the selector's state after the last attempt, and the description of the
+        facts from which it learned; store these with `keep_parts` first. Raises StorageError."""
+        self._add({"state": state_sha256, "learned": learned})
 
     def _add(self, line: Line) -> None:
         chain = _followed(self.chain, line)
@@ -140,11 +155,8 @@ class SelectionLog:
     def _take(self, line: Line, chain: Chain) -> None:
         self.chain = chain
         if "opening" in line:
-            at = datetime.fromisoformat(line["at"]) if "at" in line else None
             self.attempts.append(
-                LoggedAttempt(
-                    chain=self.chain, at=at, description=line["inputs"], share=line["share"]
-                )
+                LoggedAttempt(chain=self.chain, description=line["inputs"], share=line["share"])
             )
             return
         last = self.attempts[-1]
@@ -157,7 +169,7 @@ class SelectionLog:
         elif "signed" in line:
             last.receipts[line["signed"]] = line["signatures"]
         elif "state" in line:
-            last.state_after = line["state"]
+            last.state_after, last.learned = line["state"], line.get("learned", "")
         last.chain = self.chain
 
     # Inputs -----------------------------------------------------------------------------------

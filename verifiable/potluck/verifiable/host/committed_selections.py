@@ -26,7 +26,11 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.verifiable.chain import Chain
 from potluck.verifiable.documents import (
     SHARE_BYTES,
+    Attendees,
     BrokenSelectionError,
+    Document,
+    Opening,
+    Outcome,
     Speaker,
     commitment_to,
     receipt,
@@ -41,29 +45,42 @@ FOLDER: Final = "selections"
 
 _OPENING, _ATTENDEES, _OUTCOME = "opening", "attendees", "outcome"
 _CLIENT: Final = "client"
+_MISSED: Final = "missed"
 _KEY_FILE: Final = "share-key"
 _MOST_RUNS: Final = 16
 """Number of runs whose chains stay in memory."""
 
 
 class _KnownRun:
-    """The chain of one run, and its file. speaker: the client that received the last document."""
+    """The chain of one run, and its file.
+
+    speaker: the client that received the last document. stored: digests of all documents. late:
+    True if the host had missed the last document.
+    """
 
     def __init__(self, folder: Path, run: str) -> None:
         # The id comes from the coordinator, so it may not be a safe file name.
         name = hashlib.sha256(run.encode()).hexdigest()[:40]
         self._file = StoredLines(folder / f"{name}.jsonl")
-        self.chain, self.speaker = Chain.begin(run), ""
+        self.chain, self.speaker, self.late = Chain.begin(run), "", False
+        self.stored: set[str] = set()
         for line in self._file.read():
-            self.chain = with_line(self.chain, line)
-            self.speaker = line.get(_CLIENT, self.speaker)
+            self._note(with_line(self.chain, line), line)
 
-    def keep(self, kind: str, text: bytes, chain: Chain, client: str) -> None:
+    def keep(self, kind: str, text: bytes, chain: Chain, client: str, *, missed: bool) -> None:
         """Store a document that the chain has accepted. Raises StorageError."""
         if chain is not self.chain:
             at = datetime.now(UTC).isoformat(timespec="seconds")
-            self._file.add({kind: text.decode(), _CLIENT: client, "at": at})
-            self.chain, self.speaker = chain, client
+            line = {kind: text.decode(), _CLIENT: client, "at": at}
+            if missed:
+                line[_MISSED] = "yes"
+            self._file.add(line)
+            self._note(chain, line)
+
+    def _note(self, chain: Chain, line: Line) -> None:
+        self.chain, self.speaker = chain, line.get(_CLIENT, self.speaker)
+        self.late = _MISSED in line
+        self.stored.add(chain.tip)
 
 
 class CommittedSelections:
@@ -88,6 +105,8 @@ class CommittedSelections:
         text: bytes = getattr(instruction.selection, kind) if kind else b""
         with self._lock:
             known = self._known(instruction.run_id)
+            if instruction.selection.missed:
+                return self._take_missed(known, kind, text, instruction.client_id)
             chain = _with(known.chain, kind, text)
             self._check_client(known, chain, instruction.client_id)
             if kind == _OPENING:
@@ -105,14 +124,27 @@ class CommittedSelections:
                     run=instruction.run_id,
                     before_round=instruction.round,
                 )
-            known.keep(kind, text, chain, instruction.client_id)
+            known.keep(kind, text, chain, instruction.client_id, missed=False)
             return self._receipt(chain, kind, instruction.client_id)
+
+    def _take_missed(
+        self, known: _KnownRun, kind: str, text: bytes, client: str
+    ) -> rpc.SelectionReceipt:
+        """Check and store a document that the host missed; reveal nothing."""
+        if digest_of(kind, text) not in known.stored:
+            chain = _with(known.chain, kind, text)
+            _require(chain.whole, "a document that was missed must continue this host's chain")
+            if kind == _ATTENDEES:
+                self._check_members(chain)
+            known.keep(kind, text, chain, client, missed=True)
+        return rpc.SelectionReceipt()
 
     def check(self, instruction: rpc.Instruction) -> None:
         """Check that a training belongs to a selection that this host has accepted."""
         work, client = instruction.train, instruction.client_id
         with self._lock:
-            chain = self._known(instruction.run_id).chain
+            known = self._known(instruction.run_id)
+            chain = known.chain
         if not work.HasField("selection"):
             _require(
                 chain.opening is None,
@@ -124,6 +156,7 @@ class CommittedSelections:
         if (
             opening is None
             or outcome is None
+            or known.late
             or work.selection.outcome_sha256 != chain.outcome_sha256
         ):
             raise BrokenSelectionError(
@@ -183,9 +216,7 @@ class CommittedSelections:
             )
 
     def _check_speakers(self, chain: Chain, client: str) -> None:
-        """Check that the host's commitment is listed unchanged. If the membership is known, also
-        that members signed theirs, that no host has two speakers, and that each available client is
-        a member whose host has a speaker."""
+        """Check that the host's commitment is listed unchanged, and the members."""
         assert chain.attendees is not None  # noqa: S101  # `attended` has set it
         speakers = {each.client: each for each in chain.attendees.speakers}
         mine = speakers.get(client)
@@ -196,6 +227,13 @@ class CommittedSelections:
                 mine.commitment == own,
                 f"the list of speakers has a changed commitment of client '{client}'",
             )
+        self._check_members(chain)
+
+    def _check_members(self, chain: Chain) -> None:
+        """Check that members signed the listed commitments, that no host has two speakers, and that
+        each available client is a member whose host has a speaker; if the membership is known."""
+        assert chain.attendees is not None  # noqa: S101  # `attended` has set it
+        speakers = {each.client: each for each in chain.attendees.speakers}
         members = None if self._in_force is None else self._in_force.members
         if members is None:
             return
@@ -270,6 +308,17 @@ def _with(chain: Chain, kind: str, text: bytes) -> Chain:
     raise BrokenSelectionError(
         "this host does not know this type of selection document; update the host's software"
     )
+
+
+def digest_of(kind: str, text: bytes) -> str:
+    """Return the digest of a document. Raises BrokenSelectionError if its kind is unknown."""
+    documents: dict[str, type[Document]] = {
+        _OPENING: Opening,
+        _ATTENDEES: Attendees,
+        _OUTCOME: Outcome,
+    }
+    _require(kind in documents, "the type of the document is unknown")
+    return documents[kind].digest_of(text)
 
 
 def _check_signature(members: Members, opening: str, speaker: Speaker) -> None:
