@@ -303,7 +303,7 @@ async def test_audit_finds_inputs_that_are_not_the_run_file_s(
 async def test_audit_names_clients_that_left_or_have_another_key(
     federation: SumFederation,
 ) -> None:
-    """A record that has ended or begun since is no fault: the key counts."""
+    """A record may have ended or begun since: only the key counts."""
     run_id = await finished(federation, VERIFIED)
     audit = SelectionAudit(federation.coordinator.config, run_id)
     known, now = audit._members, datetime.now(UTC)
