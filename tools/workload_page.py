@@ -20,19 +20,22 @@ from potluck.experiments.reports.workload_card import card_markdown, card_title,
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "workloads.md"
 
-WORKLOADS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
-    ("heart", {}),
-    ("shakespeare", {}),
-    ("tcga-brca", {}),
-    ("mnist", {"partition": "dirichlet", "alpha": 0.5}),
-    ("mnist", {"partition": "labels", "labels": 2}),
-    ("cmnist", {}),
-    ("cifar10", {"partition": "dirichlet", "alpha": 0.5}),
-    ("covtype", {"partition": "dirichlet", "alpha": 0.5}),
-)
-"""Each workload's task and options; the other options have their defaults."""
+_RARE: Final = "which clients have the labels that others lack"
 
-SELECTORS: Final = "What a selector would have to learn in the workloads of the benchmark:"
+WORKLOADS: Final[tuple[tuple[str, Mapping[str, Any], str], ...]] = (
+    ("heart", {}, ""),
+    ("shakespeare", {}, ""),
+    ("tcga-brca", {}, "which regions have other patients than the large ones"),
+    ("mnist", {"partition": "dirichlet", "alpha": 0.5}, _RARE),
+    ("mnist", {"partition": "labels", "labels": 2}, "which clients have the same two labels"),
+    ("cmnist", {}, "which clients contradict the usual pair of colour and label"),
+    ("cifar10", {"partition": "dirichlet", "alpha": 0.5}, _RARE),
+    ("covtype", {"partition": "dirichlet", "alpha": 0.5}, _RARE),
+)
+"""Each workload's task, options, and what a selector would have to learn; empty if a tier has the
+workload. The other options have their defaults."""
+
+SELECTORS: Final = "What a selector would have to learn:"
 LEARNED: Final = {
     "label-skew": "which clients have the labels that others lack",
     "label-noise": "which clients have wrong labels",
@@ -81,7 +84,7 @@ def of_tiers() -> dict[str, tuple[str, Mapping[str, Any], list[str]]]:
             task["name"],
             _options(task),
             [
-                f"- `{name}` in {', '.join(of)}: {LEARNED[name]}."
+                f"- {LEARNED[name]} (`{name}` in {', '.join(of)})."
                 for (other, name), of in tiers.items()
                 if other == title
             ],
@@ -99,8 +102,9 @@ def page(data: Path, existing: str) -> str:
     parts = ["## " + part for part in existing.split("\n## ")[1:]]
     kept = {part.partition("\n")[0]: part.rstrip("\n") + "\n" for part in parts}
     wanted: dict[str, tuple[str, Mapping[str, Any], list[str]]] = {}
-    for task, options in WORKLOADS:
-        wanted[card_title(task, options)] = task, options, []
+    for task, options, learned in WORKLOADS:
+        lines = [f"- {learned}."] if learned else []
+        wanted[card_title(task, options)] = task, options, lines
     wanted |= of_tiers()
     cards: list[str] = []
     for title, (task, options, lines) in wanted.items():
@@ -108,10 +112,9 @@ def page(data: Path, existing: str) -> str:
             card = card_markdown(workload_card(task, options, data))
         except ConfigurationError as error:
             sys.stderr.write(f"kept as it is: {title}: {error.message}\n")
-            card = kept.get(title, "")
-        else:
-            if lines:
-                card += "\n" + "\n".join([SELECTORS, "", *lines]) + "\n"
+            card = kept.get(title, "").partition(f"\n{SELECTORS}\n")[0]
+        if card and lines:
+            card += "\n" + "\n".join([SELECTORS, "", *lines]) + "\n"
         cards.append(card)
     return OPENING + "\n".join(filter(None, cards))
 

@@ -60,4 +60,4 @@ def test_the_command_prints_the_options_in_the_title() -> None:
 def test_the_page_states_what_there_is_to_learn_in_each_workload_of_a_tier(tier: str) -> None:
     """The data of `writers` are not at hand."""
     for name in set(tier_named(tier).workloads) - {"writers"}:
-        assert re.search(rf"(?m)^- `{name}` in .*`{tier}`.*: \w", PAGE), name
+        assert re.search(rf"(?m)^- \w.* \(`{name}` in .*`{tier}`.*\)\.$", PAGE), name

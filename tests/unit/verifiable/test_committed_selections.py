@@ -115,7 +115,7 @@ def missed_attempt() -> tuple[bytes, bytes, bytes]:
 def test_missed_documents_are_stored_but_reveal_nothing_and_allow_no_training(
     tmp_path: Path,
 ) -> None:
-    """The seed of a missed attempt has no share of this host, so the host did not help to choose it."""
+    """The host has no share in the seed of a missed attempt."""
     opening, listed, outcome = missed_attempt()
     host = CommittedSelections(tmp_path, None, None)
     with pytest.raises(BrokenSelectionError, match="the selection has no opening yet"):

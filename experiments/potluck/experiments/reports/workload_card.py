@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from potluck.common.learning.task_loading import make_task
 from potluck.common.names import ClientId
+from potluck.experiments.data_sets.prepare import DATA_SETS, stored_sha256
 from potluck.experiments.reports.partition_description import Description, describe_task
 from potluck.experiments.tasks.natural import NamedClients
 
@@ -32,7 +33,8 @@ class WorkloadCard:
     samples. distances: total variation distance in [0, 1] between a client's label mix and that of
     all samples. inputs: shape of one sample. parameters: number of the model's parameters.
     majority: share of training samples with the most frequent label of all; own_majority: mean over
-    clients of the share with the client's own most frequent label.
+    clients of the share with the client's own most frequent label. data_sha256: digest of the data
+    set, as in the results of the benchmark; None if the data come with Potluck.
     """
 
     description: Description
@@ -45,6 +47,7 @@ class WorkloadCard:
     parameters: int
     majority: float
     own_majority: float
+    data_sha256: str | None
 
 
 def workload_card(name: str, options: Mapping[str, Any], data: Path | None) -> WorkloadCard:
@@ -67,6 +70,7 @@ def workload_card(name: str, options: Mapping[str, Any], data: Path | None) -> W
         parameters=sum(parameter.numel() for parameter in task.model().parameters()),
         majority=float(together.max()),
         own_majority=float(mixes.max(axis=1).mean()),
+        data_sha256=stored_sha256(name, data) if name in DATA_SETS else None,
     )
 
 
@@ -98,6 +102,8 @@ def card_markdown(card: WorkloadCard, *, heading: str = "##") -> str:
             f"{len(about.clients) * about.classes:,} counts, {about.classes} per client",
         ),
     ]
+    if card.data_sha256 is not None:
+        rows.append(("SHA-256 of the data", f"`{card.data_sha256}`"))
     lines = [
         card_title(about.task, card.options, heading=heading),
         "",
