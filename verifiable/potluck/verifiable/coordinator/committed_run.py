@@ -200,7 +200,9 @@ class CommittedRun(SelectionRecord):
         hosts = self._hosts(there)
         first = {host: client for client, host in reversed(hosts.items())}
         if self._joint and needs_times(opening.selector):
-            await self._send_missed(log, first, key)
+            held = opening.previous
+            late = {host: client for host, client in first.items() if self._held.get(host) != held}
+            await self._send_missed(log, late, key)
         document = rpc.SelectionDocument(opening=opening.encode())
         clients = list(first.values())
         answers = await self._send(key, "1", clients, document, attempt.chain.opening_sha256)
@@ -260,7 +262,9 @@ class CommittedRun(SelectionRecord):
         self, log: SelectionLog, hosts: Mapping[str, str], key: AttemptKey
     ) -> None:
         """Send hosts the documents that they have missed, so that they can count turns. hosts: a
-        client of each host, by host."""
+        client of each of these hosts, by host."""
+        if not hosts:
+            return
         *history, _ = log.documents()  # without the current opening
         places = {sha256: place for place, (sha256, _, _) in enumerate(history)}
         first = {
