@@ -93,8 +93,8 @@ class Chain:
         whole = self.whole and new.previous == self.tip
         _require(
             whole or not (new.joint and needs_times(new.selector)),
-            "the coordinator did not send this host all selections of the run, so the host can't "
-            f"check the turns of {new.selector[:40]}; the host can take part in the next run",
+            "the coordinator did not send this host all earlier documents of the run, so the host "
+            f"can't check the turns of {new.selector[:40]}; start a new run",
         )
         draws, times = self.draws, self.times
         if last is not None:

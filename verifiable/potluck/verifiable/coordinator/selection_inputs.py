@@ -78,17 +78,25 @@ class Inputs:
     parts: Mapping[str, bytes]
 
 
-def described(run_file: RunFile, state: State, context: SelectionContext) -> Inputs:
-    """Return the inputs of a selection. state: the selector's state."""
-    parts: dict[str, bytes] = {}
+class _Parts:
+    """Collects parts. content: their bytes, by digest."""
 
-    def put(content: bytes) -> str:
+    def __init__(self) -> None:
+        self.content: dict[str, bytes] = {}
+
+    def put(self, content: bytes) -> str:
+        """Add a part; return its digest."""
         sha256 = part_sha256(content)
-        parts[sha256] = content
+        self.content[sha256] = content
         return sha256
 
+
+def described(run_file: RunFile, state: State, context: SelectionContext) -> Inputs:
+    """Return the inputs of a selection. state: the selector's state."""
+    parts = _Parts()
+
     def array(values: NDArray[Any] | None) -> str | None:
-        return None if values is None else put(_packed(values))
+        return None if values is None else parts.put(_packed(values))
 
     population = context.population
     description = {
@@ -102,13 +110,13 @@ def described(run_file: RunFile, state: State, context: SelectionContext) -> Inp
         "tensors": list(context.tensors),
         "late": context.late.tolist(),
         "classes": population.classes,
-        "ids": put(json.dumps(list(population.ids)).encode()),
+        "ids": parts.put(json.dumps(list(population.ids)).encode()),
         "columns": {name: array(getattr(population, name)) for name in _COLUMNS},
         "signals": {name: array(column) for name, column in population.signals.items()},
         "scalars": dict(state.scalars),
         "arrays": {name: array(values) for name, values in state.arrays.items()},
     }
-    return Inputs(description=_json(description), parts=parts)
+    return Inputs(description=_json(description), parts=parts.content)
 
 
 def restored(
@@ -149,19 +157,13 @@ def restored(
 
 def described_outcome(outcome: RoundOutcome) -> Inputs:
     """Return the facts about a round from which a selector learns."""
-    parts: dict[str, bytes] = {}
-
-    def array(values: NDArray[Any]) -> str:
-        content = _packed(values)
-        sha256 = part_sha256(content)
-        parts[sha256] = content
-        return sha256
-
-    def columns(of: object, names: Sequence[str]) -> dict[str, str]:
-        return {name: array(getattr(of, name)) for name in names}
+    parts = _Parts()
 
     def named(values: Mapping[str, NDArray[Any]]) -> dict[str, str]:
-        return {name: array(column) for name, column in values.items()}
+        return {name: parts.put(_packed(column)) for name, column in values.items()}
+
+    def columns(of: object, names: Sequence[str]) -> dict[str, str]:
+        return named({name: getattr(of, name) for name in names})
 
     facts, judgement = outcome.facts, outcome.judgement
     description = {
@@ -170,7 +172,7 @@ def described_outcome(outcome: RoundOutcome) -> Inputs:
         "arrays": columns(outcome, _OF_ROUND),
         "reports": named(outcome.reports),
         "answers": [
-            {"rows": array(each.rows), "values": named(each.values)} for each in outcome.answers
+            {**named({"rows": each.rows}), "values": named(each.values)} for each in outcome.answers
         ],
         "facts": None
         if facts is None
@@ -178,7 +180,7 @@ def described_outcome(outcome: RoundOutcome) -> Inputs:
         "set_aside": {str(row): reason for row, reason in judgement.set_aside.items()},
         "judged": named(judgement.values),
     }
-    return Inputs(description=_json(description), parts=parts)
+    return Inputs(description=_json(description), parts=parts.content)
 
 
 def restored_outcome(description: str, read: Read) -> RoundOutcome:
