@@ -260,29 +260,26 @@ def test_critical_difference_equals_the_published_table() -> None:
     assert critical_difference(1, 14) is None
 
 
-def test_pairs_beyond_the_critical_difference_are_those_of_scikit_posthocs() -> None:
-    """Values: `posthoc_nemenyi_friedman` of scikit-posthocs 0.17.1 for these blocks."""
-    rows = (
-        (0.735, 0.763, 0.866, 0.686, 0.436), (0.799, 0.718, 0.715, 0.459, 0.624),
-        (0.824, 0.938, 0.732, 0.671, 0.451), (1.025, 0.588, 0.81, 0.587, 0.512),
-        (0.734, 0.713, 0.738, 0.609, 0.748), (0.617, 0.78, 0.611, 0.698, 0.388),
-        (0.766, 0.801, 0.552, 0.719, 0.618), (0.901, 0.876, 0.602, 0.54, 0.58),
-        (0.875, 0.865, 0.629, 0.559, 0.52), (0.742, 0.756, 0.687, 0.826, 0.549),
-        (0.771, 0.826, 0.605, 0.583, 0.601), (0.877, 0.648, 0.837, 0.585, 0.617),
-    )  # fmt: skip
-    p_values = {
-        "ab": 0.999938, "ac": 0.530299, "ad": 0.016665, "ae": 0.00278, "bc": 0.614631,
-        "bd": 0.024884, "be": 0.004472, "cd": 0.530299, "ce": 0.235131, "de": 0.985757,
-    }  # fmt: skip
-    found = mean_ranks([dict(zip("abcde", row, strict=True)) for row in rows])
-    assert found is not None
-    assert found.difference is not None
-    assert found.p == pytest.approx(0.000200420409482948)
-    for pair, p in p_values.items():
-        apart = abs(found.means[pair[0]] - found.means[pair[1]])
-        assert (apart > found.difference) == (p < 0.05)
-        q = apart / math.sqrt(5 * 6 / (6 * len(rows))) * math.sqrt(2)
-        assert stats.studentized_range.sf(q, 5, np.inf) == pytest.approx(p, abs=2e-6)
+def test_nemenyi_test_and_critical_difference_agree() -> None:
+    """An arm is significantly behind the first one if and only if their mean ranks differ by more
+    than the critical difference; p is that of the studentized range."""
+    generator = np.random.default_rng(0)
+    behind = 0
+    for arms in range(2, 12):
+        table = generator.normal(np.linspace(1.5, 0, arms), size=(12, arms))
+        names = "abcdefghijkl"[:arms]
+        found = mean_ranks([dict(zip(names, row, strict=True)) for row in table.tolist()])
+        assert found is not None
+        assert found.difference is not None
+        assert list(found.behind) == list(found.means)
+        first = min(found.means.values())
+        for arm, mean in found.means.items():
+            assert (mean - first > found.difference) == (found.behind[arm] < 0.05)
+            q = (mean - first) / math.sqrt(arms * (arms + 1) / (6 * 12)) * math.sqrt(2)
+            expected = stats.studentized_range.sf(q, arms, np.inf) if q else 1.0
+            assert found.behind[arm] == pytest.approx(expected, abs=1e-6)
+            behind += found.behind[arm] < 0.05
+    assert behind >= 10
 
 
 def test_friedman_test_equals_that_of_scipy() -> None:

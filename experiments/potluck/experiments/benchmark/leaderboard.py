@@ -226,10 +226,11 @@ def _rank_note(tier: Tier, ranks: Ranks | None) -> str:
     if ranks is None or ranks.difference is None:
         return ""
     p = "" if ranks.p is None else f"Friedman's p is {ranks.p:.2g}; "
+    behind = ", ".join(arm for arm in ranks.means if arm not in ranks.best)
     return (
         f"Mean ranks are over {readable_count(len(tier.ranked), 'workload')}. {p}two arms differ "
         f"significantly if their mean ranks differ by more than {ranks.difference:.2f} (Nemenyi, "
-        "5 %)."
+        f"5 %). Significantly behind {next(iter(ranks.means))}: {behind or 'no arm'}."
     )
 
 

@@ -1,9 +1,9 @@
-"""Mean ranks of arms over many comparisons, with Friedman's test and Nemenyi's critical difference.
+"""Mean ranks of arms over many comparisons, with the tests of Friedman and Nemenyi.
 
 J. Demšar: Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 7, 2006.
 
-scikit-posthocs finds the same pairs, as a test shows with its values. It is not used, since it has
-no function for the critical difference, which the tables print.
+SciPy computes Friedman's test, scikit-posthocs Nemenyi's, statsmodels Holm's correction. None of
+them has a function for the critical difference, which the tables print.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ class Ranks:
     blocks: number of comparisons. p: p value of Friedman's test that all arms are equal; None if
     the test is impossible (fewer than three arms or two blocks, or all ranks tied). difference: the
     critical difference (Nemenyi). Mean ranks that differ by less are not significantly different at
-    the 5 % level. The difference is None for fewer than two arms or blocks.
+    the 5 % level. The difference is None for fewer than two arms or blocks. behind: p value of
+    Nemenyi's test of each arm against the first one; empty for fewer than two arms or blocks.
     """
 
     means: Mapping[str, float]
     blocks: int
     p: float | None
     difference: float | None
+    behind: Mapping[str, float]
 
     @property
     def best(self) -> tuple[str, ...]:
@@ -45,12 +47,11 @@ class Ranks:
 
         If Friedman's test finds no significant difference between arms, all arms are included.
         """
-        if self.difference is None:
+        if not self.behind:
             return ()
         if self.p is not None and self.p > LEVEL:
             return tuple(self.means)
-        least = min(self.means.values(), default=math.nan)
-        return tuple(arm for arm, mean in self.means.items() if mean - least <= self.difference)
+        return tuple(arm for arm, p in self.behind.items() if p >= LEVEL)
 
 
 def mean_ranks(blocks: Sequence[Mapping[str, float]], *, lower: bool = False) -> Ranks | None:
@@ -68,11 +69,13 @@ def mean_ranks(blocks: Sequence[Mapping[str, float]], *, lower: bool = False) ->
     ranks = stats.rankdata(losses, axis=1)
     means = ranks.mean(axis=0)
     order = sorted(range(len(arms)), key=lambda column: (means[column], column))
+    against = _nemenyi(ranks, order[0])
     return Ranks(
         means={arms[column]: float(means[column]) for column in order},
         blocks=len(blocks),
         p=_friedman(ranks),
         difference=critical_difference(len(arms), len(blocks)),
+        behind={arms[column]: against[column] for column in order} if against else {},
     )
 
 
@@ -96,16 +99,31 @@ def _friedman(ranks: np.ndarray) -> float | None:
     return float(stats.friedmanchisquare(*ranks.T).pvalue)
 
 
+def _nemenyi(ranks: np.ndarray, first: int) -> Sequence[float]:
+    """Return the p values of Nemenyi's test of each column against this one, 1 for itself; none for
+    fewer than two columns or rows. ranks: blocks × arms."""
+    blocks, arms = ranks.shape
+    if arms < 2 or blocks < 2:
+        return ()
+    from scikit_posthocs import posthoc_nemenyi_friedman  # slow: imports pandas and statsmodels
+
+    found: list[float] = posthoc_nemenyi_friedman(ranks).iloc[first].tolist()
+    return found
+
+
 def holm(values: Mapping[Name, float | None]) -> dict[Name, float]:
-    """Return the p values of several comparisons after Holm's correction, by name.
+    """Return the p values of several comparisons after Holm's correction, by name, the smallest
+    first.
 
     values: p by name; None for a comparison that no test is possible for, which counts as one of
     the comparisons, and gets no p.
     """
-    known = [(name, p) for name, p in values.items() if p is not None]
-    corrected: dict[Name, float] = {}
-    largest = 0.0
-    for place, (name, p) in enumerate(sorted(known, key=lambda each: each[1])):
-        largest = max(largest, min(1.0, (len(values) - place) * p))
-        corrected[name] = largest
-    return corrected
+    known = sorted((p, place) for place, p in enumerate(values.values()) if p is not None)
+    if not known:
+        return {}
+    from statsmodels.stats.multitest import multipletests  # slow: imports pandas
+
+    untested = [1.0] * (len(values) - len(known))
+    corrected = np.asarray(multipletests([p for p, _ in known] + untested, method="holm")[1])
+    names = list(values)
+    return {names[place]: p for (_, place), p in zip(known, corrected.tolist(), strict=False)}
