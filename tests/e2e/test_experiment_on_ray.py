@@ -1,4 +1,5 @@
-"""`potluck experiment --ray` on a real cluster: a killed node, spread hosts, Ctrl-C."""
+"""`potluck experiment --ray` and `potluck bench --ray` on a real cluster: a killed node, spread
+hosts, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,8 +13,13 @@ import numpy as np
 import pytest
 from support.federation import until
 from support.ray_cluster import RayCluster
+from typer.testing import CliRunner
 
 from potluck.deploy.local.demo_files import program
+from potluck.experiments.benchmark import tier as tiers
+from potluck.experiments.benchmark.standing import ArmResult, read_result
+from potluck.experiments.benchmark.tier import Tier
+from potluck.experiments.commands.bench_command import app
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -39,6 +45,28 @@ baseline = { selection = "uniform" }
 seeds = [0]
 axes = { selection = { uniform = {} } }
 """
+
+TIER = Tier.model_validate(
+    {
+        "name": "full",  # no results of it come with Potluck, so the baseline runs too
+        "title": "",
+        "seeds": [0],
+        "baseline": "uniform",
+        "target": 0.1,
+        "server_clients": 1_000,
+        "tuning": {"seeds": [9], "settings": 2},
+        "reading": {},
+        "run": {
+            "rounds": 2,
+            "clients_per_round": 2,
+            "task": {"name": "digits", "clients": 4},
+            "virtual_clock": {"enabled": True, "draw": "client"},
+            "profiles": {"disclosure": "noisy", "epsilon": 0.2},
+        },
+        "workloads": {"skew": {"start_seconds": 1, "round_seconds": 1}},
+        "arms": {"uniform": {}, "dc-balanced": {"grid": {"added": [3]}}},
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +134,25 @@ async def test_missing_cluster_resources_are_refused_at_the_start(
     started = run_on_ray(file, cluster, "lacking", "--quick", "--ray-gpus", "1")
     assert started.wait() == 1
     assert "a cell of the experiment needs 1 GPU, but the cluster has 0" in said(file, "lacking")
+
+
+def test_bench_gives_the_same_row(
+    tmp_path: Path, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arm is tuned on the cluster too, so the command connects to it several times."""
+    monkeypatch.setattr(tiers, "tier_named", lambda name: TIER)
+
+    def row(output: str, *options: str) -> ArmResult:
+        folder = tmp_path / output
+        command = ["uniform", "dc-balanced", "--tier", "full", "--output", str(folder), *options]
+        told = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert told.exit_code == 0, told.output
+        assert "| dc-balanced |" in told.output
+        return read_result(folder / "results" / "dc-balanced.json", TIER)
+
+    here, there = row("here", "--jobs", "2"), row("there", "--ray", cluster.address)
+    assert here.tried == [{}, {"selector.added": 3}]
+    assert there == here.model_copy(update={"server_seconds": there.server_seconds})
 
 
 async def under_way_after(count: int, run: subprocess.Popen[bytes], file: Path) -> None:
