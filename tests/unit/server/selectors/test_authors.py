@@ -24,6 +24,7 @@ from potluck.common.learning.output_layer import label_entropies
 from potluck.server.selection import Floats, MeasureMean, RoundOutcome, Rows
 from potluck.server.selectors.asking.optimal_sampling import approximate
 from potluck.server.selectors.fedgs import edges, farthest, overdue, shortest_paths
+from potluck.server.selectors.oort import Scoring, preferred_seconds
 from potluck.server.selectors.parts.inclusion import least_variance
 from potluck.server.selectors.parts.loss_correlation import chosen, fitted, weighted_mean
 from potluck.server.selectors.updates.clustered_sampling import (
@@ -207,6 +208,17 @@ def test_hics_fl_measures_and_clusters_as_the_program(case: dict[str, Any]) -> N
     labels = cut(linkage(pdist(case["distances"]), "ward"), case["clusters"])
     together = labels[:, None] == labels
     assert (together == (case["labels"][:, None] == case["labels"])).all()
+
+
+@pytest.mark.parametrize("case", cases("oort"))
+def test_oort_draws_by_the_scores_of_the_program(case: dict[str, Any]) -> None:
+    """Without a limit on utilities: the program divides by their range before they are limited."""
+    scoring = Scoring(penalty=case["penalty"], clip=1.0)
+    scores = scoring.scores(case["utilities"], case["last_seen"], round_number=case["round"])
+    scores = scores * scoring.speed(
+        case["seconds"], preferred_seconds(case["seconds"], case["percentile"])
+    )
+    assert scores / scores.sum() == close(case["shares"])
 
 
 @pytest.mark.parametrize("case", cases("divfl"))
