@@ -444,16 +444,54 @@ async def test_audit_finds_removed_facts_about_a_round(federation: SumFederation
     assert [each.differences for each in audited(federation, run_id)] == [(why,)] * 3
 
 
-async def test_audit_takes_profiles_as_recorded(
+async def test_audit_finds_profiles_that_no_client_has_sent(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A limit: the coordinator has used and recorded profiles that no client has sent."""
+    """The coordinator uses them and commits to them, and the hosts see no difference."""
     with monkeypatch.context() as patched:
-        lie(patched, (1, 2, 3), other_profiles)
+        lie(patched, (2,), other_profiles)
         run_id = await finished(federation, with_selector("fedentopt"))
-    found = audited(federation, run_id)
-    assert [each.differences for each in found] == [()] * 3
-    assert [each.documents for each in found] == hosts_documents(federation, run_id, "client-0")
+    first, second, third = audited(federation, run_id)
+    assert [first.differences, third.differences] == [(), ()]
+    [why] = second.differences
+    assert why.startswith("the label_counts of client-0, client-1, ")
+    assert why.endswith(" are not what these clients disclosed and signed")
+    assert [each.documents for each in (first, second, third)] == hosts_documents(
+        federation, run_id, "client-0"
+    )
+
+
+async def test_audit_finds_stored_profiles_without_their_clients_signatures(
+    federation: SumFederation,
+) -> None:
+    """The coordinator changes the stored profile to fit its inputs, but can't sign it."""
+    run_id = await finished(federation, with_selector("fedentopt"))
+    assert all(each.agrees for each in audited(federation, run_id))
+    with sqlite3.connect(database(federation)) as connection:
+        connection.execute("UPDATE profiles SET signature = NULL WHERE client_id = ?", ["client-1"])
+    why = "the label_counts of client-1 are not what these clients disclosed and signed"
+    assert [each.differences for each in audited(federation, run_id)] == [(why,)] * 3
+    config: CoordinatorConfig = federation.coordinator.config
+    rootless = config.model_copy(update={"federation_root": None, "members": None})
+    assert all(each.agrees for each in SelectionAudit(rootless, run_id).results())
+
+
+async def test_audit_accepts_a_client_without_a_profile(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit: the coordinator hides the profile that a client has sent."""
+
+    def hidden(_: CommittedRun, context: SelectionContext) -> SelectionContext:
+        counts = context.population.label_counts
+        assert counts is not None
+        counts = counts.copy()
+        counts[1] = np.nan
+        return replace(context, population=replace(context.population, label_counts=counts))
+
+    with monkeypatch.context() as patched:
+        lie(patched, (1, 2, 3), hidden)
+        run_id = await finished(federation, with_selector("fedentopt"))
+    assert [each.differences for each in audited(federation, run_id)] == [()] * 3
 
 
 # Records changed later ---------------------------------------------------------------------------

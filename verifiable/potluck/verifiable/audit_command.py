@@ -35,9 +35,9 @@ def audit_selection(
 
     For each attempt at a round it checks the hash chain, the members' signatures, the committed
     inputs and the seed. It compares the selector's state with the recorded state after the round
-    before. It then calls the selector again with these inputs, and compares cohort and reasons with
-    those of the round. It takes profiles and clients' answers as recorded. The exit code is 1 if
-    anything differs.
+    before, and profiles with those that the clients disclosed. It then calls the selector again
+    with these inputs, and compares cohort and reasons with those of the round. It takes clients'
+    answers as recorded. The exit code is 1 if anything differs.
 
     Each line ends with the digest of the attempt's last document. Hosts that received this document
     print the same digest with `potluck-client selections`.

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from potluck.common.disclosure import (
     LABEL_COUNTS,
-    Parameters,
-    TaskReference,
     parse_parameters,
 )
 from potluck.common.errors import (
@@ -31,7 +29,7 @@ from potluck.common.errors import (
 )
 from potluck.common.monitoring.metric_labels import ProfileOutcome
 from potluck.common.run_file.run_settings import SampleLimits
-from potluck.common.signal import Floats, read_payload, signal_named
+from potluck.common.signal import Floats
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.hosts.attendance import LARGEST_EPOCH, Attendance
 from potluck.server.hosts.gather import gather
@@ -39,6 +37,7 @@ from potluck.server.hosts.instructions import model_reference, task_plugin
 from potluck.server.machine.roster import RunRoster
 from potluck.server.plan.cohort_limits import counted
 from potluck.server.plan.plan import RunPlan
+from potluck.server.profiles.reading import ProfileReader
 from potluck.server.profiles.trust import Trust
 from potluck.server.selection import Population, by_field
 from potluck.server.store import Store
@@ -94,27 +93,21 @@ class Profiling:
         in_store: InStore,
         trust: Trust,
     ) -> None:
-        needs = {
-            str(signal) for signal in plan.selector.needs_profiles | plan.strategy.needs_profiles
-        }
-        self.by_cell = LABEL_COUNTS in needs and plan.run_file.profiles.disclosure == "cells"
-        """True if label counts are summed over groups of clients (cells); single clients are then
-        not asked for their label counts."""
-        self.needs = tuple(sorted(needs - {LABEL_COUNTS} if self.by_cell else needs))
+        self._reader = ProfileReader(plan)
+        self.needs = self._reader.needs
+        self.by_cell = self._reader.by_cell
+        """True if label counts are summed over groups of clients (cells)."""
         self._run_id = run_id
         self._plan = plan
         self.roster = roster
         self._attendance = attendance
         self._in_store = in_store
         self._trust = trust
-        self._signals = {name: signal_named(name) for name in self.needs}
-        wishes = plan.run_file.profiles
-        self._requests = {name: each.request(wishes) for name, each in self._signals.items()}
-        task = plan.run_file.task
-        self._task = TaskReference(name=task.name, options=task.options)
         self._model: ModelVersion | None = None
         self._held: dict[str, dict[str, _Held]] = {}  # client → signal → profile in use
-        self._columns = {signal: np.empty((0, *self._shape(signal))) for signal in self.needs}
+        self._columns = {
+            signal: np.empty((0, *self._reader.shape(signal))) for signal in self.needs
+        }
         self._changed = False
         self.observe: Callable[[str, ProfileOutcome, int], None] = lambda *_: None
         """Function called with a signal, an outcome and the number of clients with this outcome."""
@@ -125,7 +118,7 @@ class Profiling:
     @property
     def needs_model(self) -> bool:
         """True if clients need a pre-trained model to compute a profile."""
-        return any(signal.needs_model for signal in self._signals.values())
+        return any(map(self._reader.needs_model, self.needs))
 
     @property
     def model(self) -> ModelVersion | None:
@@ -135,6 +128,7 @@ class Profiling:
     def use_model(self, model: ModelVersion) -> None:
         """Set the model with which triplets are estimated. Call this before other methods."""
         self._model = model
+        self._reader.model = model.blake3
 
     # Columns ----------------------------------------------------------------------------------
 
@@ -150,7 +144,7 @@ class Profiling:
             stored += [profile for profile in found if profile.client_id in wanted]
         for profile in stored:
             try:
-                self._hold(profile, self._read(profile))
+                self._hold(profile, self._reader.read(profile))
             except ProtocolError as error:  # skip a profile with other parameters than this run's
                 log.debug("stored profile does not match the run", why=error.message)
 
@@ -195,7 +189,7 @@ class Profiling:
         column = self._columns[signal]
         joined = len(self.roster) - len(column)
         if joined:
-            new = np.full((joined, *self._shape(signal)), np.nan)
+            new = np.full((joined, *self._reader.shape(signal)), np.nan)
             column = self._columns[signal] = np.concatenate([column, new])
         return column
 
@@ -216,9 +210,6 @@ class Profiling:
             return True
         session = self._attendance.session_of(client)
         return session is not None and session.data_epoch != held[signal].data_epoch
-
-    def _shape(self, signal: str) -> tuple[int, ...]:
-        return self._signals[signal].shape(self._plan.task.classes)
 
     def _hold(self, profile: Profile, numbers: Floats, *, present: bool = False) -> None:
         """Replace the client's profile in use by this one if it is newer.
@@ -298,10 +289,10 @@ class Profiling:
     def _instruction(self, client: str, signal: str, tag: str) -> coordinator_pb2.Instruction:
         disclose = coordinator_pb2.Disclose(
             signal=signal,
-            parameters_json=self._requests[signal].canonical(),
+            parameters_json=self._reader.request(signal),
             task=task_plugin(self._plan.run_file),
         )
-        if self._signals[signal].needs_model and self._model is not None:
+        if self._reader.needs_model(signal) and self._model is not None:
             disclose.model.CopyFrom(model_reference(self._model))
         return coordinator_pb2.Instruction(
             id=f"{self._run_id}/{tag}/{signal}/{client}",
@@ -336,37 +327,10 @@ class Profiling:
                 f"client '{client}' sent a profile of data epoch {profile.data_epoch}, but the "
                 f"host reported data epoch {epoch}"
             )
-        numbers = self._read(profile)
+        numbers = self._reader.read(profile)
         self._trust.verify(profile)
         await self._in_store(lambda store: store.put_profile(profile))
         self._hold(profile, numbers, present=True)
-
-    # Believing --------------------------------------------------------------------------------
-
-    def _read(self, profile: Profile) -> Floats:
-        """Return the numbers of a profile. Raises ProtocolError unless it has this run's
-        parameters."""
-        parameters = parse_parameters(profile.parameters_json)
-        self._check_made_as_asked(profile, parameters)
-        return read_payload(
-            profile.signal,
-            parameters,
-            profile.payload_json,
-            classes=self._plan.task.classes,
-        )
-
-    def _check_made_as_asked(self, profile: Profile, parameters: Parameters) -> None:
-        needs_model = self._signals[profile.signal].needs_model
-        model = self._model.blake3 if needs_model and self._model else None
-        if not (
-            parameters.satisfies(self._requests[profile.signal])
-            and parameters.task == self._task
-            and parameters.model == model
-        ):
-            raise ProtocolError(
-                f"client '{profile.client_id}' computed {profile.signal} with different "
-                f"parameters than requested: {profile.parameters_json[:300]}"
-            )
 
 
 def is_unable(answer: coordinator_pb2.Answer) -> bool:

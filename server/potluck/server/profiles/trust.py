@@ -53,16 +53,22 @@ class Trust:
         accept every profile."""
         if self.members is None:
             return
-        signed = profile_statement(
+        self.members.verify(
+            profile.client_id,
+            self.statement(profile),
+            profile.signature or b"",
+            profile.received_at,
+        )
+
+    def statement(self, profile: Profile) -> bytes:
+        """Return the text that a member signs to disclose this profile."""
+        return profile_statement(
             federation=self.federation,
             client=profile.client_id,
             data_epoch=profile.data_epoch,
             signal=profile.signal,
             parameters_json=profile.parameters_json,
             payload_json=profile.payload_json,
-        )
-        self.members.verify(
-            profile.client_id, signed, profile.signature or b"", profile.received_at
         )
 
 

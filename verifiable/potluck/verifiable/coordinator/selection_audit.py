@@ -9,23 +9,26 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature
 
-from potluck.common.errors import ConfigurationError, PotluckError
+from potluck.common.errors import ConfigurationError, PotluckError, ProtocolError
 from potluck.common.net.membership import Members
 from potluck.server.config import CoordinatorConfig
 from potluck.server.eligibility.alarms import TagLimit
 from potluck.server.plan.cohort_limits import narrowed
 from potluck.server.plan.plan import RunPlan, draw_up
+from potluck.server.profiles.reading import ProfileReader
 from potluck.server.profiles.trust import load_trust
 from potluck.server.select.cohort_hosts import complete
 from potluck.server.select.interview import OFFERS, stored_answers, stored_sum
 from potluck.server.selection import (
     Ask,
     AskSum,
+    Floats,
     Population,
     Selection,
     SelectionContext,
@@ -33,7 +36,15 @@ from potluck.server.selection import (
 )
 from potluck.server.state import State
 from potluck.server.store.attempt_table import Attempts
-from potluck.server.store.records import AttemptKey, Exchange, MemberState, RoundRow, RunRow
+from potluck.server.store.client_table import Profiles
+from potluck.server.store.records import (
+    AttemptKey,
+    Exchange,
+    MemberState,
+    Profile,
+    RoundRow,
+    RunRow,
+)
 from potluck.server.store.round_table import Rounds
 from potluck.server.store.run_table import Runs
 from potluck.server.store.sql.reading import open_for_reading
@@ -48,7 +59,7 @@ from potluck.verifiable.coordinator.selection_log import LoggedAttempt, Selectio
 from potluck.verifiable.documents import Attendees, Opening, Outcome, receipt
 
 
-class _Tables(Attempts, Rounds, Runs):
+class _Tables(Attempts, Profiles, Rounds, Runs):
     """The tables that an audit reads."""
 
 
@@ -120,7 +131,8 @@ class SelectionAudit:
                 "[selection] of the run file before a run starts"
             )
         self._log = SelectionLog(config.state_directory, self.run.run_id)
-        self._members: Members | None = load_trust(config).members
+        self._trust = load_trust(config)
+        self._members: Members | None = self._trust.members
         self._rounds = {row.key.round: row for row in self._tables.rounds(self.run.run_id)}
 
     def __len__(self) -> int:
@@ -237,6 +249,7 @@ class SelectionAudit:
             attempt.description, self._log.part, seed=seed, available=attendees.available
         )
         yield from self._wrong_state(opening.round, state, context.population)
+        yield from self._wrong_profiles(context.population)
         key = AttemptKey(self.run.run_id, opening.round, opening.attempt)
         found = _selected(self._plan, state, context, self._tables.answers(key), attempt, key)
         ids = context.population.ids
@@ -287,6 +300,56 @@ class SelectionAudit:
             state_sha256(state),
         ):
             yield "the selector's state is not its state after the previous round"
+
+    def _wrong_profiles(self, population: Population) -> Iterator[str]:
+        """Yield the signals that the population has other numbers of than the clients disclosed. A
+        client may have no numbers: it perhaps disclosed them later."""
+        for signal, disclosed in self._disclosed.items():
+            column = population.disclosed(signal)
+            if column is None:
+                continue
+            made_up = [
+                client
+                for client, numbers in zip(population.ids, column, strict=True)
+                if not np.isnan(numbers).all()
+                and not any(
+                    np.array_equal(numbers, each, equal_nan=True)
+                    for each in disclosed.get(client, ())
+                )
+            ]
+            if made_up:
+                told = "disclosed" if self._members is None else "disclosed and signed"
+                yield f"the {signal} of {_few(made_up)} are not what these clients {told}"
+
+    @cached_property
+    def _disclosed(self) -> Mapping[str, Mapping[str, Sequence[Floats]]]:
+        """For each signal that the run needs, the numbers of each client's stored profiles; with a
+        federation root, of those with a valid signature."""
+        reader = ProfileReader(self._plan, model=self.run.initial_model_blake3)
+        found: dict[str, dict[str, list[Floats]]] = {signal: {} for signal in reader.needs}
+        for signal, by_client in found.items():
+            for profile in self._tables.profiles(signal=signal, run_id=self.run.run_id):
+                try:
+                    numbers = reader.read(profile)
+                except ProtocolError:  # of another run, with other parameters
+                    continue
+                if self._is_signed(profile):
+                    by_client.setdefault(profile.client_id, []).append(numbers)
+        return found
+
+    def _is_signed(self, profile: Profile) -> bool:
+        """Return True if the key in the member list signed this profile. True without a federation
+        root."""
+        if self._members is None:
+            return True
+        record = self._members.records.get(profile.client_id)
+        if record is None:
+            return False
+        try:
+            record.key().verify(profile.signature or b"", self._trust.statement(profile))
+        except InvalidSignature:
+            return False
+        return True
 
     def _signatures(self, attempt: LoggedAttempt) -> _Signatures:
         """Check the members' signatures; there are none without a federation root."""
