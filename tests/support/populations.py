@@ -14,6 +14,7 @@ from potluck.server.selection import (
     SKETCH_SIZE,
     Answers,
     Ask,
+    Floats,
     Judgement,
     MeasureMean,
     Population,
@@ -52,6 +53,19 @@ def population(
 
 def labelled(counts: Sequence[Sequence[float]]) -> Population:
     return population(len(counts), classes=len(counts[0]), label_counts=counts)
+
+
+def difficult_labels(generator: np.random.Generator) -> Floats:
+    """Return label counts (15 clients × 4 classes) with special cases.
+
+    Clients 2, 7 and 13 are equal, clients 3 and 12 have no samples, clients 5 and 14 sent no
+    counts, and noise has made counts of clients 3 and 4 negative."""
+    table = generator.integers(0, 9, (15, 4)).astype(np.float64)
+    table[generator.random((15, 4)) >= 0.5] = 0
+    table[:, 1] += 1
+    table[7], table[13], table[4, 2:] = table[2], table[2], -3
+    table[3], table[12], table[[5, 14]] = [-2, 0, -1, 0], 0, np.nan
+    return table
 
 
 def table_6(name: str) -> Population:

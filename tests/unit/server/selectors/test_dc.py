@@ -1,3 +1,7 @@
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -6,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from support.populations import labelled, population, rounds
+from support.populations import (
+    context,
+    difficult_labels,
+    labelled,
+    population,
+    rounds,
+    select,
+)
 
 from potluck.common.errors import ConfigurationError
 from potluck.server.selection import Population, Selection, Selector
@@ -170,3 +181,97 @@ def test_dc_balanced_adds_the_nearest_of_70000_clients() -> None:
         distances = 1 - sums.sum(axis=1) / (np.linalg.norm(sums, axis=1) * np.sqrt(10))
         distances[rows[:chosen]] = np.inf
         assert distances[rows[chosen]] <= distances.min() + 1e-12
+
+
+def plain_sum(vectors: Sequence[Sequence[float]]) -> list[float]:
+    """Return the sum of vectors of four numbers. Negative numbers and NaN are replaced by 0."""
+    return [sum(vector[label] for vector in vectors if vector[label] > 0) for label in range(4)]
+
+
+def plain_distance(counts: Sequence[float], target: Sequence[float]) -> float:
+    """Return 1 − cosine; 1 if a vector is zero."""
+    squares = [sum(number * number for number in vector) for vector in (counts, target)]
+    lengths = math.sqrt(squares[0]) * math.sqrt(squares[1])
+    inner = sum(math.prod(pair) for pair in zip(counts, target, strict=True))
+    return 1 - inner / lengths if lengths > 0 else 1.0
+
+
+def plain_cohort(
+    labels: Mapping[int, Sequence[float]],
+    sizes: tuple[int, int],
+    target: Sequence[float],
+    stop_early: bool,
+    twin: np.random.Generator,
+) -> list[tuple[int, str, float, float]]:
+    """Return, for each client, its row, the kind of the choice, and the cohort's distance from the
+    target before and after.
+
+    labels: counts of the available clients. sizes: number of clients, and how many of them are
+    added by distance."""
+    size, added = sizes
+    start = twin.choice(list(labels), max(size - added, 1), replace=False).tolist()
+    cohort: list[tuple[int, str, float, float]] = [(row, "drawn", 0.0, 0.0) for row in start]
+    while len(cohort) < size:
+        chosen = [labels[row] for row, _, _, _ in cohort]
+        left = [row for row in labels if row not in [each[0] for each in cohort]]
+        eligible = [row for row in left if sum(plain_sum([labels[row]])) > 0]
+        if not eligible:
+            filling = twin.choice(left, size - len(cohort), replace=False).tolist()
+            return [*cohort, *((row, "filled", 0.0, 0.0) for row in filling)]
+        before = plain_distance(plain_sum(chosen), target)
+        distances = {
+            row: plain_distance(plain_sum([*chosen, labels[row]]), target) for row in eligible
+        }
+        best = [row for row in eligible if distances[row] <= min(distances.values()) + 1e-12]
+        row = best[int(twin.integers(len(best)))] if len(best) > 1 else best[0]
+        if stop_early and distances[row] >= before - 1e-12:
+            return cohort
+        kind = "tied" if len(best) > 1 else "best"
+        cohort.append((row, kind, before, distances[row]))
+    return cohort
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("added", [3, 9])
+@pytest.mark.parametrize("stop_early", [False, True])
+@pytest.mark.parametrize("kind", [DcBalanced, DcReal])
+def test_rounds_agree_with_a_second_implementation(
+    kind: type[DcBalanced | DcReal], stop_early: bool, added: int, seed: int
+) -> None:
+    """Few clients are available in every fourth round, and clients 12 to 14 join in round 8. In
+    every third round a secure sum is available; the one of round 9 has no positive count."""
+    generator = np.random.default_rng(seed)
+    selector = kind(added=added, stop_early=stop_early)
+    table = difficult_labels(generator)
+    kinds = Counter[str]()
+    for number in range(1, 31):
+        clients = 15 if number >= 8 else 12
+        here = np.flatnonzero(generator.random(clients) < (0.3 if number % 4 == 0 else 0.8))
+        federation = labelled(table[:clients].tolist())
+        target = plain_sum(table[:clients].tolist())
+        if number % 3 == 0:
+            totals = generator.integers(-9, 0 if number == 9 else 30, 4).astype(np.float64)
+            federation = replace(federation, label_totals=totals)
+            target = plain_sum([totals.tolist()])
+        if kind is DcBalanced:
+            target = [1.0] * 4
+        given_context = context(federation, 6, number=number, seed=seed, available=here)
+        selection = select(selector, selector.init(federation), given_context)
+
+        labels = {row: table[row].tolist() for row in here.tolist()}
+        size, twin = min(6, len(here)), given_context.generator("dc")
+        cohort = plain_cohort(labels, (size, added), target, stop_early, twin)
+        assert selection.rows.tolist() == [row for row, _, _, _ in cohort]
+        for (_, choice, *distances), reason in zip(cohort, selection.reasons, strict=True):
+            kinds[choice] += 1
+            if choice in ("best", "tied"):
+                words = reason.removeprefix("distance to target ").split(" → ")
+                assert [float(word) for word in words] == pytest.approx(distances, abs=0.0000501)
+                kinds["no nearer"] += distances[1] >= distances[0]
+            else:
+                why = {"drawn": "drawn uniformly", "filled": "no label counts; drawn uniformly"}
+                assert reason == why[choice]
+        kinds["stopped"] += len(cohort) < size
+    assert min(kinds["best"], kinds["tied"], kinds["filled"]) > 0
+    assert (kinds["stopped"] > 0) == stop_early
+    assert (kinds["no nearer"] > 0) == (not stop_early)

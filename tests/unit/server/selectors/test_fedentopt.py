@@ -1,10 +1,23 @@
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from support.populations import context, labelled, outcome, population, rounds, select
+from support.populations import (
+    context,
+    difficult_labels,
+    labelled,
+    outcome,
+    population,
+    rounds,
+    select,
+)
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings.plugins import create
@@ -171,3 +184,110 @@ def test_fedentopt_adds_the_client_of_highest_entropy_among_70000() -> None:
 def test_invalid_fedentopt_buffer_is_refused(buffer: object) -> None:
     with pytest.raises(ConfigurationError, match="option 'buffer' is "):
         create(Selector, "fedentopt", {"buffer": buffer})
+
+
+def plain_entropy(counts: Sequence[float]) -> float:
+    """Return the entropy in bits; 0 if all counts are 0."""
+    total = sum(counts)
+    shares = [number / total for number in counts] if total > 0 else []
+    return math.fsum(-share * math.log2(share) for share in shares if share > 0)
+
+
+def enter(queue: list[int], row: int, capacity: int) -> None:
+    """Put a row at the end of the queue, of which the last `capacity` rows remain."""
+    if row in queue:
+        queue.remove(row)
+    queue.append(row)
+    while len(queue) > capacity:
+        queue.pop(0)
+
+
+def plain_cohort(
+    labels: Mapping[int, Sequence[float]],
+    here: Sequence[int],
+    size: int,
+    queue: list[int],
+    capacity: int,
+    twin: np.random.Generator,
+) -> list[tuple[int, str, float]]:
+    """Choose clients, and let each enter the queue of pausing clients at once. Return, for each,
+    its row, the kind of the choice, and by how much it raises the entropy in bits.
+
+    labels: counts of the available clients that have samples; none is negative. The other clients
+    can be the first one. They also complete the cohort, even if they pause."""
+    cohort: list[tuple[int, str, float]] = []
+    sums = [0.0] * 4
+    while len(cohort) < size:
+        left = [row for row in here if row not in [each[0] for each in cohort]]
+        eligible = [row for row in left if row in labels] if cohort else left
+        if not eligible:
+            for row in twin.choice(left, size - len(cohort), replace=False).tolist():
+                enter(queue, row, capacity)
+                cohort.append((row, "filled", 0.0))
+            return cohort
+        free = [row for row in eligible if row not in queue]
+        open_rows = free or [next(row for row in queue if row in eligible)]
+        if cohort:
+            after = {
+                row: plain_entropy([sum(pair) for pair in zip(sums, labels[row], strict=True)])
+                for row in open_rows
+            }
+            best = [row for row in open_rows if after[row] >= max(after.values()) - 1e-12]
+            row = best[int(twin.integers(len(best)))] if len(best) > 1 else best[0]
+            kind = ("tied" if len(best) > 1 else "best") if free else "paused"
+            gain = after[row] - plain_entropy(sums)
+        else:
+            row = int(twin.choice(open_rows, 1, replace=False)[0])
+            kind, gain = ("first" if free else "first paused"), 0.0
+        sums = [sum(pair) for pair in zip(sums, labels.get(row, [0.0] * 4), strict=True)]
+        enter(queue, row, capacity)
+        cohort.append((row, kind, gain))
+    return cohort
+
+
+UNIFORM = {
+    "first": "drawn uniformly",
+    "first paused": "paused longest",
+    "filled": "no label counts; drawn uniformly",
+}
+"""Reason of each kind of choice that does not depend on entropy."""
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("buffer", [0, 2, None, 9, 40])
+def test_rounds_agree_with_a_second_implementation(buffer: int | None, seed: int) -> None:
+    """Few clients are available in every fourth round, some updates fail, and clients 12 to 14 join
+    in round 8."""
+    generator, selector = np.random.default_rng(seed), FedEntOpt(buffer=buffer)
+    table = difficult_labels(generator)
+    state, kinds = selector.init(labelled(table[:12].tolist())), Counter[str]()
+    queue, capacity = list[int](), 6 if buffer is None else buffer
+    for number in range(1, 61):
+        federation = labelled(table[: 15 if number >= 8 else 12].tolist())
+        share = 0.3 if number % 4 == 0 else 0.8
+        here = np.flatnonzero(generator.random(len(federation)) < share)
+        given_context = context(federation, 5, number=number, seed=seed, available=here)
+        selection = select(selector, state, given_context)
+
+        labels = {row: [max(0.0, value) for value in table[row].tolist()] for row in here.tolist()}
+        labels = {row: counts for row, counts in labels.items() if row not in (3, 5, 12, 14)}
+        paused, size = list(queue), min(5, len(here))
+        twin = given_context.generator("fedentopt")
+        cohort = plain_cohort(labels, here.tolist(), size, queue, capacity, twin)
+        assert selection.rows.tolist() == [row for row, _, _ in cohort]
+        for (row, kind, gain), reason in zip(cohort, selection.reasons, strict=True):
+            kinds[kind] += 1
+            kinds["left the buffer in this round"] += kind in ("best", "tied") and row in paused
+            if kind in UNIFORM:
+                assert reason == UNIFORM[kind]
+            else:
+                assert float(reason.split()[1]) == pytest.approx(gain, abs=0.00501)
+        included = selection.rows[generator.random(size) < 0.6]
+        state = selector.observe(state, replace(outcome(number, selection), included=included))
+        assert state.arrays["buffer"].tolist() == queue
+        assert state.scalars == {"capacity": capacity}
+    assert min(kinds["best"], kinds["first"], kinds["filled"]) > 0
+    assert kinds["tied"] > 0 or buffer == 40
+    assert (kinds["paused"] > 0) == (capacity > 2)
+    assert kinds["first paused"] > 0 or capacity < 9
+    assert (kinds["left the buffer in this round"] > 0) == (0 < capacity < 40)
