@@ -50,6 +50,16 @@ def test_digests_follow_data_sets_and_traces(tmp_path: Path) -> None:
     assert all(found[name] != again[name] for name in found)
 
 
+def test_a_task_that_reads_another_task_s_file_has_its_digest(tmp_path: Path) -> None:
+    """Coloured MNIST reads the file of MNIST."""
+    run = {"rounds": 1, "clients_per_round": 1, "task": {"name": "cmnist"}}
+    experiment = ExperimentFile.model_validate({"name": "small", "seeds": [0], "run": run})
+    work = cells_of(experiment, hosts=1, source=Path("small.toml"))
+    write_mnist(tmp_path, 1)
+    assert data_digests(work, tmp_path) == data_digests(cells("mnist"), tmp_path)
+    assert list(data_digests(work, tmp_path)) == ["mnist"]
+
+
 def test_finished_cells_of_other_data_are_refused(tmp_path: Path) -> None:
     folder = ResultsFolder(tmp_path / "done")
     with folder.opened():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from potluck.common.errors import ConfigurationError, RunError
+from potluck.common.learning.task_loading import make_task
 from potluck.common.settings import plugins
 from potluck.experiments.benchmark.selection_time import server_seconds
 from potluck.experiments.benchmark.standing import (
@@ -25,7 +26,7 @@ from potluck.experiments.benchmark.tier import (
     training_choices,
     trial_cells,
 )
-from potluck.experiments.data_sets.prepare import DATA_SETS, stored_sha256
+from potluck.experiments.data_sets.prepare import data_sets_of, stored_sha256
 from potluck.experiments.grid.definition import merged
 from potluck.experiments.grid.grid_cells import Cell, other_package
 from potluck.experiments.grid.results import CellResult
@@ -89,8 +90,11 @@ def data_digests(tier: Tier, folder: Path | None) -> dict[str, str]:
 
     folder: data directory. Raises ConfigurationError if a file is missing or invalid.
     """
-    tasks = {merged(tier.run, each.run)["task"]["name"] for each in tier.workloads.values()}
-    return {name: stored_sha256(name, folder) for name in sorted(tasks & DATA_SETS.keys())}
+    names = set[str]()
+    for workload in tier.workloads.values():
+        options = dict(merged(tier.run, workload.run)["task"])
+        names.update(data_sets_of(make_task(options.pop("name"), options)))
+    return {name: stored_sha256(name, folder) for name in sorted(names)}
 
 
 def _check_data(data: Mapping[str, str], baseline: ArmResult) -> None:

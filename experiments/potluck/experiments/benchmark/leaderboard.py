@@ -88,10 +88,8 @@ def _tuning_table(tier: Tier, results: Sequence[ArmResult]) -> list[str]:
     tuned = [each for each in results if len(each.tried) > 1]
     if not tuned:
         return []
-    lines = [line(["arm", "own options", "settings tried", "best"]), "| --- | --- | ---: | --- |"]
-    lines += [
-        line([each.arm, _own(each), str(len(each.tried)), _chosen(tier, each)]) for each in tuned
-    ]
+    lines = [line(["arm", "own options", "best"]), "| --- | --- | --- |"]
+    lines += [line([each.arm, _own(each), _chosen(tier, each)]) for each in tuned]
     return [_TUNED, "\n".join(lines)]
 
 
@@ -125,6 +123,7 @@ def _standings(tier: Tier, results: Sequence[ArmResult], ranks: Ranks | None) ->
     heads += [
         *RESOURCES.values(),
         *harder,
+        "settings tried",
         "ε of profiles",
         "seconds to select",
         "learns about clients",
@@ -145,6 +144,7 @@ def _standings(tier: Tier, results: Sequence[ArmResult], ranks: Ranks | None) ->
                     _NONE if difference is None else f"{difference.test.difference:+.3f}",
                     *(_share(scores[each][name]) for each in RESOURCES),
                     *(_loss(tier, result, each) for each in harder),
+                    str(len(result.tried)),
                     _epsilon(result),
                     _seconds(result.server_seconds),
                     learned(result),

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from potluck.common.errors import ConfigurationError, StorageError
+from potluck.common.task import Task
 from potluck.experiments.data_sets import cifar, flamby_files, idx, leaf, photographs, plays
 from potluck.experiments.data_sets import covertype_download as covertype
 from potluck.experiments.data_sets.search import Found
@@ -97,6 +98,12 @@ def prepare(name: str, source: Path, target: Path, side: int) -> Prepared:
         sums=sums,
         known=bool(data_set.sums),
     )
+
+
+def data_sets_of(task: Task) -> tuple[str, ...]:
+    """Return the names of the data sets whose files a task reads."""
+    read = task.data_files() or ()
+    return tuple(name for name, each in DATA_SETS.items() if each.form.file_name in read)
 
 
 def stored_sha256(name: str, folder: Path | None) -> str:

@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from potluck.common.learning.task_loading import make_task
 from potluck.common.run_file.runfile import parse_run_file
-from potluck.experiments.data_sets.prepare import DATA_SETS, stored_sha256
+from potluck.experiments.data_sets.prepare import DATA_SETS, data_sets_of, stored_sha256
 from potluck.experiments.grid.grid_cells import Cell
 
 
@@ -22,10 +23,10 @@ def data_digests(cells: Iterable[Cell], folder: Path | None) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in {cell.run_file for cell in cells}:
         run = parse_run_file(text, source="a cell")
-        name, trace = run.task.name, run.virtual_clock.trace
-        known = name in DATA_SETS and (folder / DATA_SETS[name].form.file_name).is_file()
-        if known and name not in found:
-            found[name] = stored_sha256(name, folder)
+        for name in data_sets_of(make_task(run.task.name, run.task.options)):
+            if name not in found and (folder / DATA_SETS[name].form.file_name).is_file():
+                found[name] = stored_sha256(name, folder)
+        trace = run.virtual_clock.trace
         if trace is not None and trace not in found and (folder / trace).is_file():
             found[trace] = hashlib.sha256((folder / trace).read_bytes()).hexdigest()
     return dict(sorted(found.items()))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,12 +15,20 @@ from numpy.typing import NDArray
 
 from potluck.common.learning.task_loading import make_task
 from potluck.common.names import ClientId
-from potluck.experiments.data_sets.prepare import DATA_SETS, stored_sha256
+from potluck.common.task import Task
+from potluck.experiments.data_sets.prepare import data_sets_of, stored_sha256
 from potluck.experiments.reports.partition_description import Description, describe_task
 from potluck.experiments.tasks.natural import NamedClients
 
 _LISTED: Final = 10
 """Maximum number of clients for a table with one row per client."""
+
+_PACKAGED: Final = {
+    "heart": ("potluck.experiments.tasks.heart_data", ".data"),
+    "digits": ("potluck.common.tasks", "digits.csv.gz"),
+    "colored-digits": ("potluck.common.tasks", "digits.csv.gz"),
+}
+"""Package and last characters of the files' names, for tasks whose data come with Potluck."""
 
 Range = tuple[float, float, float]
 """Minimum, median and maximum of a number over the clients."""
@@ -34,7 +44,8 @@ class WorkloadCard:
     all samples. inputs: shape of one sample. parameters: number of the model's parameters.
     majority: share of training samples with the most frequent label of all; own_majority: mean over
     clients of the share with the client's own most frequent label. data_sha256: digest of the data
-    set, as in the results of the benchmark; None if the data come with Potluck.
+    set, as in the results of the benchmark; for data that come with Potluck, that of the names and
+    digests of their files; None if unknown.
     """
 
     description: Description
@@ -70,8 +81,23 @@ def workload_card(name: str, options: Mapping[str, Any], data: Path | None) -> W
         parameters=sum(parameter.numel() for parameter in task.model().parameters()),
         majority=float(together.max()),
         own_majority=float(mixes.max(axis=1).mean()),
-        data_sha256=stored_sha256(name, data) if name in DATA_SETS else None,
+        data_sha256=_data_sha256(name, task, data),
     )
+
+
+def _data_sha256(name: str, task: Task, data: Path | None) -> str | None:
+    """Return the digest of the task's data set or of its files in the package; None if unknown."""
+    read = data_sets_of(task)
+    if read:
+        return stored_sha256(read[0], data)
+    package, pattern = _PACKAGED.get(name, ("", ""))
+    if not package:
+        return None
+    files = [each for each in resources.files(package).iterdir() if each.name.endswith(pattern)]
+    sums = {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in files}
+    return hashlib.sha256(
+        "".join(f"{file} {sums[file]}\n" for file in sorted(sums)).encode()
+    ).hexdigest()
 
 
 def _one(examples: Any) -> Any:
