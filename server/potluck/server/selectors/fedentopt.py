@@ -60,7 +60,9 @@ class FedEntOpt(Selector):
             else:
                 cohort.draw(1, "drawn uniformly", context.available[~resting])
             self._add_greedily(cohort, buffer, context, generator)
-        cohort.draw(cohort.missing, "no label counts; drawn uniformly")
+        why = "no label counts; drawn uniformly"
+        cohort.draw(cohort.missing, why, np.setdiff1d(context.available, buffer.array()))
+        cohort.draw(cohort.missing, why)
         return cohort.selection()
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:

@@ -214,16 +214,19 @@ def plain_cohort(
     its row, the kind of the choice, and by how much it raises the entropy in bits.
 
     labels: counts of the available clients that have samples; none is negative. The other clients
-    can be the first one. They also complete the cohort, even if they pause."""
+    can be the first one. They also complete the cohort, those that pause last."""
     cohort: list[tuple[int, str, float]] = []
     sums = [0.0] * 4
     while len(cohort) < size:
         left = [row for row in here if row not in [each[0] for each in cohort]]
         eligible = [row for row in left if row in labels] if cohort else left
         if not eligible:
-            for row in twin.choice(left, size - len(cohort), replace=False).tolist():
-                enter(queue, row, capacity)
-                cohort.append((row, "filled", 0.0))
+            paused = [row for row in left if row in queue]
+            for rows in ([row for row in left if row not in paused], paused):
+                wanted = min(size - len(cohort), len(rows))
+                for row in twin.choice(rows, wanted, replace=False).tolist() if wanted else []:
+                    enter(queue, row, capacity)
+                    cohort.append((row, "filled", 0.0))
             return cohort
         free = [row for row in eligible if row not in queue]
         open_rows = free or [next(row for row in queue if row in eligible)]
