@@ -59,6 +59,19 @@ def tables(name: str, folder: Path = PUBLISHED) -> str:
     return leaderboard(tier, shown)
 
 
+def check_versions(name: str, folder: Path = PUBLISHED) -> int:
+    """Return the number of a tier's results. Raise ConfigurationError if one of them is of a
+    version with changes that were not committed, so that others can't repeat it."""
+    known = published(tier_named(name), folder)
+    if changed := sorted(arm for arm, each in known.items() if "dirty" in each.software):
+        raise ConfigurationError(
+            f"the results of {', '.join(changed)} in tier {name} are of a changed Potluck "
+            f"({known[changed[0]].software}); commit or stash the changes of the checkout, install "
+            "it again, and repeat `potluck bench` in another folder (--output)"
+        )
+    return len(known)
+
+
 def measure(arms: Collection[str], folder: Path = PUBLISHED) -> None:
     """Measure the seconds to select of these arms, and write them into the results in a folder.
 
@@ -85,7 +98,10 @@ def main() -> None:
         help="arm whose seconds to select are measured again; may be repeated",
     )
     measure(parser.parse_args().measure)
+    rows = {name: check_versions(name) for name in TIERS}
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    counts = ", ".join(f"{number} of tier {name}" for name, number in rows.items())
+    sys.stdout.write(f"{PAGE.relative_to(ROOT)} has the rows {counts}\n")
 
 
 if __name__ == "__main__":

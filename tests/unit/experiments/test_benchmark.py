@@ -600,6 +600,12 @@ def test_published_results_are_comparable_with_their_baseline(name: str) -> None
         assert not [each.arm for each in shown if "dirty" in each.software], "changed code"
 
 
+def test_tiers_that_need_files_name_them_if_there_is_no_folder() -> None:
+    assert data_digests(tier_named("smoke"), None) == {}
+    with pytest.raises(ConfigurationError, match=r"needs the data sets mnist, shakespeare, but"):
+        data_digests(tier_named("standard"), None)
+
+
 def test_published_results_are_of_the_known_data() -> None:
     tier = tier_named("standard")
     digests = {name: known_sha256(name) for name in ("mnist", "shakespeare")}

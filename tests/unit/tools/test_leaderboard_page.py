@@ -1,5 +1,6 @@
 """The leaderboard's tables are those of the results that come with Potluck."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 import leaderboard_page
-from leaderboard_page import PAGE, PUBLISHED, filled, measure, tables
+from leaderboard_page import PAGE, PUBLISHED, check_versions, filled, measure, tables
 from potluck.common.errors import ConfigurationError
 from potluck.experiments.benchmark.standing import ArmResult, published
 from potluck.experiments.benchmark.tier import Tier
@@ -50,3 +51,14 @@ def test_measured_arm_gets_other_seconds_in_all_tiers(
 def test_arm_without_a_result_is_not_measured(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"no tier has a published result of oorrt$"):
         measure(["oorrt"], tmp_path)
+
+
+def test_rows_of_a_changed_potluck_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "smoke"
+    shutil.copytree(PUBLISHED / "smoke", folder)
+    assert check_versions("smoke", tmp_path) == len(list(folder.glob("*.json")))
+    path = folder / "afl.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | {"software": "0.1.0.dev1+gabc.dirty"}))
+    with pytest.raises(ConfigurationError, match=r"results of afl in tier smoke .*\.dirty"):
+        check_versions("smoke", tmp_path)

@@ -94,6 +94,12 @@ def data_digests(tier: Tier, folder: Path | None) -> dict[str, str]:
     for workload in tier.workloads.values():
         options = dict(merged(tier.run, workload.run)["task"])
         names.update(data_sets_of(make_task(options.pop("name"), options)))
+    if names and folder is None:
+        first, listed = min(names), ", ".join(sorted(names))
+        raise ConfigurationError(
+            f"tier {tier.name} needs the data sets {listed}, but there is no folder `data`; create "
+            f"each with `potluck data prepare {first} --from FOLDER`, or name a folder with --data"
+        )
     return {name: stored_sha256(name, folder) for name in sorted(names)}
 
 
