@@ -8,7 +8,6 @@ purpose; the tests below leave that out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,8 +16,8 @@ import numpy as np
 import pytest
 from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import cdist, pdist
+from support.authors import ROUNDED, cases, close
 from support.populations import context, facts_of, judged, population, select
-from support.repository import TESTDATA
 
 from potluck.common.learning.output_layer import label_entropies
 from potluck.server.selection import Floats, MeasureMean, RoundOutcome, Rows
@@ -40,28 +39,6 @@ from potluck.server.selectors.updates.k_vib import KVib
 from potluck.server.selectors.updates.osmd import Osmd
 from potluck.server.selectors.updates.update_memory import angles
 from potluck.server.state import State
-
-ROUNDED = 1e-6
-"""Relative tolerance: the files have nine digits."""
-
-
-def cases(name: str) -> list[dict[str, Any]]:
-    """Return the recorded cases of a selector; numbers in lists are arrays."""
-    read = json.loads((TESTDATA / "authors" / f"{name}.json").read_text())["cases"]
-    assert len(read) >= 3
-    return [arrays(case) for case in read]
-
-
-def arrays(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: arrays(each) for key, each in value.items()}
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return [arrays(each) for each in value]
-    return np.array(value) if isinstance(value, list) else value
-
-
-def close(expected: Floats) -> Any:
-    return pytest.approx(expected, rel=ROUNDED, abs=1e-12)
 
 
 def ended(rows: Rows, norms: Floats, *, weights: Floats | None = None) -> RoundOutcome:
