@@ -33,4 +33,4 @@ def test_new_selector_installs_passes_its_tests_and_selects(tmp_path: Path) -> N
     assert "7 passed" in run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     options = ["--profiles", "profiles.json", "--rounds", "2", "--clients-per-round", "2"]
     shown = run(*POTLUCK, "select", "--selector", "my-choice", *options)
-    assert shown.count("selected 0 times before") == 4
+    assert shown.count("earlier selections: 0") == 4

@@ -247,22 +247,26 @@ def read_result(file: Traversable, tier: Tier) -> ArmResult:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigurationError(
-            f"{file} is not a result of the benchmark in format {FORMAT}: {where}: {first['msg']}"
+            f"{file} is not a result of the benchmark in format {FORMAT}: {where}: {first['msg']}; "
+            "run the arm again with this version of potluck bench"
         ) from None
     if result.tier != tier.name or result.rules != tier.digest:
         raise ConfigurationError(
-            f"{file} has results of other rules than those of tier {tier.name}; run the arm again "
-            f"with potluck bench {result.arm} --tier {tier.name}"
+            f"{file} has results of other rules than those of tier {tier.name}; {_again(result, tier)}"
         )
     if file.name != f"{result.arm}.json":
         raise ConfigurationError(
             f"{file} has results of {result.arm}; rename the file to {result.arm}.json"
         )
     if broken := next(_broken_rules(result, tier), None):
-        raise ConfigurationError(
-            f"{file} {broken}; run the arm again with potluck bench {result.arm} --tier {tier.name}"
-        )
+        raise ConfigurationError(f"{file} {broken}; {_again(result, tier)}")
     return result
+
+
+def _again(result: ArmResult, tier: Tier) -> str:
+    """Return how to repeat a result."""
+    grid = " and the same --grid" if result.grid else ""
+    return f"run the arm again with potluck bench {result.arm} --tier {tier.name}{grid}"
 
 
 def _broken_rules(result: ArmResult, tier: Tier) -> Iterator[str]:

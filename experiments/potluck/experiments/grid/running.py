@@ -211,4 +211,5 @@ class _Grid:
 
     def _give_up(self, cell: Cell, error: RunError) -> None:
         self.failures[cell.digest] = error
-        self._board.note(f"cell failed: {cell.title}: {error.message}")
+        why = error.message.removeprefix(f"{cell.title}: ")
+        self._board.note(f"cell failed: {cell.title}: {why}")
