@@ -37,7 +37,7 @@ from potluck.server.hosts.instructions import model_reference, task_plugin
 from potluck.server.machine.roster import RunRoster
 from potluck.server.plan.cohort_limits import counted
 from potluck.server.plan.plan import RunPlan
-from potluck.server.profiles.reading import ProfileReader
+from potluck.server.profiles.profile_reader import ProfileReader
 from potluck.server.profiles.trust import Trust
 from potluck.server.selection import Population, by_field
 from potluck.server.store import Store

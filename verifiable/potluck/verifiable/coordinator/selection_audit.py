@@ -21,7 +21,7 @@ from potluck.server.config import CoordinatorConfig
 from potluck.server.eligibility.alarms import TagLimit
 from potluck.server.plan.cohort_limits import narrowed
 from potluck.server.plan.plan import RunPlan, draw_up
-from potluck.server.profiles.reading import ProfileReader
+from potluck.server.profiles.profile_reader import ProfileReader
 from potluck.server.profiles.trust import load_trust
 from potluck.server.select.cohort_hosts import complete
 from potluck.server.select.interview import OFFERS, stored_answers, stored_sum
