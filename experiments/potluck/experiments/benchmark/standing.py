@@ -252,7 +252,8 @@ def read_result(file: Traversable, tier: Tier) -> ArmResult:
         ) from None
     if result.tier != tier.name or result.rules != tier.digest:
         raise ConfigurationError(
-            f"{file} has results of other rules than those of tier {tier.name}; {_again(result, tier)}"
+            f"{file} has results of other rules than those of tier {tier.name}; "
+            f"{_again(result, tier)}"
         )
     if file.name != f"{result.arm}.json":
         raise ConfigurationError(
