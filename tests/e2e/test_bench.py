@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from support.programs import run_program
+from support.tiny_tier import TINY
 from typer.testing import CliRunner
 
 import leaderboard_page
@@ -20,33 +21,10 @@ from potluck.experiments.benchmark import tier as tiers
 from potluck.experiments.benchmark.contestants import run_arms
 from potluck.experiments.benchmark.leaderboard import leaderboard
 from potluck.experiments.benchmark.standing import read_result, write_result
-from potluck.experiments.benchmark.tier import Tier
 from potluck.experiments.commands.bench_command import app
 from potluck.experiments.commands.grid_work import GridWork, RayChoice, run_work
 from potluck.experiments.grid.grid_cells import Cell
 from potluck.experiments.grid.results import CellResult, ResultsFolder
-
-TINY = Tier.model_validate(
-    {
-        "name": "smoke",
-        "title": "",
-        "seeds": [0],
-        "baseline": "uniform",
-        "target": 0.1,
-        "server_clients": 1_000,
-        "tuning": {"seeds": [9], "settings": 1},
-        "reading": {},
-        "run": {
-            "rounds": 2,
-            "clients_per_round": 2,
-            "task": {"name": "digits", "clients": 4},
-            "virtual_clock": {"enabled": True, "draw": "client"},
-            "profiles": {"disclosure": "noisy", "epsilon": 0.2},
-        },
-        "workloads": {"skew": {"start_seconds": 1, "round_seconds": 1}},
-        "arms": {"uniform": {}},
-    }
-)
 
 
 @pytest.mark.slow

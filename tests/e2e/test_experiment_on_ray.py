@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.federation import until
 from support.ray_cluster import RayCluster
+from support.tiny_tier import TINY
 from typer.testing import CliRunner
 
 from potluck.deploy.local.demo_files import program
@@ -47,23 +48,10 @@ axes = { selection = { uniform = {} } }
 """
 
 TIER = Tier.model_validate(
-    {
+    TINY.model_dump()
+    | {
         "name": "full",  # no results of it come with Potluck, so the baseline runs too
-        "title": "",
-        "seeds": [0],
-        "baseline": "uniform",
-        "target": 0.1,
-        "server_clients": 1_000,
         "tuning": {"seeds": [9], "settings": 2},
-        "reading": {},
-        "run": {
-            "rounds": 2,
-            "clients_per_round": 2,
-            "task": {"name": "digits", "clients": 4},
-            "virtual_clock": {"enabled": True, "draw": "client"},
-            "profiles": {"disclosure": "noisy", "epsilon": 0.2},
-        },
-        "workloads": {"skew": {"start_seconds": 1, "round_seconds": 1}},
         "arms": {"uniform": {}, "dc-balanced": {"grid": {"added": [3]}}},
     }
 )

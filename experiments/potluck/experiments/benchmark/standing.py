@@ -265,8 +265,8 @@ def read_result(file: Traversable, tier: Tier) -> ArmResult:
 
 
 def _again(result: ArmResult, tier: Tier) -> str:
-    """Return how to repeat a result."""
-    grid = " and the same --grid" if result.grid else ""
+    """Return how to repeat a result. Arms of other packages have no grid in the tier."""
+    grid = " and the same --grid" if result.grid and result.package else ""
     return f"run the arm again with potluck bench {result.arm} --tier {tier.name}{grid}"
 
 
