@@ -92,8 +92,10 @@ class EditedTrainings(Script):
 
 @dataclass
 class Watching(Script):
-    """Changes nothing. cohort: clients of the first outcome. training: the first training."""
+    """Changes nothing. cohort: clients of the first outcome. newest: whether `training` is the last
+    training, or the first."""
 
+    newest: bool = False
     cohort: tuple[str, ...] = ()
     training: rpc.Instruction | None = None
     trained: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,7 +105,8 @@ class Watching(Script):
         selection = instruction.selection
         if selection.outcome and not self.cohort:
             self.cohort = Outcome.parse(selection.outcome).cohort
-        if instruction.WhichOneof("work") == "train" and self.training is None:
+        wanted = self.newest or self.training is None
+        if instruction.WhichOneof("work") == "train" and wanted:
             self.training = rpc.Instruction()
             self.training.CopyFrom(instruction)
             self.trained.set()
@@ -337,6 +340,20 @@ async def test_training_by_an_earlier_selection_is_refused(scene: Scene) -> None
     await until(lambda: any(why in text for text in told(scene)), why)
 
 
+async def test_a_second_training_by_the_last_selection_is_refused(scene: Scene) -> None:
+    """Otherwise, a coordinator that likes a cohort could send no further selections."""
+    watching = Watching(newest=True)
+    scene.liar.script = watching
+    row = await scene.federation.finished(RUN)
+    assert row.state is RunState.FINISHED, row.reason
+    training = watching.training
+    assert training is not None
+    training.id += "/again"
+    scene.liar.tell(host_of(training.client_id), training)
+    why = "already has another training by this selection"
+    await until(lambda: any(why in text for text in told(scene)), why)
+
+
 class Forger:
     """A coordinator that makes the documents of a run on its own, and sends them to all hosts."""
 
@@ -472,7 +489,7 @@ async def test_a_coordinator_that_claims_gaps_gets_ten_seeds_and_hosts_keep_them
 async def test_a_coordinator_that_selects_without_training_gets_no_more_rounds(
     scene: Scene,
 ) -> None:
-    """A limit: it draws again in each round of the run, but hosts refuse more rounds."""
+    """It draws again in each round, but hosts refuse more rounds than the first opening named."""
     forger = Forger(scene)
     for number in (1, 2):
         receipts = await forger.open(number, 1)
@@ -482,6 +499,27 @@ async def test_a_coordinator_that_selects_without_training_gets_no_more_rounds(
     forger.rounds = 3
     for answer in await forger.open(3, 2):
         assert "the number of rounds or the kind of seed changed" in answer.failure.message
+
+
+async def test_a_coordinator_that_selects_without_training_gets_ten_cohorts_per_host(
+    scene: Scene,
+) -> None:
+    """It names a million rounds, and trains no client until it likes the cohort."""
+    forger, times = Forger(scene, rounds=1_000_000), dict.fromkeys(range(CLIENTS), 0)
+    for number in itertools.count(1):
+        receipts = await forger.open(number, 1)
+        gone = {n for n, each in enumerate(receipts) if each.HasField("failure")}
+        assert gone == {n for n, cohorts in times.items() if cohorts == 10}
+        if gone:
+            break
+        await forger.settle(await forger.draw(receipts))
+        outcome = forger.chain.outcome
+        assert outcome is not None
+        for client in outcome.cohort:
+            times[int(client.removeprefix("client-"))] += 1
+    why = "the last 10 cohorts with clients of this host trained none of them"
+    assert all(why in receipts[n].failure.message for n in gone)
+    assert number <= 20
 
 
 async def test_a_second_list_of_commitments_gets_no_share(scene: Scene) -> None:

@@ -14,6 +14,7 @@ from support.shared_forks import shared_forks
 from potluck.deploy.local.demo_files import DemoOptions, reserved_port, write_demo_files
 from potluck.deploy.local.local_federation import LocalFederation
 from potluck.rpc.v1 import operator_pb2
+from potluck.verifiable.coordinator.selection_log import SelectionLog
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -140,7 +141,7 @@ async def test_masked_rounds_work_through_a_relay_and_count_the_hosts_behind_it(
 ) -> None:
     """Half of the hosts are behind the relay. Clients count hosts by the records that the
     federation root has signed, and a relay has no member keys. So the sum is over six hosts, as
-    without a relay."""
+    without a relay. All six hosts make the seed of the selection together."""
     options = DemoOptions(
         task="digits",
         selector="uniform",
@@ -171,7 +172,11 @@ async def test_masked_rounds_work_through_a_relay_and_count_the_hosts_behind_it(
             async with relays_of(federation, {"mask": [0, 1, 2]}) as relays:
                 await federation.start_hosts()
                 await federation.until_attending()
-                run_id = await federation.start_run("secure_aggregation=true")
+                run_id = await federation.start_run(
+                    "secure_aggregation=true",
+                    "selection.verifiable=true",
+                    "selection.hosts_verify=true",
+                )
                 await federation.finished(run_id)
                 [only] = await federation.history(run_id)
                 assert [member.state for member in only.members] == [INCLUDED] * 12
@@ -180,3 +185,7 @@ async def test_masked_rounds_work_through_a_relay_and_count_the_hosts_behind_it(
                 hosts = len(set(summed.hosts.values()))
                 assert (len(summed.hosts), hosts, summed.quorum) == (12, 6, 8)
                 await until(lambda: delivered(relays["mask"]) == 6)
+                [attempt] = SelectionLog(federation.state, run_id).attempts
+                assert attempt.chain.attendees is not None
+                assert len(attempt.chain.attendees.speakers) == len(attempt.shares or ()) == 6
+                assert [len(signed) for signed in attempt.receipts.values()] == [6, 6]

@@ -103,7 +103,7 @@ async def test_audit_of_an_honest_run_finds_no_difference(
     found = audited(federation, run_id)
     assert [each.round for each in found] == [1, 2, 3]
     assert [each.differences for each in found] == [()] * 3
-    assert all(each.committed and each.signatures == 3 * CLIENTS for each in found)
+    assert all(each.committed and each.signatures == each.due == 3 * CLIENTS for each in found)
 
 
 async def cohorts(federation: SumFederation, run_id: str) -> list[list[str]]:
@@ -590,6 +590,7 @@ async def test_hosts_hold_the_documents_that_the_audit_reports(
         assert [each["documents"] for each in report] == [each.documents for each in found]
         assert [each["cohort"] for each in report] == chosen
         assert [each["own"] for each in report] == [[client] * (client in c) for c in chosen]
+        assert [each["trained"] for each in report] == [each["own"] for each in report]
         assert all(each["recomputed"] == joint and not each["gap"] for each in report)
 
 
@@ -652,9 +653,9 @@ async def test_commands_of_host_and_coordinator_print_the_same_digests(
     for number, (line, cohort) in enumerate(
         zip(lines, await cohorts(federation, run_id), strict=True), 1
     ):
-        own = "client-1" if "client-1" in cohort else "none"
+        own = "client-1, instructed to train: client-1" if "client-1" in cohort else "none"
         assert line.startswith(
-            f"run {run_id}, round {number}, attempt 1: 3 of 6 clients, on this host: {own}; "
+            f"run {run_id}, round {number} of 3, attempt 1: 3 of 6 clients, on this host: {own}; "
             "recomputed by this host; outcome "
         )
     none = CliRunner().invoke(client_app, [*of_host, "--run", "no-such-run"])

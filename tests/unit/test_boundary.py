@@ -135,6 +135,7 @@ DEEPER: dict[str, set[str]] = {
     "verifiable": {
         "potluck.client.disclosure.member_keys",
         "potluck.client.disclosure.weightings",
+        "potluck.client.handlers.instruction_log",
         "potluck.common.net.key_files",
         "potluck.common.net.membership",
         "potluck.common.net.membership_in_force",

@@ -172,7 +172,9 @@ class Agent:
             metrics=self._metrics,
             failures=RepeatedFailures(),
             guard=guard,
-            selections=open_guard(self._state.path, config.member_key, self._in_force),
+            selections=open_guard(
+                self._state.path, config.member_key, self._in_force, self._clients
+            ),
             measured=measured,
             tracer=tracer,
         )

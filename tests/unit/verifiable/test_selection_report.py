@@ -24,7 +24,7 @@ class Coordinator:
 
     def __init__(self, host: Path, run: str = "run-1") -> None:
         self.chain = Chain.begin(run)
-        self._host = CommittedSelections(host, None, None)
+        self._host = CommittedSelections(host, None, None, ["client-0"])
 
     def open(self, round_number: int, attempt: int = 1, *, send: bool = True) -> None:
         opening = Opening(
@@ -49,6 +49,14 @@ class Coordinator:
         outcome = Outcome(previous=self.chain.tip, cohort=("client-2", "client-0")).encode()
         self._send(self.chain.ended(outcome), send=send, outcome=outcome)
 
+    def train(self, round_number: int) -> None:
+        """Instruct client-0 to train by the last outcome."""
+        instruction = rpc.Instruction(
+            client_id="client-0", run_id=self.chain.run, round=round_number, train=rpc.Train()
+        )
+        instruction.train.selection.outcome_sha256 = self.chain.outcome_sha256
+        self._host.check(instruction)
+
     def _send(self, chain: Chain, *, send: bool, **document: Any) -> None:
         self.chain = chain
         assert chain.opening is not None
@@ -71,17 +79,19 @@ def test_each_attempt_has_a_line_with_its_last_digest(tmp_path: Path) -> None:
     coordinator.open(1)
     tips.append(coordinator.chain.tip)
     coordinator.select(1, 2)
+    coordinator.train(1)
     tips.append(coordinator.chain.tip)
     coordinator.select(2, send=False)
     coordinator.select(3)
     tips.append(coordinator.chain.tip)
-    cohort = "2 of 3 clients, on this host: client-0; recorded, not recomputed"
+    cohort = "2 of 3 clients, on this host: client-0, instructed to train:"
+    how, gap = "recorded, not recomputed", "earlier documents are missing"
     assert lines(tmp_path) == [
         f"run run-1, round {attempt}"
         for attempt in (
-            f"1, attempt 1: no cohort; no outcome was received; opening {tips[0]}",
-            f"1, attempt 2: {cohort}; outcome {tips[1]}",
-            f"3, attempt 1: {cohort}; earlier documents are missing; outcome {tips[2]}",
+            f"1 of 9, attempt 1: no cohort; no outcome was received; opening {tips[0]}",
+            f"1 of 9, attempt 2: {cohort} client-0; {how}; outcome {tips[1]}",
+            f"3 of 9, attempt 1: {cohort} none; {how}; {gap}; outcome {tips[2]}",
         )
     ]
 

@@ -86,7 +86,7 @@ def _line(each: AuditedSelection) -> str:
     cohort = f"{each.cohort} clients" if each.cohort else "no cohort"
     what = f"round {each.round}, attempt {each.attempt}{state}: {cohort}"
     missed = f", {each.missed} hosts did not reveal their shares" if each.missed else ""
-    signed = f", {each.signatures} signatures" if each.signatures else ""
+    signed = f", {each.signatures} of {each.due} signatures" if each.due else ""
     last = "".join(f"; {kind} {sha256}" for kind, sha256 in [*each.documents.items()][-1:])
     if each.agrees:
         return f"{what}{signed}{missed}: agrees with the record{last}"

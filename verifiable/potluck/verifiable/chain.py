@@ -283,6 +283,21 @@ class Chain:
         return self.attendees
 
 
+def check_members(attendees: Attendees, hosts: Mapping[str, str]) -> None:
+    """Check that no host has two speakers, and that each available client is a member on a
+    speaker's host. hosts: host of each member, by client. Raises BrokenSelectionError."""
+    speaking = {hosts.get(each.client) for each in attendees.speakers}
+    _require(
+        len(speaking) == len(attendees.speakers), "the list of speakers has two clients of one host"
+    )
+    strangers = [client for client in attendees.available if hosts.get(client) not in speaking]
+    _require(
+        not strangers,
+        f"client '{''.join(strangers[:1])}' is available, but is not a member on the host of a "
+        "speaker",
+    )
+
+
 def _require(holds: bool, broken: str) -> None:
     if not holds:
         raise BrokenSelectionError(f"refused selection: {broken}")

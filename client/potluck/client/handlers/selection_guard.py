@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -31,10 +32,11 @@ class SelectionGuard(Protocol):
         ...
 
     def check(self, instruction: rpc.Instruction) -> None:
-        """Check that a training belongs to the selection that the coordinator committed to.
+        """Check that a training belongs to the selection that the coordinator committed to, and is
+        the client's only training by it.
 
-        Raises ProtocolError if the client was not selected, or if the run commits to its selections
-        and the training names none. Raises StorageError.
+        Raises ProtocolError if the client was not selected, has another training by this selection,
+        or if the run commits to its selections and the training names none. Raises StorageError.
         """
         ...
 
@@ -60,10 +62,15 @@ def _missing(instruction: rpc.Instruction) -> ProtocolVersionError:
 
 
 def open_guard(
-    state_directory: Path, member_key: Path | None, in_force: MembershipInForce | None
+    state_directory: Path,
+    member_key: Path | None,
+    in_force: MembershipInForce | None,
+    clients: Collection[str],
 ) -> SelectionGuard:
-    """Return the host's checks of selections. in_force: None without a federation root."""
+    """Return the host's checks of selections. in_force: None without a federation root. clients:
+    the clients of this host."""
     if not plugins.is_present(plugins.INTEGRATIONS, GUARD):
         return NoGuard()
-    found: SelectionGuard = plugins.integration(GUARD)(state_directory, member_key, in_force)
+    opened = plugins.integration(GUARD)
+    found: SelectionGuard = opened(state_directory, member_key, in_force, clients)
     return found

@@ -48,6 +48,7 @@ from potluck.server.store.records import (
 from potluck.server.store.round_table import Rounds
 from potluck.server.store.run_table import Runs
 from potluck.server.store.sql.reading import open_for_reading
+from potluck.verifiable.chain import check_members
 from potluck.verifiable.coordinator.selection_inputs import (
     PER_CLIENT,
     inputs_sha256,
@@ -56,7 +57,13 @@ from potluck.verifiable.coordinator.selection_inputs import (
     state_sha256,
 )
 from potluck.verifiable.coordinator.selection_log import LoggedAttempt, SelectionLog
-from potluck.verifiable.documents import Attendees, Opening, Outcome, receipt
+from potluck.verifiable.documents import (
+    Attendees,
+    BrokenSelectionError,
+    Opening,
+    Outcome,
+    receipt,
+)
 
 
 class _Tables(Attempts, Profiles, Rounds, Runs):
@@ -71,7 +78,8 @@ class AuditedSelection:
     committed: True if this attempt's model was committed. cohort: number of clients; 0 if the
     attempt ended before its outcome. documents: SHA-256 digest (hexadecimal) of each of its
     documents, by kind, as in `Chain.digests`. signatures: number of members' valid signatures on
-    its documents; 0 without a federation root. missed: number of hosts that committed to a share of
+    its documents; 0 without a federation root. due: number of signatures if each speaker had signed
+    each document; 0 without a federation root. missed: number of hosts that committed to a share of
     the seed, but did not reveal it, so that the attempt was given up.
     """
 
@@ -81,6 +89,7 @@ class AuditedSelection:
     cohort: int
     documents: Mapping[str, str] = field(default_factory=dict)
     signatures: int = 0
+    due: int = 0
     missed: int = 0
     differences: tuple[str, ...] = ()
 
@@ -105,8 +114,10 @@ class _Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class _Signatures:
-    """Signatures on an attempt's documents: the clients of the valid ones, faults of the others."""
+    """Signatures on an attempt's documents: the clients of the valid ones, faults of the others and
+    of the speakers. due: as in `AuditedSelection`."""
 
+    due: int = 0
     valid: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
@@ -159,6 +170,7 @@ class SelectionAudit:
                 cohort=0 if outcome is None else len(outcome.cohort),
                 documents=attempt.chain.digests,
                 signatures=len(signatures.valid),
+                due=signatures.due,
                 missed=len(attempt.silent),
                 differences=(
                     *signatures.faults,
@@ -353,9 +365,10 @@ class SelectionAudit:
 
     def _signatures(self, attempt: LoggedAttempt) -> _Signatures:
         """Check the members' signatures; there are none without a federation root."""
-        found = _Signatures()
-        if self._members is None:
-            return found
+        attendees = attempt.chain.attendees
+        if self._members is None or attendees is None:
+            return _Signatures()
+        found = _Signatures(due=len(attendees.speakers) * len(attempt.chain.digests))
         for client, text, signature in _signatures(attempt):
             record = self._members.records.get(client)
             if record is None:
@@ -372,6 +385,10 @@ class SelectionAudit:
                     f"the signature of client '{client}' is not valid for its key in the member "
                     "list"
                 )
+        try:
+            check_members(attendees, self._members.hosts)
+        except BrokenSelectionError as error:
+            found.faults.append(error.message.removeprefix("refused selection: "))
         return found
 
 

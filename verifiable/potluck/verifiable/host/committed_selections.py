@@ -1,8 +1,9 @@
 """A host's view of the selections of each run, stored in its state directory.
 
-Each run has a file of the documents that the host has accepted. A document is on disk before its
-receipt is sent. So a host that restarts never reveals its share of a seed for a second list of
-commitments, and never accepts a second cohort for an attempt.
+Each run has a file of the documents and trainings that the host has accepted. A document is on disk
+before its receipt is sent, and a training before it begins. So a host that restarts never reveals
+its share of a seed for a second list of commitments, and never accepts a second cohort for an
+attempt, or a second training of a client by one cohort.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -18,12 +21,13 @@ import structlog
 
 from potluck.client.disclosure.member_keys import signing_key
 from potluck.client.disclosure.weightings import is_masked
+from potluck.client.handlers.instruction_log import digest_of_training
 from potluck.common.errors import IdentityError
 from potluck.common.net.key_files import KEY_MODE, write_file
 from potluck.common.net.membership import Members
 from potluck.common.net.membership_in_force import MembershipInForce
 from potluck.rpc.v1 import coordinator_pb2 as rpc
-from potluck.verifiable.chain import Chain
+from potluck.verifiable.chain import Chain, check_members
 from potluck.verifiable.documents import (
     SHARE_BYTES,
     Attendees,
@@ -46,16 +50,25 @@ FOLDER: Final = "selections"
 _OPENING, _ATTENDEES, _OUTCOME = "opening", "attendees", "outcome"
 _CLIENT: Final = "client"
 _MISSED: Final = "missed"
+_UNTRAINED: Final = "untrained"
+TRAINING: Final = "training"
+"""Key of the lines that record trainings."""
+
 _KEY_FILE: Final = "share-key"
 _MOST_RUNS: Final = 16
 """Number of runs whose chains stay in memory."""
+MOST_UNTRAINED: Final = 10
+"""Maximum number of successive cohorts with a client of this host by which none of them trains. A
+coordinator could select until it likes the cohort, and train only then."""
 
 
 class _KnownRun:
     """The chain of one run, and its file.
 
     speaker: the client that received the last document. stored: digests of all documents. late:
-    True if the host had missed the last document.
+    True if the host had missed the last document. trained: digest of each client's training by the
+    last outcome. untrained: number of successive cohorts before the last opening that had a client
+    of this host, but by which none of them trained.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
@@ -64,20 +77,44 @@ class _KnownRun:
         self._file = StoredLines(folder / f"{name}.jsonl")
         self.chain, self.speaker, self.late = Chain.begin(run), "", False
         self.stored: set[str] = set()
+        self.trained: dict[str, str] = {}
+        self.untrained = 0
         for line in self._file.read():
             self._note(with_line(self.chain, line), line)
 
-    def keep(self, kind: str, text: bytes, chain: Chain, client: str, *, missed: bool) -> None:
-        """Store a document that the chain has accepted. Raises StorageError."""
+    def keep(
+        self, kind: str, text: bytes, chain: Chain, client: str, *, untrained: int, missed: bool
+    ) -> None:
+        """Store a document that the chain has accepted. untrained: the new number, if it is an
+        opening. Raises StorageError."""
         if chain is not self.chain:
-            at = datetime.now(UTC).isoformat(timespec="seconds")
-            line = {kind: text.decode(), _CLIENT: client, "at": at}
+            line: dict[str, object] = {kind: text.decode(), _CLIENT: client, "at": _now()}
             if missed:
                 line[_MISSED] = "yes"
+            if kind == _OPENING:
+                line[_UNTRAINED] = untrained
             self._file.add(line)
             self._note(chain, line)
 
+    def train(self, client: str, training: str) -> None:
+        """Store the digest of a client's training by the last outcome. Raises StorageError."""
+        line = {TRAINING: training, _CLIENT: client, "at": _now()}
+        self._file.add(line)
+        self._note(self.chain, line)
+
+    def untrained_with_the_last(self, own: AbstractSet[str]) -> int:
+        """Return `untrained`, including the last cohort. own: the clients of this host."""
+        outcome = self.chain.outcome
+        if outcome is None or self.late or own.isdisjoint(outcome.cohort):
+            return self.untrained
+        return 0 if self.trained else self.untrained + 1
+
     def _note(self, chain: Chain, line: Line) -> None:
+        if TRAINING in line:
+            self.trained[line[_CLIENT]] = line[TRAINING]
+            return
+        if _OPENING in line:
+            self.trained, self.untrained = {}, line.get(_UNTRAINED, 0)
         self.chain, self.speaker = chain, line.get(_CLIENT, self.speaker)
         self.late = _MISSED in line
         self.stored.add(chain.tip)
@@ -87,10 +124,16 @@ class CommittedSelections:
     """Checks and stores documents of selections; implements the host's `SelectionGuard`."""
 
     def __init__(
-        self, state_directory: Path, member_key: Path | None, in_force: MembershipInForce | None
+        self,
+        state_directory: Path,
+        member_key: Path | None,
+        in_force: MembershipInForce | None,
+        clients: Collection[str],
     ) -> None:
-        """member_key: as in the host's configuration. in_force: None without a federation root."""
+        """member_key: as in the host's configuration. in_force: None without a federation root.
+        clients: the clients of this host."""
         self._folder = state_directory / FOLDER
+        self._clients = frozenset(clients)
         self._member_key = member_key
         self._in_force = in_force
         self._runs: dict[str, _KnownRun] = {}
@@ -105,6 +148,7 @@ class CommittedSelections:
         text: bytes = getattr(instruction.selection, kind) if kind else b""
         with self._lock:
             known = self._known(instruction.run_id)
+            untrained = known.untrained_with_the_last(self._clients)
             if instruction.selection.missed:
                 return self._take_missed(known, kind, text, instruction.client_id)
             chain = _with(known.chain, kind, text)
@@ -113,6 +157,12 @@ class CommittedSelections:
                 _require(
                     chain.opening is not None and chain.opening.round == instruction.round,
                     "the opening and its instruction name different rounds",
+                )
+                _require(
+                    chain is known.chain or untrained < MOST_UNTRAINED,
+                    f"the last {MOST_UNTRAINED} cohorts with clients of this host trained none of "
+                    "them, so this host takes no part in more selections of this run; start a new "
+                    "run",
                 )
             elif kind == _ATTENDEES:
                 self._check_speakers(chain, instruction.client_id)
@@ -124,7 +174,7 @@ class CommittedSelections:
                     run=instruction.run_id,
                     before_round=instruction.round,
                 )
-            known.keep(kind, text, chain, instruction.client_id, missed=False)
+            known.keep(kind, text, chain, instruction.client_id, untrained=untrained, missed=False)
             return self._receipt(chain, kind, instruction.client_id)
 
     def _take_missed(
@@ -136,15 +186,18 @@ class CommittedSelections:
             _require(chain.whole, "a document that was missed must continue this host's chain")
             if kind == _ATTENDEES:
                 self._check_members(chain)
-            known.keep(kind, text, chain, client, missed=True)
+            untrained = known.untrained_with_the_last(self._clients)
+            known.keep(kind, text, chain, client, untrained=untrained, missed=True)
         return rpc.SelectionReceipt()
 
     def check(self, instruction: rpc.Instruction) -> None:
-        """Check that a training belongs to a selection that this host has accepted."""
-        work, client = instruction.train, instruction.client_id
+        """Check that a training belongs to the last selection that this host has accepted, and is
+        the client's only one by it; store it."""
         with self._lock:
-            known = self._known(instruction.run_id)
-            chain = known.chain
+            self._check(self._known(instruction.run_id), instruction)
+
+    def _check(self, known: _KnownRun, instruction: rpc.Instruction) -> None:
+        chain, work, client = known.chain, instruction.train, instruction.client_id
         if not work.HasField("selection"):
             _require(
                 chain.opening is None,
@@ -180,6 +233,14 @@ class CommittedSelections:
         _require(
             named == outcome.cohort or not (named or is_masked(work)),
             "the training names another cohort than the committed cohort",
+        )
+        training = digest_of_training(instruction)
+        if client not in known.trained:
+            known.train(client, training)
+        _require(
+            known.trained[client] == training,
+            f"client '{client}' already has another training by this selection; a selection allows "
+            "one per client",
         )
 
     def _receipt(self, chain: Chain, kind: str, client: str) -> rpc.SelectionReceipt:
@@ -230,23 +291,20 @@ class CommittedSelections:
         self._check_members(chain)
 
     def _check_members(self, chain: Chain) -> None:
-        """Check that members signed the listed commitments, that no host has two speakers, and that
-        each available client is a member whose host has a speaker; if the membership is known."""
+        """Check that members signed the listed commitments, and the rules of `check_members`; with
+        a federation root only."""
         assert chain.attendees is not None  # noqa: S101  # `attended` has set it
-        speakers = {each.client: each for each in chain.attendees.speakers}
-        members = None if self._in_force is None else self._in_force.members
-        if members is None:
+        if self._in_force is None:
             return
-        for each in speakers.values():
+        members = self._in_force.members
+        if members is None:
+            raise BrokenSelectionError(
+                "refused selection: this host has a federation root, but no member list has "
+                "arrived; set members in the host's configuration or in the coordinator's"
+            )
+        for each in chain.attendees.speakers:
             _check_signature(members, chain.opening_sha256, each)
-        hosts = {members.hosts[each] for each in speakers}
-        _require(len(hosts) == len(speakers), "the list of speakers has two clients of one host")
-        strangers = [c for c in chain.attendees.available if members.hosts.get(c) not in hosts]
-        _require(
-            not strangers,
-            f"client '{''.join(strangers[:1])}' is available, but is not a member on the host of a "
-            "speaker",
-        )
+        check_members(chain.attendees, members.hosts)
 
     def _check_share(self, known: _KnownRun, chain: Chain) -> None:
         """Check that the share that this host has revealed is part of the seed."""
@@ -329,6 +387,10 @@ def _check_signature(members: Members, opening: str, speaker: Speaker) -> None:
         members.verify(speaker.client, signed, signature, datetime.now(UTC))
     except IdentityError as error:
         raise BrokenSelectionError(f"refused selection: {error.message}") from None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _require(holds: bool, broken: str) -> None:

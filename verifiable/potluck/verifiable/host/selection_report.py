@@ -11,7 +11,12 @@ from typing import Any
 from potluck.common.errors import StorageError
 from potluck.verifiable.chain import Chain
 from potluck.verifiable.documents import BrokenSelectionError, Opening
-from potluck.verifiable.host.committed_selections import FOLDER, text_of, with_line
+from potluck.verifiable.host.committed_selections import (
+    FOLDER,
+    TRAINING,
+    text_of,
+    with_line,
+)
 from potluck.verifiable.stored_lines import Line, StoredLines
 
 
@@ -57,10 +62,13 @@ def _run_of(path: Path, first: Line) -> str:
         raise _broken(path, 1, error) from None
 
 
-def _attempts(path: Path, run: str, lines: Sequence[Line]) -> Iterator[tuple[Chain, bool]]:
-    """Yield, for each attempt, the chain after its last document, and True if documents before the
-    attempt are missing. Raises StorageError if a line breaks the chain."""
-    chain, gap = Chain.begin(run), False
+def _attempts(
+    path: Path, run: str, lines: Sequence[Line]
+) -> Iterator[tuple[Chain, bool, Sequence[str]]]:
+    """Yield, for each attempt, the chain after its last document, True if documents before the
+    attempt are missing, and the clients that were instructed to train. Raises StorageError if a
+    line breaks the chain."""
+    chain, gap, trained = Chain.begin(run), False, list[str]()
     for number, line in enumerate(lines, 1):
         try:
             longer = with_line(chain, line)
@@ -69,10 +77,12 @@ def _attempts(path: Path, run: str, lines: Sequence[Line]) -> Iterator[tuple[Cha
         opening = longer.opening
         if opening is not None and opening is not chain.opening:
             if chain.opening is not None:
-                yield chain, gap
-            gap = opening.previous != chain.tip
+                yield chain, gap, trained
+            gap, trained = opening.previous != chain.tip, []
+        if TRAINING in line:
+            trained.append(line["client"])
         chain = longer
-    yield chain, gap
+    yield chain, gap, trained
 
 
 def _broken(path: Path, number: int, error: BrokenSelectionError) -> StorageError:
@@ -84,19 +94,24 @@ def _broken(path: Path, number: int, error: BrokenSelectionError) -> StorageErro
     )
 
 
-def _values(chain: Chain, gap: bool, own: AbstractSet[str]) -> dict[str, Any]:
-    """Return the values of an attempt. own: the clients of this host."""
+def _values(
+    chain: Chain, gap: bool, trained: Sequence[str], own: AbstractSet[str]
+) -> dict[str, Any]:
+    """Return the values of an attempt. trained: the clients that were instructed to train. own: the
+    clients of this host."""
     opening, outcome = chain.opening, chain.outcome
     assert opening is not None  # noqa: S101  # the first line of a file is an opening
     cohort = [] if outcome is None else list(outcome.cohort)
     available = [] if chain.attendees is None else chain.attendees.available
     return {
         "round": opening.round,
+        "rounds": opening.rounds,
         "attempt": opening.attempt,
         "selector": opening.selector,
-        "available": len(available),
+        "available": list(available),
         "cohort": cohort,
         "own": [client for client in cohort if client in own],
+        "trained": list(trained),
         "recomputed": opening.joint and outcome is not None,
         "gap": gap,
         "documents": chain.digests,
@@ -107,10 +122,12 @@ def _sentence(each: dict[str, Any]) -> str:
     cohort, own = each["cohort"], each["own"]
     clients, how = "no cohort", "no outcome was received"
     if cohort:
-        clients = f"{len(cohort)} of {each['available']} clients"
+        clients = f"{len(cohort)} of {len(each['available'])} clients"
         clients += f", on this host: {', '.join(own) or 'none'}"
+        if own:
+            clients += f", instructed to train: {', '.join(each['trained']) or 'none'}"
         how = "recomputed by this host" if each["recomputed"] else "recorded, not recomputed"
     gap = "; earlier documents are missing" if each["gap"] else ""
     kind, sha256 = list(each["documents"].items())[-1]
-    what = f"round {each['round']}, attempt {each['attempt']}"
+    what = f"round {each['round']} of {each['rounds']}, attempt {each['attempt']}"
     return f"{what}: {clients}; {how}{gap}; {kind} {sha256}"
