@@ -344,7 +344,8 @@ class RoundOutcome:
     the selector decided. prolonged: per selected client, its number of passes divided by the run's
     number; empty if no client has its own number. late: rows of the clients whose update for an
     earlier round became part of this model. late_seconds: for each client in `late`, seconds from
-    instruction to update.
+    instruction to update. cohort: rows of the whole cohort, in the order chosen; `selected` if not
+    given.
     """
 
     round: int
@@ -361,6 +362,17 @@ class RoundOutcome:
     prolonged: Floats = field(default_factory=lambda: np.zeros(0))
     late: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     late_seconds: Floats = field(default_factory=lambda: np.zeros(0))
+    cohort: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def __post_init__(self) -> None:
+        """Set `cohort` to `selected` if it is not given."""
+        if not len(self.cohort):
+            object.__setattr__(self, "cohort", self.selected)
+
+    @property
+    def surplus(self) -> Rows:
+        """Rows of the clients that over-selection made unnecessary, sorted."""
+        return np.setdiff1d(self.cohort, self.selected)
 
 
 _RENAMED: Final = {

@@ -273,6 +273,7 @@ def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
     return RoundOutcome(
         round=action.round,
         selected=run.roster.rows(cohort),
+        cohort=run.roster.rows(list(run.attempt.cohort)),
         included=came[~np.isin(came, list(judgement.set_aside))],
         samples=run.selecting.samples() if run.plan.selector.needs_facts else _UNASKED,
         spared=run.roster.rows([client for client in cohort if client in run.attempt.spared]),

@@ -76,7 +76,7 @@ class FedCS(Selector):
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Store the clients' durations."""
-        length = max(len(state.arrays["seconds"]), int(outcome.selected.max(initial=-1)) + 1)
+        length = max(len(state.arrays["seconds"]), int(outcome.cohort.max(initial=-1)) + 1)
         seconds = grown(state.arrays["seconds"], length, math.nan)
         failed = np.setdiff1d(outcome.selected, outcome.included)
         after = noted(seconds, outcome)

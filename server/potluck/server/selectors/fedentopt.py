@@ -68,7 +68,7 @@ class FedEntOpt(Selector):
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Add all selected clients to the buffer, in the order chosen."""
         buffer = _buffer(state)
-        for row in outcome.selected.tolist():
+        for row in outcome.cohort.tolist():
             buffer.enter(row)
         return _state(buffer)
 

@@ -25,6 +25,7 @@ from potluck.server.selection import (
     Selector,
 )
 from potluck.server.selectors.parts.choosing import Cohort, draw_weighted, samples_or_mean
+from potluck.server.selectors.parts.durations import longest
 from potluck.server.selectors.parts.reported import LARGEST, plausible
 from potluck.server.state import State
 
@@ -207,7 +208,7 @@ class Oort(Selector):
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Store utilities and durations, and adapt the preferred duration."""
         selected = outcome.selected
-        grown = _grown(state, int(selected.max(initial=-1)) + 1)
+        grown = _grown(state, int(outcome.cohort.max(initial=-1)) + 1)
         table = {name: array.copy() for name, array in grown.arrays.items()}
         failed = ~np.isin(selected, outcome.included)
         told = outcome.reports.get(UTILITY, np.zeros(len(selected)))
@@ -220,6 +221,9 @@ class Oort(Selector):
         seconds = np.where(failed, outcome.deadline_seconds, outcome.seconds)
         measured = np.isfinite(seconds) & (seconds >= 0)
         table["seconds"][selected[measured]] = seconds[measured]
+        # tried like a failed client, or it would be explored in every round
+        unknown = outcome.surplus[np.isnan(table["seconds"][outcome.surplus])]
+        table["seconds"][unknown] = longest(outcome)
         return State(
             scalars={"percentile": self._paced(state, table["window"], outcome.round)},
             arrays=table,

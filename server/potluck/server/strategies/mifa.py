@@ -33,7 +33,8 @@ class Mifa(Averaging):
 
     For a client that is not available, its last update is used. learning_rate: η_g. wait: True if
     the model does not move until every client has sent an update, as in the paper; a client that
-    never sends one then stops the run's progress. False: Δ_k is 0 until a client sends one.
+    never sends one then stops the run's progress. Clients that join after that don't stop it again.
+    False: Δ_k is 0 until a client sends one.
 
     The coordinator stores one copy of the model for each client that has sent an update, and a sum
     that is twice as large as the model; all of this is written at each commit. Numbers of samples
@@ -63,7 +64,7 @@ class Mifa(Averaging):
             for name, array in model.items()
             if array.dtype.kind == "f"
         }
-        return State(scalars={"remembered": 0}, arrays=named(_SUM, sums))
+        return State(scalars={"remembered": 0, "waits": self.wait}, arrays=named(_SUM, sums))
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
         """Request the mean difference; only its running statistics are used."""
@@ -88,8 +89,10 @@ class Mifa(Averaging):
                     after -= arrays[key]
                 arrays[key] = change
             sums[name] = after
-        following = State(scalars={"remembered": remembered}, arrays=arrays | named(_SUM, sums))
-        steps = 0.0 if self.wait and remembered < context.clients else self.learning_rate
+        waits = bool(state.scalars.get("waits", self.wait)) and remembered < context.clients
+        scalars = {"remembered": remembered, "waits": waits}
+        following = State(scalars=scalars, arrays=arrays | named(_SUM, sums))
+        steps = 0.0 if waits else self.learning_rate
         rate = steps / context.clients
 
         def step(name: str, place: slice, _: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,12 +1,12 @@
 """Properties of every selector, for any profiles and any arrivals and departures."""
 
-import dataclasses
 import functools
 import itertools
 import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -176,7 +176,7 @@ def any_facts(rows: Rows, number: int, data: st.DataObject) -> UpdateFacts:
         numbers = data.draw(anything(count * columns))
         return numbers.reshape(count, columns)
 
-    return dataclasses.replace(
+    return replace(
         sound,
         gram=drawn(count),
         sketches=np.tile(drawn(1), SKETCH_SIZE),
@@ -203,8 +203,8 @@ def replayed(answers: Sequence[Answers]) -> Respond:
 def test_every_selector_selects_complete_cohorts_of_distinct_available_clients(
     name: str, federation: Population, count: int, data: st.DataObject
 ) -> None:
-    """This holds in every round, for any disconnected clients, any failures in the cohort, and any
-    answers and reports."""
+    """This holds in every round, for any disconnected clients, any failures in the cohort, any
+    clients that over-selection made unnecessary, and any answers and reports."""
     selector = selector_called(name)
     state = selector.init(federation)
     for number in range(1, 5):
@@ -221,7 +221,8 @@ def test_every_selector_selects_complete_cohorts_of_distinct_available_clients(
         assert all(selection.reasons)
         again = select(selector_called(name), state, given_context, replayed(answers))
         assert again.rows.tolist() == rows
-        came = selection.rows[: data.draw(st.integers(0, len(rows)))]
+        needed = selection.rows[: data.draw(st.integers(0, len(rows)))]
+        came = needed[: data.draw(st.integers(0, len(needed)))]
         found = any_facts(came, number, data)
         judgement = Judgement()
         if len(came):
@@ -232,12 +233,13 @@ def test_every_selector_selects_complete_cohorts_of_distinct_available_clients(
         assert all(judgement.set_aside.values())
         ended = RoundOutcome(
             round=number,
-            selected=selection.rows,
+            selected=needed,
+            cohort=selection.rows,
             included=came[~np.isin(came, aside)],
             facts=found,
             judgement=judgement,
-            seconds=data.draw(anything(len(rows))),
-            reports={"utility": data.draw(anything(len(rows)))} if number > 1 else {},
+            seconds=data.draw(anything(len(needed))),
+            reports={"utility": data.draw(anything(len(needed)))} if number > 1 else {},
             answers=answers,
             deadline_seconds=data.draw(st.sampled_from([np.inf, 600.0])),
         )
@@ -282,13 +284,13 @@ def test_every_selector_continues_after_cohorts_are_completed_to_enough_hosts(
         assert len({hosts[row] for row in rows}) >= least
         if len({hosts[row] for row in selection.rows}) >= least:
             assert completed[0] is selection.rows
-        selection = dataclasses.replace(selection, rows=completed[0])
+        selection = replace(selection, rows=completed[0])
         found = facts(selection.rows, number)
         judgement = judged(selector, state, found)
         utility = np.ones(len(rows))
         ended = outcome(number, selection, answers, judgement=judgement, utility=utility)
         # An outcome as in masked rounds: the coordinator learns nothing of a single update.
-        masked = dataclasses.replace(ended, facts=None, judgement=Judgement(), reports={})
+        masked = replace(ended, facts=None, judgement=Judgement(), reports={})
         hidden = selector.needs_facts or selector.reports or selector.measures
         state = selector.observe(state, ended if hidden else masked)
         json.dumps(dict(state.scalars), allow_nan=False)
@@ -336,6 +338,41 @@ def test_clients_that_join_later_can_be_selected(name: str) -> None:
         assert sorted(selection.rows.tolist()) == list(range(len(federation)))
         ended = outcome(number, selection, answers, samples=grown.samples)  # joined during round 1
         state = through_the_store(selector.observe(state, ended))
+
+
+BY_PROFILE = {"dc-real", "everyone", "kl", "neural-bandit"}
+"""Selectors that may select a client in nearly every round, whatever becomes of its updates."""
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES, *OPTIONS} - BY_PROFILE))
+def test_a_client_that_is_always_too_slow_is_not_selected_in_every_round(name: str) -> None:
+    """Over-selection makes client 0 unnecessary in each round. A selector that counted it as not
+    selected would give one of its places to this client for ever."""
+    selector, federation, times = selector_called(name), large(15), 0
+    state = selector.init(federation)
+    for number in range(1, 61):
+        given = replace(context(federation, 5, number=number, seed=3), spares=1, rounds=60)
+        selection, answers = played(selector, state, given)
+        rows = selection.rows
+        slow = rows == 0
+        times += number > 30 and slow.any()
+        needed = rows[~slow] if slow.any() else rows[:-1]
+        found = facts(needed, number)
+        ended = RoundOutcome(
+            round=number,
+            selected=needed,
+            cohort=rows,
+            included=needed,
+            seconds=needed + 1.0,
+            answers=answers,
+            deadline_seconds=100.0,
+            facts=found,
+            judgement=judged(selector, state, found),
+            reports={"utility": np.ones(len(needed)), "loss": np.ones(len(needed))},
+            samples=np.full(15, 5),
+        )
+        state = selector.observe(state, ended)
+    assert times <= 20
 
 
 @every

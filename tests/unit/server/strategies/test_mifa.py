@@ -40,6 +40,16 @@ def test_mifa_with_wait_changes_the_model_only_after_all_clients_have_sent(tmp_p
     assert played(Mifa(wait=True), rounds, tmp_path) == [0.0, 0.0, 5.0, 9.0]
 
 
+def test_mifa_with_wait_does_not_stop_again_for_a_client_that_joins(tmp_path: Path) -> None:
+    game, found = Rounds(Mifa(wait=True), vector(0.0), tmp_path), list[float]()
+    for clients, each in ((2, {0: 4.0}), (2, {1: 8.0}), (4, {0: 4.0}), (4, {2: 8.0})):
+        w = float(game.model["w"][0])
+        sent = {f"k{client}": Sent(weights=vector(w + d)) for client, d in each.items()}
+        found.append(float(game.play(sent, clients=clients)["w"][0]))
+    # (4 + 8)/2 = 6; (4 + 8)/4 = 3; (4 + 8 + 8)/4 = 5.
+    assert found == [0.0, 6.0, 9.0, 14.0]
+
+
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

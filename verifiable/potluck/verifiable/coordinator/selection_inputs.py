@@ -38,7 +38,7 @@ PER_CLIENT: Final = ("samples", "label_counts", "triplets", "interaction_matrice
 _COLUMNS: Final = (*PER_CLIENT, "label_totals")
 
 _OF_ROUND: Final = (
-    *("selected", "included", "seconds", "samples"),
+    *("selected", "cohort", "included", "seconds", "samples"),
     *("spared", "prolonged", "late", "late_seconds"),
 )
 """Fields of `RoundOutcome` that are arrays."""

@@ -105,7 +105,7 @@ class Feel(Selector):
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Store the durations of this round's trainings."""
-        rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
+        rows = [outcome.cohort, *(answers.rows for answers in outcome.answers)]
         clients = 1 + max(int(each.max(initial=-1)) for each in rows)
         clients = max(clients, len(state.arrays["seconds"]))
         seconds = self._seconds(state, clients, outcome.answers)

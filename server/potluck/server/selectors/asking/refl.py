@@ -99,10 +99,10 @@ class Refl(Selector):
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Store which clients were selected, and how long the round took."""
-        known = np.concatenate([outcome.selected, outcome.late])
+        known = np.concatenate([outcome.cohort, outcome.late])
         arrays = _grown(state.arrays, 1 + int(known.max(initial=-1)))
         clock, mean = _number(state, "clock") or 0.0, _number(state, "mean_seconds")
-        arrays["selected_in"][outcome.selected] = outcome.round
+        arrays["selected_in"][outcome.cohort] = outcome.round
         arrays["begun"][outcome.selected] = clock
         came, late = _sound(outcome.seconds), _sound(outcome.late_seconds)
         for rows, seconds in ((outcome.selected, came), (outcome.late, late)):

@@ -26,7 +26,7 @@ from potluck.server.selection import (
     Selector,
 )
 from potluck.server.selectors.parts.choosing import Cohort, grown, weighted
-from potluck.server.selectors.parts.durations import within_reason
+from potluck.server.selectors.parts.durations import longest, within_reason
 from potluck.server.selectors.parts.reported import column, plausible
 from potluck.server.state import State
 
@@ -50,7 +50,8 @@ class TiFL(Selector):
     credits: maximum number of rounds that use a tier; 0 for the run's rounds divided by the tiers,
     rounded up, or no maximum if the number of rounds is not known.
 
-    The paper uses the tiers' accuracy. A client without any success counts as slowest. O(K log K).
+    The paper uses the tiers' accuracy. A failed training counts as long as the round's deadline; a
+    client without any known time counts as slowest. O(K log K).
     """
 
     tiers: PositiveInt = 5
@@ -104,7 +105,7 @@ class TiFL(Selector):
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Store durations, losses and the tier that was used."""
-        length = max(len(state.arrays["tried"]), int(outcome.selected.max(initial=-1)) + 1)
+        length = max(len(state.arrays["tried"]), int(outcome.cohort.max(initial=-1)) + 1)
         groups = self._groups(state)
         for answers in outcome.answers:
             state = self._judged(state, groups, answers)
@@ -115,12 +116,15 @@ class TiFL(Selector):
         if len(outcome.selected) and self._profiled(state, outcome.selected):
             [last] = [t for t, rows in enumerate(groups) if outcome.selected[0] in rows]
             arrays["used"] = arrays["used"] + (np.arange(self.tiers) == last)
-        measured = np.isfinite(outcome.seconds) & (outcome.seconds >= 0)
-        measured &= np.isin(outcome.selected, outcome.included)
-        rows = outcome.selected[measured]
-        arrays["seconds"][rows] += np.minimum(outcome.seconds[measured], 1e9)
-        arrays["times"][rows] += 1
-        arrays["tried"][outcome.selected] += 1
+        failed = ~np.isin(outcome.selected, outcome.included)
+        seconds = np.where(failed, outcome.deadline_seconds, outcome.seconds)
+        # a surplus client was slower than all others, so it took at least the longest time
+        rows = np.concatenate([outcome.selected, outcome.surplus])
+        seconds = np.append(seconds, np.full(len(outcome.surplus), longest(outcome)))
+        measured = np.isfinite(seconds) & (seconds >= 0)
+        arrays["seconds"][rows[measured]] += np.minimum(seconds[measured], 1e9)
+        arrays["times"][rows[measured]] += 1
+        arrays["tried"][outcome.cohort] += 1
         return State(scalars={"last": last}, arrays=arrays)
 
     def _profiled(self, state: State, rows: Rows) -> bool:

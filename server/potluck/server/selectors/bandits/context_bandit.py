@@ -116,12 +116,13 @@ class ContextBandit(Selector):
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Learn the rewards of the previous round, and store the durations of this round."""
-        rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
+        rows = [outcome.cohort, *(answers.rows for answers in outcome.answers)]
         memory = Memory.of(state, 1 + max(int(each.max(initial=-1)) for each in rows))
         known = self._own(state)
         for answers in outcome.answers:
             memory, known = self._heard(memory, state, answers, outcome.round)
-        lost = np.setdiff1d(outcome.selected, outcome.included)
+        # also clients that over-selection made unnecessary: an infinite bonus would never end
+        lost = np.setdiff1d(outcome.cohort, outcome.included)
         known = self.failed(known, lost, len(memory.seconds))
         return self._together(memory.trained(outcome, self._rules), known)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from potluck.server.selection import Floats, RoundOutcome
@@ -17,7 +19,9 @@ LEAST = 1e-6
 def noted(seconds: Floats, outcome: RoundOutcome) -> Floats:
     """Return the durations, updated with those of a round. seconds: one per client, NaN if unknown.
 
-    If a client failed and the round had a deadline, the deadline is used as its duration.
+    If a client failed and the round had a deadline, the deadline is used as its duration. A client
+    that over-selection made unnecessary was slower than all others, so an unknown duration of it
+    becomes the longest of the round.
     """
     result = seconds.copy()
     measured = np.isfinite(outcome.seconds) & (outcome.seconds >= 0)
@@ -25,7 +29,16 @@ def noted(seconds: Floats, outcome: RoundOutcome) -> Floats:
     failed = np.setdiff1d(outcome.selected, outcome.included)
     if np.isfinite(outcome.deadline_seconds):
         result[failed] = outcome.deadline_seconds
+    unknown = outcome.surplus[np.isnan(result[outcome.surplus])]
+    result[unknown] = longest(outcome)
     return result
+
+
+def longest(outcome: RoundOutcome) -> float:
+    """Return the longest duration of the round's clients that sent an update in time; NaN if there
+    is none."""
+    known = outcome.seconds[np.isfinite(outcome.seconds) & (outcome.seconds >= 0)]
+    return float(known.max()) if len(known) else math.nan
 
 
 def within_reason(seconds: Floats) -> Floats:

@@ -1,6 +1,7 @@
 """Counts how often each client was selected, for selectors that prefer clients selected rarely.
 
-State: `selections`, K, int64: number of selections of each row, whether or not an update arrived.
+State: `selections`, K, int64: number of selections of each row, whether or not an update arrived
+or was needed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ def selections_of(state: State, clients: int) -> Counts:
 
 
 def counted(state: State, outcome: RoundOutcome) -> dict[str, Counts]:
-    """Return the counts after a round; failed selections count too."""
-    selections = selections_of(state, int(outcome.selected.max(initial=-1)) + 1)
-    np.add.at(selections, outcome.selected, 1)
+    """Return the counts after a round; failed selections count too.
+
+    Clients that over-selection made unnecessary also count. Otherwise the slowest client would keep
+    the fewest selections, and get one place in every round.
+    """
+    selections = selections_of(state, int(outcome.cohort.max(initial=-1)) + 1)
+    np.add.at(selections, outcome.cohort, 1)
     return {SELECTIONS: selections}

@@ -155,9 +155,9 @@ class GreedyFed(Selector):
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Add this round's values to the clients' combined values."""
-        arrays = _grown(state.arrays, int(outcome.selected.max(initial=-1)) + 1)
+        arrays = _grown(state.arrays, int(outcome.cohort.max(initial=-1)) + 1)
         arrays = {name: array.copy() for name, array in arrays.items()}
-        arrays["picks"][outcome.selected] += 1
+        arrays["picks"][outcome.cohort] += 1
         found = outcome.judgement.values.get("shapley")
         if outcome.facts is not None and found is not None:
             rows = outcome.facts.rows

@@ -49,9 +49,9 @@ def remembered(arrays: Arrays, outcome: RoundOutcome, found: Floats) -> dict[str
     """Return the state after a round. found: one row of numbers to remember for each update in the
     round's facts."""
     picks = arrays["picks"]
-    more = max(0, int(outcome.selected.max(initial=-1)) + 1 - len(picks))
+    more = max(0, int(outcome.cohort.max(initial=-1)) + 1 - len(picks))
     picks = np.append(picks, np.zeros(more, dtype=np.int64))
-    picks[outcome.selected] += 1
+    picks[outcome.cohort] += 1
     seen, known = arrays["seen"], arrays["known"]
     if outcome.facts is not None and len(found):
         rows = outcome.facts.rows

@@ -95,6 +95,7 @@ def test_feel_uses_the_duration_of_the_last_training() -> None:
     ended = replace(
         outcome(1, selection, answers),
         selected=np.array([0, 1]),
+        cohort=np.array([0, 1]),
         included=np.array([0]),
         seconds=np.array([5.0, np.nan]),
         deadline_seconds=60.0,

@@ -131,6 +131,32 @@ def test_a_client_that_failed_is_in_the_slowest_tier() -> None:
     assert [rows.tolist() for rows in selector._groups(state)] == [[2], [1], [0]]
 
 
+def test_a_failure_counts_as_long_as_the_deadline() -> None:
+    """Also after a success; otherwise a client that stopped working would stay in its fast tier."""
+    federation, selector = population(3), TiFL(tiers=3)
+    fine = RoundOutcome(
+        round=1, selected=np.arange(3), included=np.arange(3), seconds=np.array([1.0, 9, 5])
+    )
+    failed = replace(fine, included=np.array([1, 2]), deadline_seconds=100.0)
+    state = selector.observe(selector.observe(selector.init(federation), fine), failed)
+    assert [rows.tolist() for rows in selector._groups(state)] == [[2], [1], [0]]
+    assert state.arrays["seconds"].tolist() == [101, 18, 10]
+
+
+def test_a_client_that_over_selection_made_unnecessary_counts_as_slow_as_the_slowest() -> None:
+    federation, selector = population(3), TiFL(tiers=3)
+    outcome = RoundOutcome(
+        round=1,
+        selected=np.array([1, 2]),
+        included=np.array([1, 2]),
+        seconds=np.array([9.0, 5.0]),
+        cohort=np.arange(3),
+    )
+    state = selector.observe(selector.init(federation), outcome)
+    assert state.arrays["seconds"].tolist() == [9, 9, 5]
+    assert state.arrays["tried"].tolist() == [1, 1, 1]
+
+
 class PlainTiFL:
     """TiFL in plain loops. most: number of rounds that may use a tier. ranking: tiers by falling
     loss when probabilities last changed; None before."""
@@ -189,7 +215,9 @@ class PlainTiFL:
 def test_rounds_agree_with_a_second_implementation(
     option: int, rounds: int, most: float, seed: int
 ) -> None:
-    """option: `credits`. most: the number of rounds of a tier that follows."""
+    """option: `credits`. most: the number of rounds of a tier that follows. One of the seeds has no
+    deadline."""
+    deadline = 600.0 if seed else math.inf
     generator, federation = np.random.default_rng(seed), population(11)
     selector, plain = TiFL(tiers=4, interval=2, asked=3, credits=option), PlainTiFL(4, most)
     state, questions = selector.init(federation), list[list[int]]()
@@ -236,10 +264,13 @@ def test_rounds_agree_with_a_second_implementation(
             included=selection.rows[arrived],
             seconds=seconds,
             answers=answers,
+            deadline_seconds=deadline,
         )
         state = selector.observe(state, ended)
         for row, came, time_taken in zip(picked, arrived, seconds.tolist(), strict=True):
-            plain.times.setdefault(row, []).extend([time_taken] if came else [])
+            plain.times.setdefault(row, []).extend(
+                [time_taken] if came else [deadline] * bool(seed)
+            )
         if chosen is not None:
             plain.used[chosen] += 1
             plain.last = chosen
