@@ -57,12 +57,14 @@ OPENING: Final = """# Workloads
 
 This page describes the workloads whose data were at hand, for people who choose some for an
 experiment. You need their files to print the cards yourself; [Data sets](data.md) says where they
-come from. `potluck data card TASK --data FOLDER` prints the card of any task.
+come from. `potluck data card TASK --data FOLDER` prints the card of any task, without the line about
+what a selector would have to learn.
 
 The *distance* of a client's label mix is the total variation distance to the mix of all samples:
 0 if they are equal, near 1 if the client holds other classes. GCI, GAI and GSC are the imbalance
 of classes and of attributes and the spurious correlation in all samples together; CCI, CAI and
-CSC are the means over clients. The accuracies are those of always answering the most frequent
+CSC are the means over clients. A dash means that the task has no attribute of two values, such as
+a colour. The accuracies are those of always answering the most frequent
 label of all samples, or of the client. The last row counts the numbers from which a selector
 would know every label mix. The SHA-256 is that of the data set's arrays, or, for `heart` and the
 digits, of the files that come with Potluck. The arrays of Fed-TCGA-BRCA are compared with known
