@@ -48,7 +48,7 @@ LEARNED: Final = {
     "mnist-label-noise": "which clients have wrong labels",
     "cifar10-skew": "which clients have the labels that others lack",
     "writers": "which writers write like many others, and which do not",
-    "lost-clients": "that clients which often drop out have labels that others lack",
+    "lost-clients": "which labels are held by clients that often drop out",
     "noisy-profiles": "how far profiles with noise can be trusted",
 }
 """What a selector would have to learn, by workload."""
