@@ -645,6 +645,27 @@ def test_harder_variant_and_profiles_with_noise_have_values(results: dict[str, A
     assert (shown["arm"], shown["lost"], shown["ε of profiles"]) == ("pow-d", "-0.100", "0.2")
 
 
+def test_changes_in_harder_variants_have_intervals(results: dict[str, ArmResult]) -> None:
+    """The changes are −0.10 and −0.12: their mean ± 12.706 · 0.01. The arm is ahead of `uniform` by
+    0.3 in the easier workload, and so by 0.19 in the harder one."""
+    arm = results["pow-d"]
+    cells = [
+        each.model_copy(
+            update={"accuracy": each.accuracy - 0.1 - 0.02 * each.seed}
+            if each.workload == "lost"
+            else {}
+        )
+        for each in arm.cells
+    ]
+    assert {each.seed for each in cells} == {0, 1}
+    rows = leaderboard(SMALL, [results["uniform"], arm.model_copy(update={"cells": cells})])
+    _, differences, *_ = rows.split("Accuracy minus that of")
+    assert "| arm | skew | noise | all settings | lost |" in differences
+    assert "**+0.190 [+0.063, +0.317]** |\n" in differences
+    _, changes = rows.split("Change of accuracy in the harder variants")
+    assert "\n\n| arm | lost |\n| --- | ---: |\n| pow-d | -0.110 [-0.237, +0.017] |\n" in changes
+
+
 def test_every_table_highlights_the_marked_arm(results: dict[str, ArmResult]) -> None:
     text = leaderboard(SMALL, list(results.values()), marked="pow-d")
     assert text.count("\n| **pow-d** |") == 5

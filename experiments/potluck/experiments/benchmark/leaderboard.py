@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from potluck.deploy.view.readable import readable_bytes, readable_count, readable_seconds
 from potluck.experiments.benchmark.standing import ArmResult
 from potluck.experiments.benchmark.tier import Choice, Tier
-from potluck.experiments.grid.definition import Reading
 from potluck.experiments.reports.contests import LAST, Competitor, Contest
-from potluck.experiments.reports.differences import difference_table, differences, with_all
+from potluck.experiments.reports.differences import Difference, differences, table_of, with_all
 from potluck.experiments.reports.ranks import Ranks, mean_ranks
 from potluck.experiments.reports.readings import mean
 from potluck.experiments.reports.tables import line, rule
@@ -30,8 +29,14 @@ _METRIC = "accuracy"
 _NONE = "–"
 _DIFFERENCES = (
     "Accuracy minus that of `{baseline}`, with 95 % intervals; bold is significant (paired t test "
-    "over seeds, Holm's correction for all arms of a column):"
+    "over seeds, Holm's correction for all arms of a column). `all settings` is the mean over the "
+    "ranked workloads:"
 )
+_CHANGES = (
+    "Change of accuracy in the harder variants, of arms that change, with 95 % intervals; bold is "
+    "significant (as above):"
+)
+_UNCHANGED = "unchanged"
 _TUNED = "Settings that the tuning chose, by workload:"
 _PROFILE = (
     "Performance profile by rounds: share of the workloads in which an arm reaches the target with "
@@ -55,13 +60,13 @@ def leaderboard(tier: Tier, results: Sequence[ArmResult], *, marked: str | None 
     ranks = _ranks(tier, results)
     order = {name: place for place, name in enumerate(ranks.means)} if ranks else {}
     ordered = sorted(results, key=lambda each: order.get(each.arm, len(order)))
-    reading = _reading(tier)
     parts = [
         "\n".join(_standings(tier, ordered, ranks)),
         _rank_note(tier, ranks),
         *_tuning_table(tier, ordered),
         _DIFFERENCES.format(baseline=tier.baseline),
-        "\n".join(difference_table(reading, _contests(tier, ordered), _METRIC, LAST)),
+        "\n".join(table_of("arm", _differences(tier, ordered))),
+        *_change_table(tier, ordered),
         "Median cost to the target, as rounds · bytes · simulated time · time of all clients:",
         "\n".join(_cost_table(tier, ordered)),
         _PROFILE,
@@ -118,7 +123,7 @@ def _setting(choice: Choice) -> str:
 
 
 def _standings(tier: Tier, results: Sequence[ArmResult], ranks: Ranks | None) -> list[str]:
-    harder = [name for name, each in tier.workloads.items() if each.harder]
+    harder = list(_harder(tier))
     heads = ["arm", "mean rank", "accuracy", f"minus {tier.baseline}"]
     heads += [
         *RESOURCES.values(),
@@ -191,29 +196,60 @@ def _share(value: float) -> str:
 # Ranks and differences ----------------------------------------------------------------------------
 
 
-def _reading(tier: Tier) -> Reading:
-    return tier.reading.model_copy(update={"compared": "arm", "baseline": {"arm": tier.baseline}})
-
-
 def _contests(tier: Tier, results: Sequence[ArmResult]) -> list[Contest]:
     """Return the ranked workloads as contests of the arms."""
     return [
-        Contest(
-            where={"workload": workload},
-            arms=[
-                Competitor(
-                    name=each.arm,
-                    readings={(_METRIC, LAST): each.values(workload)},
-                    best_round=math.nan,
-                    picks=(),
-                    leanings={},
-                )
-                for each in results
-            ],
-            budgets={},
-        )
+        _contest(workload, {each.arm: each.values(workload) for each in results})
         for workload in tier.ranked
     ]
+
+
+def _contest(title: str, values: Mapping[str, Mapping[str, float]]) -> Contest:
+    """Return a contest with these values by arm and seed."""
+    arms = [
+        Competitor(
+            name=arm, readings={(_METRIC, LAST): of}, best_round=math.nan, picks=(), leanings={}
+        )
+        for arm, of in values.items()
+    ]
+    return Contest(where={"workload": title}, arms=arms, budgets={})
+
+
+def _differences(tier: Tier, results: Sequence[ArmResult]) -> dict[str, Mapping[str, Difference]]:
+    """Return each arm's difference from the baseline, by arm in each ranked workload, in all of
+    them together, and in each harder variant."""
+    harder = [
+        _contest(name, {each.arm: each.values(name) for each in results}) for name in _harder(tier)
+    ]
+    return {
+        contest.column: differences(contest, tier.baseline, _METRIC, LAST)
+        for contest in [*with_all(_contests(tier, results)), *harder]
+    }
+
+
+def _change_table(tier: Tier, results: Sequence[ArmResult]) -> list[str]:
+    """Return a table of the changes in harder variants, with its caption; nothing without any."""
+    columns = dict[str, Mapping[str, Difference]]()
+    for name, easier in _harder(tier).items():
+        changes = {
+            each.arm: {
+                seed: value - each.values(easier)[seed]
+                for seed, value in each.values(name).items()
+                if seed in each.values(easier)
+            }
+            for each in results
+            if each.values(name) != each.values(easier)
+        }
+        zeros = {seed: 0.0 for of in changes.values() for seed in of}
+        contest = _contest(name, {_UNCHANGED: zeros, **changes})
+        columns[name] = differences(contest, _UNCHANGED, _METRIC, LAST)
+    lines = table_of("arm", columns)
+    return [_CHANGES, "\n".join(lines)] if lines else []
+
+
+def _harder(tier: Tier) -> dict[str, str]:
+    """Return the easier workload of each harder variant."""
+    return {name: each.harder for name, each in tier.workloads.items() if each.harder}
 
 
 def _ranks(tier: Tier, results: Sequence[ArmResult]) -> Ranks | None:

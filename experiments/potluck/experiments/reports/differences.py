@@ -75,14 +75,19 @@ def difference_table(
     Significant differences are bold. name: name of the reading. The table is empty if there is no
     baseline.
     """
-    contests = with_all(contests)
-    columns = [differences(each, baseline_of(reading), measure, name) for each in contests]
-    arms = list(dict.fromkeys(arm for column in columns for arm in column))
+    base = baseline_of(reading)
+    columns = {each.column: differences(each, base, measure, name) for each in with_all(contests)}
+    return table_of(reading.compared or "", columns)
+
+
+def table_of(head: str, columns: Mapping[str, Mapping[str, Difference]]) -> list[str]:
+    """Return a table of differences with 95 % intervals: a row for each arm, and these columns by
+    title. Empty without arms. head: title of the arms."""
+    arms = list(dict.fromkeys(arm for column in columns.values() for arm in column))
     if not arms:
         return []
-    heads = [reading.compared or "", *(contest.column for contest in contests)]
-    rows = [[arm, *(_entry(column.get(arm)) for column in columns)] for arm in arms]
-    return [line(heads), rule(1, len(contests)), *(line(row) for row in rows)]
+    rows = [[arm, *(_entry(column.get(arm)) for column in columns.values())] for arm in arms]
+    return [line([head, *columns]), rule(1, len(columns)), *(line(row) for row in rows)]
 
 
 def told_apart_table(reading: Reading, contests: Sequence[Contest]) -> list[str]:
