@@ -326,9 +326,18 @@ async def test_a_coordinator_that_drops_shares_has_no_other_seed(scene: Scene) -
                     attempt.chain.seed(attempt.share, dict(some))
 
 
-async def test_training_by_an_earlier_selection_is_refused(scene: Scene) -> None:
+@pytest.mark.parametrize(
+    ("newest", "why"),
+    [
+        pytest.param(False, "is not the last one that this host has received", id="earlier"),
+        pytest.param(True, "already has another training by this selection", id="last"),
+    ],
+)
+async def test_another_training_by_an_earlier_or_the_last_selection_is_refused(
+    scene: Scene, newest: bool, why: str
+) -> None:
     """Otherwise, a coordinator that likes a cohort could keep it for the rest of the run."""
-    watching = Watching()
+    watching = Watching(newest=newest)
     scene.liar.script = watching
     row = await scene.federation.finished(RUN)
     assert row.state is RunState.FINISHED, row.reason
@@ -336,21 +345,6 @@ async def test_training_by_an_earlier_selection_is_refused(scene: Scene) -> None
     assert training is not None
     training.id += "/again"
     scene.liar.tell(host_of(training.client_id), training)
-    why = "is not the last one that this host has received"
-    await until(lambda: any(why in text for text in told(scene)), why)
-
-
-async def test_a_second_training_by_the_last_selection_is_refused(scene: Scene) -> None:
-    """Otherwise, a coordinator that likes a cohort could send no further selections."""
-    watching = Watching(newest=True)
-    scene.liar.script = watching
-    row = await scene.federation.finished(RUN)
-    assert row.state is RunState.FINISHED, row.reason
-    training = watching.training
-    assert training is not None
-    training.id += "/again"
-    scene.liar.tell(host_of(training.client_id), training)
-    why = "already has another training by this selection"
     await until(lambda: any(why in text for text in told(scene)), why)
 
 

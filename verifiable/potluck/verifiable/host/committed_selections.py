@@ -58,8 +58,8 @@ _KEY_FILE: Final = "share-key"
 _MOST_RUNS: Final = 16
 """Number of runs whose chains stay in memory."""
 MOST_UNTRAINED: Final = 10
-"""Maximum number of successive cohorts with a client of this host by which none of them trains. A
-coordinator could select until it likes the cohort, and train only then."""
+"""Maximum number of successive cohorts with clients of this host that train none of them. Without
+it, a coordinator could select until it likes the cohort, and train only then."""
 
 
 class _KnownRun:
@@ -71,28 +71,27 @@ class _KnownRun:
     of this host, but by which none of them trained.
     """
 
-    def __init__(self, folder: Path, run: str) -> None:
+    def __init__(self, folder: Path, run: str, own: AbstractSet[str]) -> None:
+        """own: the clients of this host."""
         # The id comes from the coordinator, so it may not be a safe file name.
         name = hashlib.sha256(run.encode()).hexdigest()[:40]
         self._file = StoredLines(folder / f"{name}.jsonl")
         self.chain, self.speaker, self.late = Chain.begin(run), "", False
         self.stored: set[str] = set()
+        self._own = own
         self.trained: dict[str, str] = {}
         self.untrained = 0
         for line in self._file.read():
             self._note(with_line(self.chain, line), line)
 
-    def keep(
-        self, kind: str, text: bytes, chain: Chain, client: str, *, untrained: int, missed: bool
-    ) -> None:
-        """Store a document that the chain has accepted. untrained: the new number, if it is an
-        opening. Raises StorageError."""
+    def keep(self, kind: str, text: bytes, chain: Chain, client: str, *, missed: bool) -> None:
+        """Store a document that the chain has accepted. Raises StorageError."""
         if chain is not self.chain:
             line: dict[str, object] = {kind: text.decode(), _CLIENT: client, "at": _now()}
             if missed:
                 line[_MISSED] = "yes"
             if kind == _OPENING:
-                line[_UNTRAINED] = untrained
+                line[_UNTRAINED] = self.untrained_with_the_last()
             self._file.add(line)
             self._note(chain, line)
 
@@ -102,10 +101,10 @@ class _KnownRun:
         self._file.add(line)
         self._note(self.chain, line)
 
-    def untrained_with_the_last(self, own: AbstractSet[str]) -> int:
-        """Return `untrained`, including the last cohort. own: the clients of this host."""
+    def untrained_with_the_last(self) -> int:
+        """Return `untrained`, including the last cohort."""
         outcome = self.chain.outcome
-        if outcome is None or self.late or own.isdisjoint(outcome.cohort):
+        if outcome is None or self.late or self._own.isdisjoint(outcome.cohort):
             return self.untrained
         return 0 if self.trained else self.untrained + 1
 
@@ -148,7 +147,6 @@ class CommittedSelections:
         text: bytes = getattr(instruction.selection, kind) if kind else b""
         with self._lock:
             known = self._known(instruction.run_id)
-            untrained = known.untrained_with_the_last(self._clients)
             if instruction.selection.missed:
                 return self._take_missed(known, kind, text, instruction.client_id)
             chain = _with(known.chain, kind, text)
@@ -159,7 +157,7 @@ class CommittedSelections:
                     "the opening and its instruction name different rounds",
                 )
                 _require(
-                    chain is known.chain or untrained < MOST_UNTRAINED,
+                    chain is known.chain or known.untrained_with_the_last() < MOST_UNTRAINED,
                     f"the last {MOST_UNTRAINED} cohorts with clients of this host trained none of "
                     "them, so this host takes no part in more selections of this run; start a new "
                     "run",
@@ -174,7 +172,7 @@ class CommittedSelections:
                     run=instruction.run_id,
                     before_round=instruction.round,
                 )
-            known.keep(kind, text, chain, instruction.client_id, untrained=untrained, missed=False)
+            known.keep(kind, text, chain, instruction.client_id, missed=False)
             return self._receipt(chain, kind, instruction.client_id)
 
     def _take_missed(
@@ -186,8 +184,7 @@ class CommittedSelections:
             _require(chain.whole, "a document that was missed must continue this host's chain")
             if kind == _ATTENDEES:
                 self._check_members(chain)
-            untrained = known.untrained_with_the_last(self._clients)
-            known.keep(kind, text, chain, client, untrained=untrained, missed=True)
+            known.keep(kind, text, chain, client, missed=True)
         return rpc.SelectionReceipt()
 
     def check(self, instruction: rpc.Instruction) -> None:
@@ -335,7 +332,7 @@ class CommittedSelections:
         if run not in self._runs:
             if len(self._runs) >= _MOST_RUNS:
                 del self._runs[next(iter(self._runs))]
-            self._runs[run] = _KnownRun(self._folder, run)
+            self._runs[run] = _KnownRun(self._folder, run, self._clients)
         return self._runs[run]
 
 

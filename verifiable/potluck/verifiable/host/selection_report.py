@@ -11,12 +11,7 @@ from typing import Any
 from potluck.common.errors import StorageError
 from potluck.verifiable.chain import Chain
 from potluck.verifiable.documents import BrokenSelectionError, Opening
-from potluck.verifiable.host.committed_selections import (
-    FOLDER,
-    TRAINING,
-    text_of,
-    with_line,
-)
+from potluck.verifiable.host.committed_selections import FOLDER, TRAINING, text_of, with_line
 from potluck.verifiable.stored_lines import Line, StoredLines
 
 
