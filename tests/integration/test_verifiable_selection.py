@@ -353,6 +353,20 @@ async def test_a_host_that_was_left_out_of_a_round_counts_its_turns(
         assert not any(each["gap"] for each in report)
 
 
+async def test_hosts_and_coordinator_count_the_same_turns_with_over_selection(
+    federation: SumFederation,
+) -> None:
+    """A client that over-selection made unnecessary has had its turn. Otherwise, hosts would
+    compute other cohorts than the coordinator."""
+    spare = "round = {over_selection = 1}\n"
+    run_id = await finished(federation, f'{VERIFIED}selector = {{name = "round-robin"}}\n{spare}')
+    found = audited(federation, run_id)
+    assert [(each.cohort, each.differences) for each in found] == [(4, ())] * 3
+    first, second, third = await cohorts(federation, run_id)
+    assert set(first) | set(second) == set(federation.members.names)
+    assert len(set(second) & set(third)) == 2
+
+
 async def test_late_updates_are_refused(federation: SumFederation) -> None:
     late = "round = {late_updates = {rounds = 1}}\n"
     with pytest.raises(ConfigurationError, match="hosts train by the last selection only"):

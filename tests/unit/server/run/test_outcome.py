@@ -52,7 +52,7 @@ async def test_reports_and_seconds_are_per_selected_client(tmp_path: Path) -> No
     np.testing.assert_array_equal(found.seconds, [nothing, 1.25, nothing, 1.5])
 
 
-async def test_clients_that_over_selection_made_unnecessary_are_not_in_the_outcome(
+async def test_clients_that_over_selection_made_unnecessary_are_in_the_cohort_only(
     tmp_path: Path,
 ) -> None:
     """They did not fail: their update may have been on its way."""
@@ -66,6 +66,7 @@ async def test_clients_that_over_selection_made_unnecessary_are_not_in_the_outco
         )
     found = _outcome(small.run, rounds.Commit(round=1, attempt=1, included=("a", "d")))
     assert found.selected.tolist() == [3, 1, 0]
+    assert (found.cohort.tolist(), found.surplus.tolist()) == ([3, 2, 1, 0], [2])
     np.testing.assert_array_equal(found.seconds, [1.5, np.nan, 1.5])
     small.run.attempt.spared.add("c")  # as a client that skips its upload, it stays
     found = _outcome(small.run, rounds.Commit(round=1, attempt=1, included=("a", "d")))
